@@ -29,17 +29,17 @@ class AddTask(_Change):
 
 
 class RemoveTask(_Change):
-    """Take out a task that has not started and on which nothing that stays depends."""
+    """Remove a task that has not started and has no dependents that stay."""
 
     kind: Literal["remove"] = "remove"
     task_id: TaskId
 
 
 class ReplaceTask(_Change):
-    """Put one task or a sub-plan in the place of a task.
+    """Replace a task by one task or a sub-plan.
 
-    The roots of the sub-plan inherit the dependencies of the original, what depended on the original waits for
-    the sub-plan's sinks and finds their results under the original's id.
+    The roots of the sub-plan inherit the dependencies of the original. Dependents of the original wait for the sinks
+    of the sub-plan and find their results under the original's id.
     """
 
     kind: Literal["replace"] = "replace"
@@ -56,7 +56,7 @@ class ModifyTask(_Change):
 
 
 class ReorderTasks(_Change):
-    """Hand out these waiting tasks in this order; they exchange their places among themselves."""
+    """Hand out these waiting tasks in this order, in the places that they have together."""
 
     kind: Literal["reorder"] = "reorder"
     order: Items[TaskId]
@@ -71,7 +71,7 @@ class RetryTask(_Change):
 
 
 class SkipTask(_Change):
-    """Go on without a task: what depends on it may run, with no output from it."""
+    """Skip a task: its dependents may run, without an output from it."""
 
     kind: Literal["skip"] = "skip"
     task_id: TaskId
@@ -79,7 +79,7 @@ class SkipTask(_Change):
 
 
 class CancelTask(_Change):
-    """Stop a task, also a running one. What depends on it cannot run."""
+    """Stop a task, also a running one; its dependents cannot run."""
 
     kind: Literal["cancel"] = "cancel"
     task_id: TaskId
@@ -100,11 +100,10 @@ PlanChange = Annotated[
 
 
 class Alternative(BaseModel):
-    """A way on: changes, why, from whom, and how sure that source is of it (0 to 1).
+    """Changes that a source proposes, with its reason and its confidence (0 to 1).
 
-    `expected_cost` and `expected_duration` (seconds) are estimates where the source has them. A source that has
-    proven that nothing can be done says so with no changes and `unreachable` set. One that knows why a person must
-    agree, however sure it is, says so in `ask`.
+    `expected_cost` and `expected_duration` (seconds) are estimates of the source. A source that has proven the goal
+    unreachable proposes no changes and sets `unreachable`. `ask` is a reason why a person must agree at any confidence.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -118,12 +117,12 @@ class Alternative(BaseModel):
     ask: str = ""
 
     def fingerprint(self) -> str:
-        """A hash of what it does, whatever ids it gives to new tasks; equal for duplicates."""
+        """Return a hash of the changes that ignores the ids of new tasks; equal for duplicates."""
         return changes_hash(tuple(self.changes))
 
 
 def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
-    """The existing tasks that changes name as their subject, in order, each once."""
+    """Return the existing tasks that changes are about, in order, each once."""
     ids: dict[TaskId, None] = {}
     for change in changes:
         if change.kind == "add":
@@ -136,21 +135,20 @@ def target_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
 
 
 def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
-    """The tasks that changes bring in, in order."""
+    """Return the tasks that changes add, in order."""
     added = ([c.task] if c.kind == "add" else c.tasks if c.kind == "replace" else () for c in changes)
     return tuple(task.id for tasks in added for task in tasks)
 
 
 _HASH_CACHE_SIZE: Final = 16
-
 _HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
-"""The last hashes, for the very same changes: they are judged, then applied, then remembered as tried."""
+"""Last hashes by identity of the changes, which are vetted, then applied, then remembered as tried."""
 
 _CANONICAL_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def changes_hash(changes: tuple[PlanChange, ...]) -> str:
-    """SHA-256 of the changes in canonical JSON, with new tasks named by position instead of by id."""
+    """Return the SHA-256 of changes in canonical JSON, with new tasks named by position instead of by id."""
     for known, found in _HASH_CACHE:
         if known is changes:
             return found
@@ -176,7 +174,7 @@ def _compute_hash(changes: tuple[PlanChange, ...]) -> str:
 
 
 def _rename_tasks(part: JsonObject, names: dict[str, str]) -> None:
-    """Give the tasks in a change their names, wherever it names them; what does not fit is not for here to say."""
+    """Replace ids of tasks in a change wherever it has them; values of wrong types stay."""
     for key, value in part.items():
         if key in ("id", "task_id") and isinstance(value, str):
             part[key] = names.get(value, value)
@@ -189,15 +187,15 @@ def _rename_tasks(part: JsonObject, names: dict[str, str]) -> None:
 
 
 def dump_change(change: PlanChange) -> JsonObject:
-    """A change as JSON, which `parse_changes` reads back."""
+    """Return a change as JSON for `parse_changes`."""
     return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 
 def parse_changes(data: object) -> tuple[PlanChange, ...]:
-    """Changes from JSON, such as a person's or a model's.
+    """Return changes from JSON, such as a person's or a model's.
 
     Raises:
-        ChangeRefused: something is no change; names every offender and its place.
+        ChangeRejected: an item is no change; names every offender and its place.
     """
     try:
         return _CHANGES_ADAPTER.validate_python(data)
@@ -227,5 +225,4 @@ def _error_message(details: ErrorDetails) -> str:
 
 
 _CHANGE_KINDS: Final = ("add", "remove", "replace", "modify", "reorder", "retry", "skip", "cancel", "abort")
-
 _CHANGES_ADAPTER: TypeAdapter[tuple[PlanChange, ...]] = TypeAdapter(tuple[PlanChange, ...])

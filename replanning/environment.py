@@ -1,4 +1,4 @@
-"""Real time, chance and ids, for when none are passed in, and how long something may take by a clock that is."""
+"""Clock, randomness and ids of a run, with the real ones as defaults, and timeouts on any clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from datetime import timedelta
+from typing import Protocol
 
 import anyio
 
-if TYPE_CHECKING:
-    pass
+
+def to_seconds(duration: float | timedelta) -> float:
+    """Return a duration in seconds."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 class Clock(Protocol):
-    """Where time comes from."""
+    """Source of time."""
 
     def now(self) -> float:
         """Seconds since the epoch, UTC; never goes back."""
@@ -29,7 +32,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of this machine: the time of day at the start, and steady from then on."""
+    """Clock of this machine: the time of day at the start, monotonic from then on."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()  # noqa: TID251 - this is the clock that is injected
@@ -48,7 +51,7 @@ class SystemClock:
 
 @asynccontextmanager
 async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
-    """Cancel a block that takes longer than this on a clock, and go on; gives what is cancelled."""
+    """Cancel a block that takes longer than `seconds` on a clock; yields its cancel scope."""
 
     async def expire() -> None:
         await clock.sleep(seconds)
@@ -61,13 +64,13 @@ async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.Can
 
 
 def new_run_id() -> str:
-    """An id for a run that sorts by time and will not come again."""
+    """Return a unique id that sorts by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where a run takes time, chance and ids from; pass others to make it deterministic.
+    """Sources of time, randomness and ids of a run; pass others to make it deterministic.
 
     Attributes:
         clock: time.

@@ -19,7 +19,7 @@ ReplanningError                  catch this to catch all of them
 │   ├── JournalCorrupt           records are missing or unreadable
 │   └── RecordNotSerializable    a record holds what JSON cannot express; trying again does not help
 ├── OutputError                  a task's output is too large or cannot be stored
-├── NotAccepted                  what work came to was judged, and is not accepted
+├── NotAccepted                  a judge did not accept the output of a task
 ├── BudgetExceeded               a reservation does not fit the budget
 ├── LLMError                     a language model gave no usable answer; keeps status and request id
 │   ├── LLMUnavailable           it cannot be reached, or is overloaded, after all retries; may pass
@@ -41,7 +41,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and where."""
+    """A problem and its place."""
 
     place: str
     message: str
@@ -51,10 +51,10 @@ class Problem:
 
 
 class ReplanningError(Exception):
-    """Base of all errors of this library; catch it when any of them means the same to you."""
+    """Base of all errors of this library."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # As it is, and not by its constructor: most errors are not made from their message.
+        # Without the constructor: most errors are not made from their message.
         return _rebuild_error, (type(self), self.args), self.__dict__
 
 
@@ -63,7 +63,7 @@ def _rebuild_error(kind: type[ReplanningError], args: tuple[object, ...]) -> Rep
 
 
 class _ProblemsError(ReplanningError):
-    """An error made of several problems, all of which it names."""
+    """Base of errors that list several problems."""
 
     summary = "something is wrong"
 
@@ -201,12 +201,11 @@ class OutputError(ReplanningError):
 
 
 class NotAccepted(ReplanningError):
-    """What work came to was judged and is not accepted; raised by work, it ends the attempt.
+    """A judge did not accept the output; raised by work, it ends the attempt.
 
     Args:
-        message: why; where the task is run again, what is told to the next attempt.
-        kind: what is to become of the task: `unfinished`, it is run again; `rejected`, another way is looked for;
-            `blocked`, it stands still until somebody does something.
+        message: the reason; if the task runs again, the feedback for the next attempt.
+        kind: `unfinished` runs the task again, `rejected` replans, and `blocked` waits for a person.
     """
 
     def __init__(self, message: str, kind: Literal["unfinished", "rejected", "blocked"]) -> None:
@@ -222,10 +221,10 @@ class LLMError(ReplanningError):
     """A language model gave no usable answer.
 
     Attributes:
-        provider: who was asked.
-        status: of the HTTP answer, where there was one.
-        request_id: by which the service finds the request.
-        excerpt: what was answered, cut short and without secrets.
+        provider: the provider that was asked.
+        status: the HTTP status, if there was an answer.
+        request_id: the id by which the service finds the request.
+        excerpt: the beginning of the answer, without secrets.
     """
 
     def __init__(
@@ -256,11 +255,11 @@ class LLMRefusal(LLMError):
 
 
 class LLMResponseInvalid(LLMError):
-    """The answer is not what was asked for, also after the model was told so."""
+    """The answer is not what was asked for, also after the model was told the problem."""
 
 
 class NoLLMProvider(ReplanningError):
-    """No language model is configured, or none of those named can be used; says what was looked for."""
+    """No language model is configured, or none of those named can be used."""
 
 
 class ToolError(ReplanningError):

@@ -1,4 +1,4 @@
-"""Finds providers, detectors, exporters and stores: ours and anybody's, through the same entry points."""
+"""Registry of providers, triggers, exporters and stores, found through entry points."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
 
 @cache
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group (`providers`, `triggers`, `exporters` or `stores`) by name, sorted."""
+    """Return the entry points of a group (`providers`, `triggers`, `exporters` or `stores`), sorted by name."""
     found = entry_points(group=f"replanning.{group}")
     return {point.name: point for point in sorted(found, key=lambda point: point.name)}
 
 
 def load_plugin(group: str, name: str) -> type:
-    """The class that a plugin registers.
+    """Return the class that a plugin registers.
 
     Raises:
         PluginError: no plugin has this name, or it cannot be imported.
@@ -29,6 +29,6 @@ def load_plugin(group: str, name: str) -> type:
         raise PluginError(f"there is no plugin {name!r} among the {group}; installed are: {known}")
     try:
         plugin: type = points[name].load()
-    except Exception as error:  # importing somebody's module may raise anything
+    except Exception as error:  # importing a module may raise anything
         raise PluginError(f"the plugin {name!r} ({points[name].value}) cannot be loaded: {error!r}") from error
     return plugin

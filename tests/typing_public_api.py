@@ -8,6 +8,7 @@ silence, which pyright and mypy report.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, Literal, assert_never, assert_type
 
@@ -506,6 +507,6 @@ async def tests_of_plans() -> None:
 
 async def tools() -> None:
     """The tools that a plan describes, as the work of an orchestrator."""
-    async with ToolExecutor(PLAN, default_timeout=30) as executor:
+    async with ToolExecutor(PLAN, default_timeout=timedelta(minutes=1), grace=2) as executor:
         result = await ReplanningEngine().attach(SwarmOrchestrator(executor)).run(PLAN)
     use(result.status)

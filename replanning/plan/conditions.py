@@ -1,8 +1,7 @@
-"""The two small languages of a plan file: conditions (`when`) and references (`${build.output.path}`).
+"""Conditions (`when`) of tasks, such as `context.region == "eu"`.
 
-Neither evaluates code. A condition is parsed with Python's grammar and then limited to names, literals,
-comparisons, and / or / not over `context.*` and `results.*`; a reference (`replanning._references`) only
-looks up.
+A condition is parsed with Python's grammar and limited to names, literals, comparisons, and / or / not over
+`context.*` and `results.*`. No code is evaluated.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
 from replanning.plan.json_values import get_item, json_type_name
+from replanning.plan.messages import truncate
 
 MAX_CONDITION_CHARS: Final = 1000
 """Longest condition, in characters."""
@@ -28,11 +28,8 @@ MAX_CONDITION_DEPTH: Final = 20
 """Deepest nesting of a condition."""
 
 _ROOTS: Final = ("context", "results")
-
 _NAMED_CONSTANTS: Final = {"true": True, "false": False, "null": None}
-
 _GRAMMAR_SUMMARY: Final = "names, literals, comparisons, and / or / not over context.* and results.*"
-
 _UNSUPPORTED_NODES: Final[Mapping[type[ast.expr], str]] = {
     ast.Call: "calls",
     ast.BinOp: "arithmetic",
@@ -56,14 +53,14 @@ _COMPARISON_OPERATORS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]
 
 @dataclass(frozen=True)
 class Condition:
-    """A parsed `when`: whether a task runs, decided from the context and the results so far."""
+    """Parsed `when` of a task, evaluated with the context and the results so far."""
 
     text: str
     _tree: ast.expr = field(compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read a condition.
+        """Return a parsed condition.
 
         Raises:
             ExpressionError: it is too long, too deep, or not in the language; says at which column.
@@ -71,7 +68,7 @@ class Condition:
         return _parse(text)
 
     def evaluate(self, context: Mapping[str, JsonValue], results: Mapping[str, JsonValue]) -> bool:
-        """Whether the condition holds.
+        """Return the truth of the condition.
 
         Raises:
             ExpressionError: it names a value that does not exist, or compares what cannot be compared.
@@ -79,11 +76,11 @@ class Condition:
         return bool(_Evaluator(self.text, {"context": context, "results": results}).evaluate(self._tree))
 
     def context_names(self) -> frozenset[str]:
-        """The keys of the context that it reads."""
+        """Return the keys of the context that it reads."""
         return frozenset(key for root, key in _referenced_keys(self._tree) if root == "context")
 
     def result_names(self) -> frozenset[str]:
-        """The tasks whose results it reads."""
+        """Return the tasks whose results it reads."""
         return frozenset(key for root, key in _referenced_keys(self._tree) if root == "results")
 
 
@@ -107,7 +104,6 @@ def _parse(text: str) -> Condition:
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
-    """Refuse everything that the language does not have."""
     if depth < 0:
         raise _error_at(node, text, start, f"is nested more than {MAX_CONDITION_DEPTH} deep")
     if reason := _unsupported_reason(node):
@@ -126,7 +122,7 @@ def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
 
 
 def _unsupported_reason(node: ast.expr) -> str:
-    """Why the language does not have this node; empty where it does."""
+    """Return why the language does not allow a node; "" if it does."""
     match node:
         case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=name)]):
             return "" if name in _ROOTS else _unknown_name_message(name)
@@ -159,7 +155,7 @@ def _unsupported_lookup_reason(node: ast.Attribute | ast.Subscript) -> str:
 
 
 def _truncated_repr(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:80] + "…")
+    return repr(truncate(text, 81))
 
 
 def _unknown_name_message(name: str) -> str:
@@ -171,7 +167,6 @@ def _is_json_scalar(value: object) -> bool:
 
 
 def _literal_value(node: ast.expr) -> object:
-    """The value of a literal key; None where it is anything else."""
     match node:
         case ast.Constant(value=value):
             return value
@@ -187,7 +182,7 @@ def _error_at(node: ast.expr, text: str, start: int, reason: str) -> ExpressionE
 
 
 def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:
-    """The top-level names that a condition reads, each with its root."""
+    """Yield the root (`context` or `results`) and key of every value that is read."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id=root), attr=key):
@@ -201,13 +196,13 @@ def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Evaluator:
-    """One evaluation of a condition."""
+    """Evaluation of a condition."""
 
     text: str
     roots: Mapping[str, object]
 
     def evaluate(self, node: ast.expr) -> object:
-        """What a part of the condition stands for."""
+        """Return the value of a part of the condition."""
         match node:
             case ast.Constant(value=value):
                 return value

@@ -1,7 +1,6 @@
-"""Walks over a dependency graph whose nodes are numbered: `dependencies[i]` are the nodes that i depends on.
+"""Algorithms on a dependency graph with numbered nodes: `dependencies[i]` are the nodes that i depends on.
 
-Nothing here recurses and nothing is quadratic in the number of nodes, so plans of any size and shape can be
-checked, hostile ones included.
+No function recurses or is quadratic in the number of nodes, so plans of any size and shape can be checked.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 Graph = Sequence[Sequence[int]]
-
 _TARGETS_PER_PASS: Final = 4096
 """Targets answered for in one pass: one bit each per node, so half a KiB per node."""
 
 
 def reverse_graph(dependencies: Graph) -> list[list[int]]:
-    """For each node, the nodes that depend on it."""
+    """Return for each node the nodes that depend on it."""
     dependents: list[list[int]] = [[] for _ in dependencies]
     for node, needed in enumerate(dependencies):
         for before in needed:
@@ -26,7 +24,7 @@ def reverse_graph(dependencies: Graph) -> list[list[int]]:
 
 
 def topological_order(dependencies: Graph) -> list[int]:
-    """The nodes, each after those it depends on; nodes on a cycle or behind one are left out."""
+    """Return the nodes, each after its dependencies, without those on a cycle or behind one."""
     dependents = reverse_graph(dependencies)
     missing = [len(needed) for needed in dependencies]
     order = [node for node, count in enumerate(missing) if not count]
@@ -39,7 +37,7 @@ def topological_order(dependencies: Graph) -> list[int]:
 
 
 def find_cycles(dependencies: Graph) -> list[list[int]]:
-    """One cycle for each set of nodes that depend on one another: n0 depends on n1 … depends on n0."""
+    """Return one cycle for each set of nodes that depend on one another: n0 depends on n1 … depends on n0."""
     core = set(range(len(dependencies))).difference(topological_order(dependencies))
     if not core:
         return []
@@ -51,7 +49,7 @@ def find_cycles(dependencies: Graph) -> list[list[int]]:
 
 
 def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The pairs (node, target) of `queries` where the node does not depend on the target, not even indirectly.
+    """Return the pairs (node, target) of `queries` in which the node depends on the target neither directly nor indirectly.
 
     The graph must have no cycle.
     """
@@ -75,7 +73,7 @@ def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -
 
 
 def _ancestors(dependencies: Graph, order: Iterable[int], targets: Sequence[int]) -> dict[int, int]:
-    """For each node of `order`, a bit for each target that it depends on, directly or not."""
+    """Return for each node of `order` a bit for each target that it depends on, directly or indirectly."""
     own = {target: 1 << bit for bit, target in enumerate(targets)}
     ancestors: dict[int, int] = {}
     for node in order:
@@ -88,7 +86,7 @@ def _ancestors(dependencies: Graph, order: Iterable[int], targets: Sequence[int]
 
 
 def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
-    """The sets of nodes that depend on one another (Kosaraju's algorithm)."""
+    """Yield the sets of nodes that depend on one another (Kosaraju's algorithm)."""
     dependents = reverse_graph(dependencies)
     seen: set[int] = set()
     for root in reversed(_post_order(dependencies, nodes)):
@@ -104,7 +102,7 @@ def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) ->
 
 
 def _post_order(dependencies: Graph, nodes: Iterable[int]) -> list[int]:
-    """The nodes in the order in which a depth-first walk leaves them."""
+    """Return the nodes in the order in which a depth-first search leaves them."""
     seen: set[int] = set()
     order = []
     for root in nodes:
@@ -123,7 +121,7 @@ def _post_order(dependencies: Graph, nodes: Iterable[int]) -> list[int]:
 
 
 def _shortest_cycle(dependencies: Graph, component: set[int]) -> list[int]:
-    """The shortest cycle through the first node of a component; empty where the node stands alone."""
+    """Return the shortest cycle through the first node of a component; [] if there is none."""
     start = min(component)
     came_from: dict[int, int] = {}
     queue = deque([start])

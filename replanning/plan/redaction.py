@@ -1,4 +1,4 @@
-"""Takes secrets out of text where it enters, before live plan and journal alike."""
+"""Redactor of secrets in texts, JSON values and plans, used where they enter the library."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from replanning.errors import RecordNotSerializable
 from replanning.plan.document import Plan
+from replanning.plan.messages import join_names
 from replanning.plan.secrets import (
     FORMAT_RULES,
     MASK,
@@ -30,12 +31,11 @@ from replanning.plan.tasks import COMMAND_PREFIX, TaskBody
 from replanning.plan.types import JsonValue
 
 _MIN_SECRET_CHARS: Final = 6
-"""Shorter values known to be secret are passed over, because they would be found everywhere."""
+"""Shorter known secrets are passed over, because they would match everywhere."""
 
 _CLEAN_CACHE_SIZE: Final = 1024
-
 _MAX_CACHED_CHARS: Final = 256
-"""How many texts without secrets are kept, and how long: names, goals and reasons come again with every change."""
+"""Longest text in the cache of texts without secrets; names, goals and reasons recur with every change."""
 
 _PATTERN_ITEM: Final = re.compile(
     r"""
@@ -51,28 +51,25 @@ _PATTERN_ITEM: Final = re.compile(
 """Item of a regular expression: an escape, a set, a comment, a quantifier, a bracket, or a character."""
 
 _VERBOSE_FLAG: Final = re.compile(r"\(\?[a-zA-Z]*x")
-
 _MAX_PATTERN_CHARS: Final = 1000
-
 _compilations: Final = count()
-
 _MAX_LISTED_PLACES: Final = 8
-"""How many places one message names."""
+"""Most places in one message."""
 
 _MAX_BOUNDED_REPEAT: Final = 16
-"""A part repeated at most so often does not count as a repetition."""
+"""Most repetitions of a part that may contain a repetition."""
 
 _IDENTIFIER_FIELDS: Final = frozenset(
     {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "source", "when"}
     | {"parameters", "objects", "resources"}
 )
-"""Fields that name things, or that Python reads, and so stay as they are."""
+"""Fields with names and conditions, which stay as they are."""
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 
 class Redactor:
-    """Replaces what looks like a secret by a mark.
+    """Replacement of secrets by `[redacted]`.
 
     Args:
         values: secrets known by value, such as those of configured environment variables; ones shorter than 6
@@ -88,7 +85,7 @@ class Redactor:
         self._clean_texts: set[str] = set()
 
     def text(self, text: str) -> str:
-        """The text without secrets, and without halves of surrogate pairs, which are no characters."""
+        """Return the text without secrets and without lone surrogates."""
         if text in self._clean_texts:
             return text
         if not text.isascii():
@@ -111,10 +108,10 @@ class Redactor:
         return "".join([*parts, text[end:]])
 
     def value(self, value: JsonValue) -> JsonValue:
-        """A JSON value without secrets, in text and in the members of objects that are called a secret.
+        """Return a JSON value without secrets, in texts and in members with the name of a secret.
 
         Raises:
-            Unstorable: it is nested so deeply that no journal could have it.
+            RecordNotSerializable: it is nested too deeply for JSON.
         """
         try:
             return self._redact_value(value)
@@ -122,25 +119,19 @@ class Redactor:
             raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
 
     def document(self, document: DocumentT) -> DocumentT:
-        """A plan, or a part of one, without secrets in what it says; the same where it has none.
+        """Return a plan, or a part of one, without secrets; the same object if it has none.
 
-        Ids and other names stay, because others refer to them, and so do conditions.
+        Ids, other names and conditions stay, because other parts refer to them.
         """
-        telling, given = _text_fields(type(document)), document.__pydantic_fields_set__
-        if telling.isdisjoint(given):
-            return document
         changed: dict[str, object] = {}
-        held = document.__dict__
-        for name in telling & given:
-            told = held[name]
-            if told:
-                clean = self._redact_field(told)
-                if clean is not told:
-                    changed[name] = clean
+        for name in _text_fields(type(document)) & document.__pydantic_fields_set__:
+            value = document.__dict__[name]
+            if value and (clean := self._redact_field(value)) is not value:
+                changed[name] = clean
         return document.model_copy(update=changed) if changed else document
 
     def _redact_field(self, part: Any) -> Any:
-        """What a field holds, without secrets; the same object where it has none."""
+        """Return the value of a field without secrets; the same object if it has none."""
         if isinstance(part, str):
             clean: object = self.text(part)
         elif isinstance(part, tuple):
@@ -190,7 +181,7 @@ class Redactor:
 
 @cache
 def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
-    """The fields of a kind of document that may hold text which is no name."""
+    """Return the fields of a model that may contain text other than names."""
     fields = kind.model_fields.items()
     return frozenset(
         name for name, field in fields if name not in _IDENTIFIER_FIELDS and not _is_textless(field.annotation)
@@ -198,7 +189,7 @@ def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_textless(annotation: object) -> bool:
-    """Whether nothing but numbers and truth values are of this type."""
+    """Return whether a type has only numbers, booleans and None."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return all(map(_is_textless, parts))
@@ -206,7 +197,7 @@ def _is_textless(annotation: object) -> bool:
 
 
 def redaction_warning(clean: Plan, plan: Plan) -> str:
-    """What no tool will get because it was a secret, in words; empty where that is nothing."""
+    """Return a warning about the secrets that were redacted from a plan and so will not reach its tools; "" if none."""
     tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
     servers = [f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)]
     context = [f"the context {name!r}" for name, value in clean.context.items() if value != plan.context.get(name)]
@@ -217,7 +208,7 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
     places = servers + tools + tasks + context
     if not places:
         return ""
-    where = ", ".join(places[:_MAX_LISTED_PLACES]) + (", …" if len(places) > _MAX_LISTED_PLACES else "")
+    where = join_names(places, _MAX_LISTED_PLACES)
     return (
         f"what looks like a secret was taken out of {where}, and will be missing there; "
         "let a tool refer to it instead, as {env:NAME}"
@@ -225,7 +216,7 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
 
 
 def _redacted_fields(clean: TaskBody, body: TaskBody) -> dict[str, None]:
-    """What a secret was taken out of, of what a task is executed with, or what may take its place or undo it."""
+    """Return the redacted parts of a task and its fallbacks that are needed for execution."""
     found: dict[str, None] = {}
     if clean.arguments is not body.arguments:
         found["arguments"] = None
@@ -293,7 +284,7 @@ def _repeat_bounds(match: re.Match[str]) -> tuple[float, float]:
 
 
 def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
-    """What a member that is called a secret holds: the mark, unless it cannot be one."""
+    """Return the value of a member whose name is that of a secret, masked unless it cannot be one."""
     if isinstance(item, list):
         return [_mask_member(key, part, accepts) for part in item]
     if isinstance(item, str):
@@ -304,7 +295,7 @@ def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> J
 
 
 def _replace_surrogates(text: str) -> str:
-    """The text as UTF-8 can express it: what stands for bytes that were no text becomes a replacement mark."""
+    """Return the text with lone surrogates replaced, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""References: `${build.output.path}` and `${context.region}` in the arguments of tasks."""
+"""Placeholders `{name}` in patterns, and references `${build.output.path}` or `${context.region}` in arguments."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
-
 _COMMA: Final = re.compile(r"\s*,\s*")
 
 
 def placeholders(text: str) -> tuple[str, ...]:
-    """The names of the holes in `text`, each once, in order."""
+    """Return the names of the placeholders in a text, each once, in order."""
     if "{" not in text:
         return ()
     return tuple(dict.fromkeys(match[1] for match in _PLACEHOLDER.finditer(text) if match[1]))
 
 
 def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
-    """`text` with its holes filled.
+    """Return a text with its placeholders replaced by values.
 
     Raises:
-        KeyError: `values` lacks the name of a hole; compare with `placeholders` first.
+        KeyError: `values` lacks a name; compare with `placeholders` first.
     """
     if "{" not in text:
         return text
@@ -38,13 +37,11 @@ def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
 
 
 def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str]:
-    """An expression that matches a fact as a whole where it is the pattern with its holes filled.
-
-    It has one group for each hole, in the order of `placeholders`.
+    """Return an expression that matches the facts of a pattern, with a group for each placeholder in their order.
 
     Args:
         pattern: such as `on({x},{y})`.
-        choices: what a hole may stand for, where that is limited.
+        choices: the values of each placeholder that is limited.
     """
     parts: list[str] = []
     groups: dict[str, int] = {}
@@ -64,16 +61,13 @@ def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> 
 
 
 def normalise_fact(text: str) -> str:
-    """The one spelling of a fact: no whitespace around it or around its commas."""
+    """Return a fact without whitespace around it and around its commas."""
     return _COMMA.sub(",", text.strip())
 
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
-
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
-
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
-
 _REDACTED_MESSAGE: Final = (
     "there was what looks like a secret, and no record keeps one; let the tool take it itself, as {env:NAME}"
 )
@@ -81,10 +75,10 @@ _REDACTED_MESSAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A `${...}` in an argument: a value of the context, or a part of the output of a task."""
+    """Reference `${...}` to a value of the context, or to a part of the output of a task."""
 
     text: str
-    """What stands between the braces."""
+    """The text between the braces."""
     task: TaskId | None
     """The task whose output it is; None for the context."""
     path: JsonPath
@@ -95,12 +89,12 @@ class Reference:
 
 
 def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Reference, ...]:
-    """Every reference in arguments, in order.
+    """Return every reference in arguments, in order.
 
     Args:
         value: the arguments of a task, or a part of them.
-        known: the ids of the tasks. They tell `${a.output.b}` of task `a` from the same of a task `a.output`:
-            the longest known id is meant, and the shortest possible one where none is known.
+        task_ids: the ids of all tasks, which separate `${a.output.b}` of a task `a` from that of a task `a.output`:
+            the longest known id is meant, or the shortest possible one if none is known.
 
     Raises:
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
@@ -148,18 +142,18 @@ def resolve_references(
     context: Mapping[str, JsonValue],
     result_of: Callable[[TaskId], JsonValue],
 ) -> dict[str, JsonValue]:
-    """The arguments with every reference replaced by its value, which is theirs alone.
+    """Return the arguments with every reference replaced by a copy of its value.
 
-    A string that is one reference becomes the value itself; inside a longer string a value is written as
-    text, and as JSON where it is not a string.
+    A string that is one reference becomes the value itself; inside a longer string, a value is written as text, as
+    JSON unless it is a string.
 
     Args:
         arguments: as the task states them; they are not changed.
         context: the context of the plan.
-        result: the output of a task; raises LookupError where there is none.
+        result_of: returns the output of a task, or raises LookupError.
 
     Raises:
-        ExpressionError: a reference finds nothing, or what cannot stand where it is wanted.
+        ExpressionError: a reference leads to nothing, or to a value that does not fit its place.
     """
 
     def value_of(match: re.Match[str], text: str) -> JsonValue:
@@ -178,7 +172,7 @@ def resolve_references(
 
 
 def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
-    """What a `${...}` may mean, longest task id first; nothing for the escape `$${`."""
+    """Return the possible readings of a `${...}`, longest task id first; none for the escape `$${`."""
     inner = match[1]
     if match[0] == "$${":
         return []
@@ -198,7 +192,7 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
 
 
 def _parse_path(text: str) -> JsonPath | None:
-    """The steps that a text such as `.files[0].name` spells; None where it spells none."""
+    """Return the steps of a text such as `.files[0].name`; None if it is no path."""
     steps: list[str | int] = []
     end = 0
     while match := _PATH_STEP.match(text, end):
@@ -229,7 +223,6 @@ def _look_up_reference(
 
 
 def _interpolated_text(match: re.Match[str], value: JsonValue) -> str:
-    """A value as it stands inside a longer text."""
     try:
         return as_text(value)
     except (TypeError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""What looks like a secret: by the value itself, by its shape, by its name, by what leads to it.
+"""Rules that find secrets in text: known values, formats of tokens, names of passwords, and headers.
 
-A rule is tried only where its hint stands, and goes on behind what it matched; what it may read before it fails is
-bounded. So the time for a text grows with its length alone, whatever stands in it.
+A rule is tried only where its hint occurs, continues behind its match, and reads a bounded number of characters. So
+the time is linear in the length of any text.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pydantic import JsonValue
 from replanning.plan.json_values import iter_strings
 
 MASK: Final = "[redacted]"
-"""Stands where a secret was taken out."""
+"""Replacement of a secret."""
 
 _LOOKBEHIND_CHARS: Final = 40
-"""How much before a hint is looked at."""
+"""Characters before a hint that a rule may look at."""
 
 
 class SecretRule(NamedTuple):
-    """What a secret looks like from its hint on: the last named group that matches is taken out."""
+    """Pattern of a secret from its hint on; the last named group that matches is redacted."""
 
     hint: str
     pattern: re.Pattern[str]
@@ -43,13 +43,12 @@ def _not_preceded_by(pattern: str) -> Callable[[str, int], bool]:
 
 _anywhere: Final = _preceded_by("")
 
-# What is a secret by its shape, wherever it stands
+# Secrets by format
 _KEY_PREFIXES: Final = ("sk", "rk", "pk", "whsec")
-
 _KEY_PATTERN: Final = (
     r"(?:(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{16,}|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,}[A-Za-z0-9_-]*)"
 )
-"""With a digit, or with more letters in a row than words of a name have."""
+"""With a digit, or with more consecutive letters than words have."""
 
 _TOKEN_FORMATS: Final = (
     ("-----BEGIN ", r"[A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)"),
@@ -71,48 +70,43 @@ _TOKEN_FORMATS: Final = (
     ("pypi-", "[A-Za-z0-9_-]{40,}"),
     ("eyJ", r"(?<![_-]eyJ)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}"),
 )
-"""Beginning and rest of what services hand out."""
+"""Prefix and rest of the tokens of services."""
 
-# What is a secret by its name
+# Secrets by name
 _QUOTE: Final = r"\\{0,4}[\"']"
-
 _UNQUOTED: Final = r"[^\s\"'\\&;<>]{0,4096}[^\s\"'\\&;<>,.)\]}]"
-
 _VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_UNQUOTED}))"
-
 _ASSIGNMENT: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
-
 _PLACEHOLDER: Final = re.compile(
     r"\$?\{[^{}]*\}?|\$[a-z_]\w*|\$\(.*|`.*|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?", re.IGNORECASE
 )
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
-
 _NON_SECRET_WORDS: Final = frozenset(
     {"none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong", "expired", "empty"}
 )
 
 _WORD_CHAR_LIMIT: Final = 16
-"""In prose, fewer letters than this and nothing but letters are a word."""
+"""Letters from which a word in prose may be a secret."""
 
 
 def is_redacted(value: JsonValue) -> bool:
-    """Whether a secret was taken out of a value, as far as its text says."""
+    """Return whether a value contains the mark of a redacted secret."""
     return any(MASK in text for text in iter_strings(value))
 
 
 def is_secret(value: str) -> bool:
-    """Whether what a password is said to be is one."""
+    """Return whether the value of a password is a secret, and no placeholder."""
     return bool(value) and not _PLACEHOLDER.fullmatch(value) and value.lower() not in _NON_SECRET_WORDS
 
 
 def _is_likely_secret(value: str) -> bool:
-    """Whether what a key or token is said to be is one: many things are called a token."""
+    """Return whether the value of a key or token is a secret: many other things are called a token."""
     return len(value) >= 4 and not _NUMBER.fullmatch(value) and is_secret(value)
 
 
 def is_plain_word(value: str) -> bool:
-    """Whether a value consists of letters alone and is too short for a secret."""
+    """Return whether a value has only letters and is too short for a secret."""
     return value.isalpha() and len(value) < _WORD_CHAR_LIMIT
 
 
@@ -121,9 +115,7 @@ def _is_likely_token(value: str) -> bool:
 
 
 _NON_SECRET_TOKEN_PREFIXES: Final = "(?:page|cursor|continuation|next|sync|stop|eos|bos|pad|sep|unk|mask|cls)[_-]?"  # noqa: S105 # words beside a token that is none
-
 _SECRET_KEY_PREFIXES: Final = "(?:api|access|secret|private|encryption|signing)[ _-]?"  # noqa: S105 # words, no secret
-
 _SECRET_NAMES: Final = (
     ("passw", "passw(?:or)?d", _anywhere, is_secret),
     ("passphrase", "passphrase", _anywhere, is_secret),
@@ -138,16 +130,14 @@ _SECRET_NAMES: Final = (
     ("sig", "sig", _preceded_by("[?&]"), _is_likely_token),
     ("code", "code", _preceded_by("[?&]"), _is_likely_token),
 )
-"""How secrets are called: where to look, the end of the name, what stands before it, and what the value is like."""
+"""Names of secrets: hint, end of the name, test of the text before it, and test of the value."""
 
 _SINGLE_TOKEN_SCHEME: Final = (
     r"(?:basic|bearer|token|apikey|negotiate|ntlm|ssws)[ \t]{1,8}(?P<word>[^\s\"'\\,;]{1,4096})"  # noqa: S105 # a pattern
 )
 
 _PARAMETER_SCHEME: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"
-
 _HEADER_SEPARATOR: Final = rf"(?:{_QUOTE})?[ \t]{{0,8}}[:=][ \t]{{0,8}}(?:{_QUOTE})?"
-
 _CONTEXT_PATTERNS: Final = (
     (
         "authorization",
@@ -158,7 +148,7 @@ _CONTEXT_PATTERNS: Final = (
     ("://", r"://[^\s/:@\"'<>\\]{0,256}:(?P<word>[^\s/\"'<>\\]{1,512})@"),
     ("-u", r"-u(?:ser)?[ =][^\s:\"']{1,256}:(?P<word>[^\s\"']{1,512})"),
 )
-"""What stands before secrets that have no name of their own: headers, logins in addresses and options."""
+"""Text before secrets without a name: headers, and logins in addresses and options."""
 
 
 def _accepts_by_context(match: re.Match[str]) -> bool:
@@ -178,7 +168,7 @@ def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]]
 
 
 def _name_rules() -> Iterator[tuple[str, tuple[SecretRule, ...]]]:
-    """What is looked for in small letters: hints with their rules."""
+    """Yield hints in lower case with their rules."""
     for hint, name, fits, accepts in _SECRET_NAMES:
         assigned = re.compile(rf"(?i){name}{_ASSIGNMENT}{_VALUE}")
         option = re.compile(rf"(?i){name}[ \t]{{1,4}}(?![-:=]){_VALUE}")
@@ -191,14 +181,12 @@ def _name_rules() -> Iterator[tuple[str, tuple[SecretRule, ...]]]:
 
 
 def literal_rule(hint: str, rest: str = "", fits: Callable[[str, int], bool] = _anywhere) -> SecretRule:
-    """A rule for what begins with the hint, whatever it is called."""
+    """Return a rule for text that begins with the hint, under any name."""
     return SecretRule(hint, re.compile(rf"(?P<secret>{re.escape(hint)}{rest})", re.DOTALL), fits, lambda match: True)
 
 
 FORMAT_RULES: Final = tuple(literal_rule(hint, rest, _not_preceded_by("[A-Za-z0-9]")) for hint, rest in _TOKEN_FORMATS)
-
 NAME_RULES: Final = tuple(_name_rules())
-
 _SECRET_KEY_SUFFIXES: Final = (
     *((re.compile(rf"(?i){name}$"), fits, accepts) for _, name, fits, accepts in _SECRET_NAMES),
     (re.compile(r"(?i)(?:authorization|cookie)$"), _anywhere, _is_likely_secret),
@@ -206,7 +194,7 @@ _SECRET_KEY_SUFFIXES: Final = (
 
 
 def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[tuple[int, int]]:
-    """What a rule takes out of a text; its hint is looked for in `searched`, which may be in small letters."""
+    """Yield the spans that a rule redacts; its hint is searched in `searched`, which may be in lower case."""
     hint, pattern, fits, accepts = rule
     at = searched.find(hint)
     while at >= 0:
@@ -221,7 +209,7 @@ def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[tuple[i
 
 @lru_cache(4096)
 def secret_predicate(key: str) -> Callable[[str], bool] | None:
-    """What a value is like that makes it a secret under this name; None for names that mean none."""
+    """Return the test for values under a name of secrets; None for other names."""
     end = key[-64:]
     for name, fits, accepts in _SECRET_KEY_SUFFIXES:
         match = name.search(end)

@@ -1,4 +1,4 @@
-"""The kinds of fields that the parts of a plan are made of."""
+"""Parts of a plan document: goal, tasks, tools, budget and MCP servers."""
 
 from __future__ import annotations
 
@@ -31,30 +31,19 @@ MAX_NAME_CHARS: Final = 200
 """Longest id or name, in characters."""
 
 _NAME_PATTERN: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
-
 _TEXT_PATTERN: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"
-
 _NONBLANK_PATTERN: Final = rf"{_TEXT_PATTERN[:-1]}[^\s\x00-\x1f\x7f-\x9f]{_TEXT_PATTERN[1:]}"
 """Text that is more than whitespace."""
 
 _NameConstraints = StringConstraints(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NAME_PATTERN)
-
 Name = Annotated[str, _NameConstraints]
-
 Id = Annotated[TaskId, _NameConstraints]
-
 Text = Annotated[str, StringConstraints(pattern=_TEXT_PATTERN)]
-
 Fact = Annotated[str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(normalise_fact)]
-
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
-
 Seconds = Annotated[float, Field(strict=True, gt=0)]
-
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
-
 StrictInt = Annotated[int, Field(strict=True)]
-
 StrictBool = Annotated[bool, Field(strict=True)]
 
 
@@ -74,17 +63,17 @@ Items = Annotated[Sequence[T], _AsTuple]
 
 
 class StrictModel(BaseModel):
-    """Base of the parts of a plan: immutable, and strict about what it takes."""
+    """Base of the parts of a plan: immutable, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 DEFAULT_START_TIMEOUT: Final = 30.0
-"""Seconds that a server has to start, where it states nothing else."""
+"""Seconds that a server has to start, by default."""
 
 
 def _split_command(value: object) -> object:
-    """The words of a command that is written as one line, as a shell would tell them apart."""
+    """Split a command that is one line into words as a shell would."""
     if not isinstance(value, str):
         return value
     try:
@@ -101,7 +90,7 @@ _CommandLine = Annotated[
 
 
 class McpServer(StrictModel):
-    """A server of the Model Context Protocol: a program that is started, or an address."""
+    """Server of the Model Context Protocol: a program to start, or an address."""
 
     command: _CommandLine | None = Field(
         default=None, description="The program and its arguments, as a list or as one line; no shell reads it."
@@ -127,11 +116,11 @@ class McpServer(StrictModel):
 
     @property
     def location(self) -> str:
-        """Where it is, in words."""
+        """Command line or address."""
         return shlex.join(self.command) if self.command else self.url or ""
 
     def problems(self) -> list[str]:
-        """Everything that keeps it from being used, whatever machine this is."""
+        """Return everything that makes it unusable on any machine."""
         found = []
         if (self.command is None) == (self.url is None):
             found.append("it needs either a `command` that starts it or a `url`, and not both")
@@ -151,11 +140,11 @@ class McpServer(StrictModel):
 
 
 COMMAND_PREFIX: Final = "$ "
-"""How an entry of `acceptance` begins that is a command; any other is for people and language models."""
+"""Prefix of a command in `acceptance`; other entries are for people and language models."""
 
 
 class Goal(StrictModel):
-    """What the plan is for."""
+    """Goal of the plan."""
 
     objective: Text = Field(description="What is to be achieved, in words.")
     success_criteria: Items[Text] = Field(default=(), description="How a person sees that it was achieved.")
@@ -165,10 +154,10 @@ class Goal(StrictModel):
     )
 
     def with_fields(self, fields: Mapping[str, object]) -> Goal:
-        """The goal with other values in some of its fields.
+        """Return the goal with some fields replaced.
 
         Raises:
-            PlanError: this is no goal; with everything that is wrong.
+            PlanError: the result is no valid goal; lists every problem.
         """
         try:
             return Goal.model_validate({**self.model_dump(), **fields})
@@ -177,7 +166,7 @@ class Goal(StrictModel):
 
 
 class Retry(StrictModel):
-    """How often a task is tried again after an error that may pass, and how long to wait before."""
+    """Attempts at a task after transient errors, and the delay between them."""
 
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
         default=3, description="Attempts, the first included."
@@ -190,7 +179,7 @@ class Retry(StrictModel):
 
 
 class Budget(StrictModel):
-    """What a run may spend; what is not stated is unlimited."""
+    """Budget of a run; omitted parts are unlimited."""
 
     calls: NonNegativeInt | None = Field(default=None, description="Calls of language models.")
     tokens: NonNegativeInt | None = Field(default=None, description="Tokens, input and output together.")
@@ -201,7 +190,7 @@ class Budget(StrictModel):
 
 
 class ToolSpec(StrictModel):
-    """A tool: what executes a task, and what an executor and a planner must know about it."""
+    """Tool that executes tasks, as executors and planners need to know it."""
 
     name: Name = Field(description="How tasks name it.")
     kind: Name | None = Field(default=None, description="shell, http, python, agent, mcp, or a kind a plugin executes.")
@@ -246,7 +235,7 @@ class ToolSpec(StrictModel):
     timeout: Seconds | None = Field(default=None, description="Seconds, where the task states none.")
 
     def preconditions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-        """The facts that must hold before a use with these arguments (`requires` and `needs`).
+        """Return the facts that must hold before a use with these arguments (`requires` and `needs`).
 
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
@@ -254,7 +243,7 @@ class ToolSpec(StrictModel):
         return self._ground("requires", self.requires, arguments) + self._artifact_facts("needs", self.needs, arguments)
 
     def additions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-        """The facts that hold after a use with these arguments (`adds` and `produces`).
+        """Return the facts that hold after a use with these arguments (`adds` and `produces`).
 
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
@@ -262,7 +251,7 @@ class ToolSpec(StrictModel):
         return self._ground("adds", self.adds, arguments) + self._artifact_facts("produces", self.produces, arguments)
 
     def deletions(self, arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-        """The facts that no longer hold after a use with these arguments.
+        """Return the facts that no longer hold after a use with these arguments.
 
         Raises:
             PlanError: a pattern names a parameter that `arguments` lacks.
@@ -285,7 +274,7 @@ class ToolSpec(StrictModel):
 
 
 class TaskBody(StrictModel):
-    """What a task and a fallback have in common."""
+    """Fields of tasks and fallbacks."""
 
     name: Text | None = Field(default=None, description="How people call it.")
     tool: Name | None = Field(default=None, description="The tool that executes it.")
@@ -313,11 +302,11 @@ class TaskBody(StrictModel):
 
 
 class Fallback(TaskBody):
-    """A task without an id, ready to take the place of the one that declares it."""
+    """Task without an id that may replace the task that declares it."""
 
 
 PLANNING_KEY: Final = "planning"
-"""Where the metadata of a task says what it is in planning mode."""
+"""Key in the metadata of a task for its state in planning mode."""
 
 
 class Task(TaskBody):

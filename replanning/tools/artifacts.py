@@ -1,15 +1,15 @@
-"""Which file is the artifact? What a command made, found without asking its author to say so.
+"""Artifacts of a tool: found in its JSON output, its arguments, or the files that it changed.
 
 A tool that declares `produces: [wheel]` has `wheel` in its output, so that other tasks can refer to
-`${build.output.wheel}`. Its value is the first of these that there is:
+`${build.output.wheel}`. The value is the first of these that exists:
 
-1. what the tool says itself: the key `wheel` of the JSON object that it prints or answers;
-2. where it was told to put it: its argument `wheel`;
-3. the file that the command made or changed, either named by an argument or directly in a directory named
-   by an argument: one that is called `wheel`, else the only one that ends in `.wheel`, else the only one.
+1. the key `wheel` of the JSON object that the tool prints or answers;
+2. its argument `wheel`;
+3. the file that the command made or changed, either named by an argument or directly in a directory named by an
+   argument: the one called `wheel`, else the only one that ends in `.wheel`, else the only one.
 
-Where none of these says which file it is, the output has no such key. The third is an observation: it holds
-for a directory that nobody else writes to meanwhile. Tools that share a directory better say it themselves.
+Otherwise the output has no such key. The third is an observation that requires that no other tool writes to the
+directory meanwhile; tools that share a directory should print the name.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ MAX_DIRECTORY_ENTRIES: Final = 10_000
 """A directory with more entries than this is not searched."""
 
 FileStamp = tuple[int, int, int]
-
 FileSnapshot = Mapping[str, FileStamp]
 """The files of interest, as an argument names them, with what changes when they are written."""
 
 
 def artifact_names(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> list[str]:
-    """What a tool produces, with its arguments filled in."""
+    """Return the names of the artifacts that a tool produces with these arguments."""
     known = {name: as_text(value) for name, value in arguments.items()}
     return [
         fill_placeholders(pattern, known)
@@ -47,7 +46,7 @@ def artifact_names(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> list[s
 
 
 def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot:
-    """The files that arguments name, and those directly in the directories that they name."""
+    """Return the files that arguments name, and those directly in the directories that they name."""
     found: dict[str, FileStamp] = {}
     for text in _path_arguments(arguments.values()):
         with suppress(OSError, ValueError):  # no such file, or no name of a file at all
@@ -67,12 +66,12 @@ def find_artifacts(
     before: FileSnapshot,
     after: FileSnapshot,
 ) -> JsonObject:
-    """The artifacts of which it is clear what they are, by name.
+    """Return the artifacts that can be determined, by name.
 
     Args:
-        names: what the tool produces.
-        arguments: what it was given.
-        said: the JSON that it printed or answered, if any.
+        names: the artifacts that the tool produces.
+        arguments: its arguments.
+        json_output: the JSON that it printed or answered, if any.
         before: the files before it ran.
         after: the files after it ran.
     """
@@ -89,7 +88,7 @@ def find_artifacts(
 
 
 def _matching_file(name: str, made: list[str]) -> str | None:
-    """The one file that is meant, or None where several or none could be."""
+    """Return the only file that fits a name; None if none or several do."""
     called = [file for file in made if PurePath(file).name == name]
     ending = [file for file in made if file.endswith(f".{name}")]
     for candidates in (called, ending, made):
@@ -117,7 +116,7 @@ def _directory_snapshot(directory: Path, named: PurePath) -> dict[str, FileStamp
 
 
 def _file_stamp(file: Path) -> FileStamp | None:
-    """What changes when a file is written; None where it is not there."""
+    """Return values that change when a file is written; None if it does not exist."""
     try:
         status = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a tool is given: the border between the executor and the kinds of tools."""
+"""Use of a tool by a task: its arguments, templates, secrets and environment."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
 
 HOLE_DELIMITER: Final = "\0"
-"""Stands around the name of a hole while a template is worked on; no template, value or variable holds it."""
+"""Delimiter of marked holes; no template, value or variable contains it."""
 
 MARKED_HOLE: Final = re.compile(f"{HOLE_DELIMITER}([^{HOLE_DELIMITER}]+){HOLE_DELIMITER}")
 """A hole in a marked template."""
 
 _ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
-
 _MIN_SECRET_CHARS: Final = 4
-
-_MAX_JSON_DEPTH: Final = 99
+_MAX_JSON_DEPTH: Final = 100
 
 
 class Secrets:
-    """The variables that one use of a tool refers to: looked up late, and hidden in all that comes back.
+    """Variables that one use of a tool refers to: looked up late, and hidden in its output.
 
     Values of fewer than four characters are not hidden: they are flags rather than secrets, and hiding
     every `1` would spoil the output.
@@ -45,7 +43,7 @@ class Secrets:
         return f"<Secrets {len(self._values)} known>"
 
     def resolve(self, text: str, escape: Callable[[str], str] = str) -> str:
-        """`text` with every `{env:NAME}` replaced by the value of that variable, in this form.
+        """Return a text with every `{env:NAME}` replaced by the escaped value of that variable.
 
         Raises:
             KeyError: the variable is not set; compare with `unset_variables` first.
@@ -66,13 +64,13 @@ class Secrets:
             self._values.add(value)
 
     def redact(self, text: str) -> str:
-        """`text` with every known secret replaced by a mark, the longest first."""
+        """Return a text with every known secret replaced by a mark, the longest first."""
         for value in sorted(self._values, key=lambda value: (-len(value), value)):
             text = text.replace(value, MASK)
         return text
 
     def redact_json(self, value: JsonValue) -> JsonValue:
-        """The same, in every text within a value."""
+        """Redact every text within a value."""
         if not self._values:
             return value
         if isinstance(value, str):
@@ -85,12 +83,12 @@ class Secrets:
 
 
 def env_references(text: str) -> tuple[str, ...]:
-    """The names of the variables that a template refers to, each once, in order."""
+    """Return the variables that a template refers to, each once, in order."""
     return tuple(dict.fromkeys(_ENV_REFERENCE.findall(text)))
 
 
 def tool_templates(tool: ToolSpec) -> Iterator[str]:
-    """Every template in the description of a tool that takes arguments."""
+    """Yield the templates of a tool that take arguments."""
     for text in (tool.command, tool.url, *tool.headers.values()):
         if text is not None:
             yield text
@@ -98,7 +96,7 @@ def tool_templates(tool: ToolSpec) -> Iterator[str]:
 
 
 def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str]) -> list[str]:
-    """The variables that a tool or a server refers to and that the environment lacks, each once, in order."""
+    """Return the variables that a tool or server refers to and the environment lacks, each once, in order."""
     env = described.env.values()
     texts = (
         (*env, *described.headers.values()) if isinstance(described, McpServer) else (*tool_templates(described), *env)
@@ -109,34 +107,34 @@ def unset_variables(described: ToolSpec | McpServer, environ: Mapping[str, str])
 
 
 def missing_arguments(templates: Iterable[str], arguments: Mapping[str, JsonValue]) -> list[str]:
-    """The names that templates want and arguments lack, each once, in order."""
+    """Return the placeholders of templates that arguments lack, each once, in order."""
     wanted = dict.fromkeys(name for template in templates for name in placeholders(template))
     return [name for name in wanted if name not in arguments]
 
 
 def mark_holes(template: str) -> str:
-    """The template with each hole as its marked name, and `{{name}}` as the text it stands for."""
+    """Return the template with each placeholder as a marked hole, and `{{name}}` as that text."""
     return fill_placeholders(
         template, {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)}
     )
 
 
 def render(marked: str, secrets: Secrets, value: Callable[[str], str], *, escape: Callable[[str], str] = str) -> str:
-    """A marked template with its variables looked up, in this form, and each hole replaced by `value(name)`."""
+    """Return a marked template with its variables resolved and each hole replaced by `value(name)`."""
     return MARKED_HOLE.sub(lambda match: value(match[1]), secrets.resolve(marked, escape))
 
 
 def sole_hole(marked: str) -> str | None:
-    """The name of the hole, where a marked template is that one hole and nothing else."""
+    """Return the name of the hole if a marked template is one hole and nothing else."""
     match = MARKED_HOLE.fullmatch(marked)
     return match[1] if match else None
 
 
 def argument_text(name: str, value: JsonValue) -> str:
-    """A value as text that can be handed to a process or a server.
+    """Return a value as text for a process or a server.
 
     Raises:
-        ValueError: it has no such text; the message says which argument, and why.
+        ValueError: it has no such text; the message names the argument and the reason.
     """
     if value is None:
         raise ValueError(f"{name!r} is null, which has no text")
@@ -153,7 +151,7 @@ def argument_text(name: str, value: JsonValue) -> str:
 
 
 def parse_json(text: str) -> JsonValue:
-    """What a JSON text says, or None where it is not JSON that can be stored."""
+    """Return the value of a JSON text; None if it is no JSON that can be stored."""
     try:
         value: JsonValue = json.loads(text, parse_constant=_reject_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -167,15 +165,15 @@ def _reject_constant(constant: str) -> JsonValue:
 
 
 class WorkContext(Protocol):
-    """What the executor needs to know about the attempt it works for."""
+    """Attempt that a tool works for, as the executor needs it."""
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt that is to have its effect once."""
+        """Key that is the same for all attempts whose effect must happen once."""
 
     @property
     def tool(self) -> ToolSpec | None:
-        """The tool as it stands in the live plan, or None where the plan does not describe it."""
+        """The tool in the live plan; None if the plan does not describe it."""
 
     def record_process(self, pid: int, /) -> object:
         """Record that the tool started a process group, before the group does anything."""
@@ -183,7 +181,7 @@ class WorkContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One use of a tool, as a kind receives it."""
+    """One use of a tool."""
 
     tool: ToolSpec
     task: Task

@@ -1,4 +1,4 @@
-"""What is wrong with the tools of a plan, before anything runs."""
+"""Checks of the tools of a plan before it runs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
 }
 
 _TEMPLATE_KINDS: Final = ("shell", "http")
-"""The kinds of tools that take no argument but where a template has a place for it."""
+"""Kinds of tools that use only the arguments in their templates."""
 
 
 def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
-    """Everything about the tools of a plan that is bound to fail when it is run.
+    """Return everything about the tools of a plan that is bound to fail.
 
     Args:
         plan: the plan.
@@ -53,10 +53,9 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
-    """What the tools of a plan need and this machine lacks: programs, modules and variables.
+    """Return the programs, modules and variables that the tools of a plan need and this machine lacks.
 
-    Nothing of this keeps a plan from running: a tool that fails for the lack of something is what replanning
-    is there for. It is worth a note before.
+    None of this keeps a plan from running: replanning handles a tool that fails for it.
 
     Args:
         plan: the plan.
@@ -74,9 +73,9 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:
-    """The arguments that no command and no request has a place for, so that they have no effect.
+    """Return the arguments that no command and no request uses, so that they have no effect.
 
-    Nothing is wrong with that, as another tool may take them; it is worth a note before.
+    They are no errors, since another tool may use them.
 
     Args:
         plan: the plan.
@@ -105,7 +104,7 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
-    """The arguments that a tool has a place for; its parameters are checked with the plan."""
+    """Return the arguments that a tool uses."""
     facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
     return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
 
@@ -150,7 +149,7 @@ def _unknown_kind_message(tool: ToolSpec, kinds: frozenset[str]) -> str:
 
 
 def _task_problems(plan: Plan) -> Iterator[Problem]:
-    """Arguments that the body of a request needs; a plan checks those of commands and addresses itself."""
+    """Yield missing arguments of request bodies, and problems of acceptance commands."""
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
             tool = plan.tool(body.tool)
@@ -176,7 +175,7 @@ def _check_problems(text: str, body: TaskBody) -> list[str]:
 def _task_bodies(
     path: JsonPath, body: TaskBody, checks: Sequence[str] = ()
 ) -> Iterator[tuple[JsonPath, TaskBody, Sequence[str]]]:
-    """A task, its fallbacks and its undo, and theirs, each with its place and what it is held to."""
+    """Yield a task with its fallbacks and undo tasks at all levels: path, body, acceptance."""
     held = body.acceptance or checks
     yield path, body, held
     for index, fallback in enumerate(body.fallbacks):

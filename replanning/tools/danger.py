@@ -47,13 +47,9 @@ _HOLE_ERRORS: Final = {
 }
 
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
-
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
-
 _PREFIX_WORDS: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
-
 _CLOSING_WORDS: Final = frozenset({"}", "done", "fi"})
-
 _SHELL_BUILTINS: Final = frozenset(
     ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
     " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
@@ -62,14 +58,14 @@ _SHELL_BUILTINS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the shell is given: a script and the words that it names."""
+    """Script for the shell, and the words that it refers to."""
 
     text: str
     words: tuple[str, ...]
 
 
 def command_problems(command: str) -> list[str]:
-    """Everything that is wrong with a command template, in the order of the text."""
+    """Return the problems of a command template, in the order of the text."""
     if not command.strip():
         return ["its command is empty"]
     if HOLE_DELIMITER in command:
@@ -88,10 +84,10 @@ def command_problems(command: str) -> list[str]:
 
 
 def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
-    """The script and its words for these arguments; a list stands for several words.
+    """Return the script and its words for these arguments; a list becomes several words.
 
     Raises:
-        ValueError: an argument cannot be a word; the message lists all that cannot.
+        ValueError: arguments cannot be words; the message lists all of them.
     """
     names: dict[str, list[str]] = {}
     words: list[str] = []
@@ -120,7 +116,7 @@ def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
 
 
 def command_programs(command: str) -> list[str]:
-    """The programs that a command starts, as far as its text says so plainly, each once, in order."""
+    """Return the programs that a command plainly starts, each once, in order."""
     if re.search(r"\bcase\b|\(\s*\)", command):
         return []  # patterns of `case` and names of functions look like programs
     found: dict[str, None] = {}
@@ -135,10 +131,10 @@ def command_programs(command: str) -> list[str]:
     return list(found)
 
 
-def simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command in a template, as far as its text says so plainly, with the operators before it.
+def _simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the simple commands of a template with the operators before each; holes are marked.
 
-    Its words begin with the program, and holes are marked. What closes a group counts for nothing: `(a) | b` is `a | b`.
+    The end of a group is passed over: `(a) | b` is `a | b`.
     """
     words: list[str] = []
     before = ""
@@ -161,7 +157,7 @@ def _argument_words(name: str, value: JsonValue) -> list[str]:
 
 
 def _parameter_assignments(count: int) -> str:
-    """Keeps the words in variables of their own, out of reach of `set`, `shift` and functions."""
+    """Return assignments that keep the words out of reach of `set`, `shift` and functions."""
     if not count:
         return ""
     named = " ".join(f"_replanning_{number}=${{{number}}}" for number in range(1, count + 1))
@@ -169,7 +165,7 @@ def _parameter_assignments(count: int) -> str:
 
 
 def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
-    """The parts of a marked template: kind, text, and whether it stands alone between blanks or operators."""
+    """Yield the parts of a marked template: kind, text, and whether it is a whole word."""
     for match in _TOKEN.finditer(marked):
         before, after = marked[match.start() - 1 : match.start()], marked[match.end() : match.end() + 1]
         alone = (not before or before in _BEFORE_WORD) and (not after or after in _AFTER_WORD)
@@ -177,7 +173,7 @@ def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _plain_words(marked: str) -> Iterator[str]:
-    """Words and operators of a command, roughly; quoted parts stay as they are."""
+    """Yield the words and operators of a command, roughly; quoted parts stay as they are."""
     current = ""
     for kind, text, _ in _tokens(marked):
         if kind != "text" or text not in " \t\n;|&()" or (text == "&" and current[-1:] in {"<", ">"}):
@@ -192,44 +188,37 @@ def _plain_words(marked: str) -> Iterator[str]:
         yield current
 
 
-CODE_OPTIONS: Final = {
+_CODE_OPTIONS: Final = {
     "c": re.compile(r"(?:ba|da|k|z|fi)?sh|python[\d.]*"),
     "e": re.compile(r"node|perl|ruby|lua"),
     "r": re.compile(r"php"),
 }
-"""The programs that run what stands behind an option of one letter."""
+"""Interpreters by the option that takes code."""
 
-LAUNCHERS: Final = re.compile(r"find|xargs|timeout|nohup|setsid|busybox|ssh")
-"""The programs that start another, which may stand anywhere behind them."""
+_LAUNCHERS: Final = re.compile(r"find|xargs|timeout|nohup|setsid|busybox|ssh")
+"""Programs that start another one from any of their words."""
 
-STDIN: Final = ""
-"""Stands for a program that is read from standard input."""
+_STDIN: Final = ""
+"""Program that is read from standard input."""
 
 _SHELL_NAME: Final = re.compile(r"(?:ba|da|k|z|fi)?sh")
-
 _SOURCE_BUILTINS: Final = re.compile(r"\.|source|eval")
-
 _OPTION_OR_ASSIGNMENT: Final = re.compile(r"[-+\d%{].*|\w+=.*")
-
 _REDIRECTION: Final = re.compile(r"\d*[<>]+&?")
-
 _OPTION_WITH_VALUE: Final = re.compile(r"[-+]\w*[oWX]|-m")
-
 _SSH_OPTION_WITH_VALUE: Final = re.compile(r"-\w*[BbcDEeFIiJLlmOopQRSWw]")
 
 
-def program_name(word: str) -> str:
-    """The name of a program, without the folder that it is in."""
+def _program_name(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def is_shell(program: str) -> bool:
-    """Whether it reads the language of a shell."""
+def _is_shell(program: str) -> bool:
     return _SHELL_NAME.fullmatch(program) is not None
 
 
-def remote_command(words: list[str]) -> list[str]:
-    """What `ssh` has another machine run: the words behind where that is, which a shell there reads as one text."""
+def _remote_command(words: list[str]) -> list[str]:
+    """Return the words that `ssh` runs on another machine, where a shell reads them as one text."""
     rest = iter(words[1:])
     for word in rest:
         if _SSH_OPTION_WITH_VALUE.fullmatch(word):
@@ -239,32 +228,32 @@ def remote_command(words: list[str]) -> list[str]:
     return []
 
 
-def strip_launchers(words: list[str]) -> list[str]:
-    """A command without the programs before it that only start it."""
-    while words and LAUNCHERS.fullmatch(program_name(words[0])):
+def _strip_launchers(words: list[str]) -> list[str]:
+    """Return a command without the launchers before it."""
+    while words and _LAUNCHERS.fullmatch(_program_name(words[0])):
         words = (
-            remote_command(words) if words[0] == "ssh" else list(dropwhile(_OPTION_OR_ASSIGNMENT.fullmatch, words[1:]))
+            _remote_command(words) if words[0] == "ssh" else list(dropwhile(_OPTION_OR_ASSIGNMENT.fullmatch, words[1:]))
         )
     return words
 
 
-def interpreted_program(command: list[str]) -> tuple[str, str] | None:
-    """The interpreter that a command starts, and what it runs: a word of the command, or `STDIN`; else None.
+def _interpreted_program(command: list[str]) -> tuple[str, str] | None:
+    """Return the interpreter that a command starts and its program: code, a file, or `_STDIN`; None without interpreter.
 
-    The word is the text of a program, or a file with one; `<` or `$` where it is put out by the command that follows.
+    The program ends in `<` or `$` if it is the output of the command that follows.
     """
-    words = strip_launchers(command)
-    runner = program_name(words[0]) if words else ""
+    words = _strip_launchers(command)
+    runner = _program_name(words[0]) if words else ""
     if _SOURCE_BUILTINS.fullmatch(runner):
         return (runner, words[1]) if words[1:] else None
-    letters = "".join(letter for letter, programs in CODE_OPTIONS.items() if programs.fullmatch(runner))
+    letters = "".join(letter for letter, programs in _CODE_OPTIONS.items() if programs.fullmatch(runner))
     if not letters:
         return None
-    return runner, _program_source(words[1:], letters, shell=is_shell(runner))
+    return runner, _program_source(words[1:], letters, shell=_is_shell(runner))
 
 
 def _program_source(words: list[str], letters: str, *, shell: bool) -> str:
-    """What is run, from the words behind an interpreter and the letters of its options for text."""
+    """Return the program that an interpreter runs with these words."""
     rest = iter(words)
     for word in rest:
         if redirected := _REDIRECTION.match(word):
@@ -272,39 +261,34 @@ def _program_source(words: list[str], letters: str, *, shell: bool) -> str:
             if redirected[0].startswith("<"):
                 return target
         elif re.fullmatch(rf"-\w*[{letters}]", word):
-            return next(rest, STDIN)
+            return next(rest, _STDIN)
         elif word in ("-", "/dev/stdin") or (shell and re.fullmatch(r"-\w*s\w*", word)):
-            return STDIN
+            return _STDIN
         elif _OPTION_WITH_VALUE.fullmatch(word):
-            value = next(rest, STDIN)
+            value = next(rest, _STDIN)
             if word == "-m":
                 return value
         elif word[0] not in "-+":
             return word
-    return STDIN
+    return _STDIN
 
 
 _DELETE_PROGRAMS: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?|-delete")
-"""The programs that delete; -delete is what one that starts others does itself."""
+"""Programs that delete; `-delete` is an option of `find`."""
 
 _PRIVILEGE_PROGRAMS: Final = re.compile(r"sudo|doas|su")
-
 _FETCH_PROGRAMS: Final = re.compile(r"curl|wget|fetch|nc|ncat|ssh")
-
 _PRINT_PROGRAMS: Final = re.compile(r"echo|printf")
-
 _PIPE_OPERATOR: Final = re.compile(r"(?:.*[^|])?\|[&(\n]*", re.DOTALL)
-
 _QUOTED_WORD: Final = re.compile(r"""(["'])(.*)\1""", re.DOTALL)
-
 _SUBSTITUTION_PREFIXES: Final = ("<", "$")
-"""How a word ends in whose place what the command behind it puts out is taken: `<(…)`, `$(…)`."""
+"""Ends of a word before a substitution: `<(…)`, `$(…)`."""
 
 _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
 
 
 def danger_reason(tool: ToolSpec) -> str:
-    """Why a tool counts as dangerous unless somebody says that it is not; empty where nothing speaks for that."""
+    """Return why a tool counts as dangerous by default; "" if it does not."""
     if tool.kind == "http" and (tool.method or "").upper() == "DELETE":
         return "it sends DELETE"
     if tool.kind != "shell" or not tool.command:
@@ -313,7 +297,7 @@ def danger_reason(tool: ToolSpec) -> str:
 
 
 def _danger_reasons(command: str) -> Iterator[str]:
-    for _, words in simple_commands(command):
+    for _, words in _simple_commands(command):
         if HOLE_DELIMITER in words[0]:
             yield "it runs whatever program it is told to"
         elif runner := _argument_interpreter(words):
@@ -330,53 +314,53 @@ def _danger_reasons(command: str) -> Iterator[str]:
 
 
 def _candidate_programs(words: list[str]) -> list[str]:
-    """The names of what may be started: the program, and where that starts others, all that could be one."""
-    names = [program_name(word) for word in words]
-    return names if LAUNCHERS.fullmatch(names[0]) else names[:1]
+    """Return the programs that a command may start: its first word, or any word behind a launcher."""
+    names = [_program_name(word) for word in words]
+    return names if _LAUNCHERS.fullmatch(names[0]) else names[:1]
 
 
 def _argument_interpreter(words: list[str]) -> str:
-    """The program, wherever it stands, whose own text is an argument of the tool; empty where there is none."""
+    """Return the interpreter whose code is an argument of the tool; "" if there is none."""
     if words[0] == "eval":
         return "eval" if any(HOLE_DELIMITER in word for word in words) else ""
     if any(HOLE_DELIMITER in word for word in _ssh_command(words)):
         return "ssh"
     for place, (option, word) in enumerate(pairwise(words)):
         if HOLE_DELIMITER in word:
-            names = [program_name(before) for before in words[:place]]
-            for letter, programs in CODE_OPTIONS.items():
+            names = [_program_name(before) for before in words[:place]]
+            for letter, programs in _CODE_OPTIONS.items():
                 if re.fullmatch(rf"-\w*{letter}", option) and (found := [n for n in names if programs.fullmatch(n)]):
                     return found[-1]
     return ""
 
 
 def _ssh_command(words: list[str]) -> list[str]:
-    """What a command has another machine run; a shell there reads arguments as part of its text."""
+    """Return the words of a command that run on another machine, where a shell parses arguments again."""
     names = _candidate_programs(words)
-    return remote_command(words[names.index("ssh") :]) if "ssh" in names else []
+    return _remote_command(words[names.index("ssh") :]) if "ssh" in names else []
 
 
 def _inline_script(words: list[str]) -> str:
-    """What a command has a shell run that stands there itself, in quotes; empty where there is nothing like that."""
-    runner, program = interpreted_program(words) or ("", "")
+    """Return the quoted script that a command passes to a shell; "" if there is none."""
+    runner, program = _interpreted_program(words) or ("", "")
     sent = _ssh_command(words)
-    quoted = _QUOTED_WORD.fullmatch(program if is_shell(runner) else sent[0] if len(sent) == 1 else "")
+    quoted = _QUOTED_WORD.fullmatch(program if _is_shell(runner) else sent[0] if len(sent) == 1 else "")
     return quoted[2] if quoted else ""
 
 
 def _untrusted_code_runners(command: str) -> Iterator[str]:
-    """What runs that an earlier command of a pipe, or one in its place, got from elsewhere, or that was fetched before."""
+    """Yield the interpreters that run code from a pipe, a substitution or a file with downloaded content."""
     comes, waiting, last = False, "", ""
     files: set[str] = set()
-    for before, words in simple_commands(command):
+    for before, words in _simple_commands(command):
         inside = last if before[:1] == "(" else ""  # the word whose end says what the parenthesis is for
         piped = _PIPE_OPERATOR.fullmatch(before) is not None or inside.endswith(">")
         waiting = waiting if piped or inside.endswith(_SUBSTITUTION_PREFIXES) else ""
         comes = (comes and piped) or _outputs_untrusted_data(words)
-        runner, program = interpreted_program(words) or ("", None)
+        runner, program = _interpreted_program(words) or ("", None)
         if comes and waiting:
             yield waiting
-        if (comes and program == STDIN) or (program and (program in files or _is_untrusted_substitution(program))):
+        if (comes and program == _STDIN) or (program and (program in files or _is_untrusted_substitution(program))):
             yield runner
         elif "/" in words[0] and words[0] in files:
             yield words[0]
@@ -386,23 +370,23 @@ def _untrusted_code_runners(command: str) -> Iterator[str]:
 
 
 def _outputs_untrusted_data(words: list[str]) -> bool:
-    """Whether a command puts out what the file does not say: something from the network, or an argument of the tool."""
-    name = program_name((strip_launchers(words) or words)[0])
-    fetches = any(_FETCH_PROGRAMS.fullmatch(one) for one in (program_name(words[0]), name))
+    """Return whether the output of a command comes from the network or from an argument of the tool."""
+    name = _program_name((_strip_launchers(words) or words)[0])
+    fetches = any(_FETCH_PROGRAMS.fullmatch(one) for one in (_program_name(words[0]), name))
     return fetches or (_PRINT_PROGRAMS.fullmatch(name) is not None and any(HOLE_DELIMITER in word for word in words))
 
 
 def _downloaded_files(words: list[str]) -> Iterator[str]:
-    """How what a command has fetched may be called afterwards: as one of its words, or as the end of an address."""
-    if _FETCH_PROGRAMS.fullmatch(program_name((strip_launchers(words) or words)[0])):
+    """Yield the possible names of files that a command has downloaded."""
+    if _FETCH_PROGRAMS.fullmatch(_program_name((_strip_launchers(words) or words)[0])):
         for word in filter(re.compile(r"\w").search, words[1:]):
-            yield from (word, program_name(word), f"./{program_name(word)}")
+            yield from (word, _program_name(word), f"./{_program_name(word)}")
 
 
 def _is_untrusted_substitution(program: str) -> bool:
-    """Whether a word is what a command puts out that gets it from elsewhere."""
+    """Return whether a word is a substitution with output from the network or an argument."""
     quoted = _QUOTED_WORD.fullmatch(program)
     put_out = _COMMAND_SUBSTITUTION.fullmatch(quoted[2] if quoted else program)
     if put_out is None:
         return False
-    return any(_outputs_untrusted_data(words) for _, words in simple_commands(put_out[1] or put_out[2]))
+    return any(_outputs_untrusted_data(words) for _, words in _simple_commands(put_out[1] or put_out[2]))

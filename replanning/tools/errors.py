@@ -1,4 +1,4 @@
-"""What can go wrong with a tool.
+"""Errors of tools.
 
     ToolError
     ├── UnknownTool                    the task names a tool that nobody described
@@ -26,16 +26,16 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, truncate
 
 MAX_EXCERPT_CHARS = 2_000
-"""How much of what a tool wrote an error message quotes, in characters."""
+"""Characters of the output of a tool that an error message quotes."""
 
 _MAX_COMMAND_CHARS = 200
 
 
 def tail(text: str) -> str:
-    """The end of a text, marked where something was left out."""
+    """Return the end of a text, with a mark if its beginning was left out."""
     text = text.strip()
     return (
         text
@@ -45,7 +45,7 @@ def tail(text: str) -> str:
 
 
 def head(text: str) -> str:
-    """The start of a text, marked where something was left out."""
+    """Return the start of a text, with a mark if its end was left out."""
     text = text.strip()
     return (
         text
@@ -196,12 +196,10 @@ class ToolOutputTooLarge(ToolError, OutputError):
 
 
 def _shortened_command(command: str) -> str:
-    """A command as a message shows it."""
-    return command if len(command) <= _MAX_COMMAND_CHARS else f"{command[:_MAX_COMMAND_CHARS]} …"
+    return truncate(command, _MAX_COMMAND_CHARS)
 
 
 def _signal_suffix(exit_code: int) -> str:
-    """Which signal an exit code stands for, in words."""
     try:
         return f" ({signal.Signals(exit_code - 128).name})"
     except ValueError:

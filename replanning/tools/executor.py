@@ -1,10 +1,11 @@
-"""Do the arguments of a task fit its tool?"""
+"""Execution of tasks by the tools of their plan."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from pydantic import JsonValue
 
-from replanning.environment import Clock, SystemClock
+from replanning.environment import Clock, SystemClock, to_seconds
 from replanning.plan.document import Plan
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.tools.call import (
@@ -54,33 +55,22 @@ _CHECKED_TYPES = frozenset({"string", "integer", "number", "boolean", "array", "
 
 
 def argument_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> list[str]:
-    """Everything that is wrong with the arguments for a tool."""
-    return [*_missing_problems(tool, arguments), *_type_problems(tool, arguments)]
-
-
-def _missing_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> Iterator[str]:
-    if missing := missing_arguments(tool_templates(tool), arguments):
-        yield f"it needs the arguments {missing}, given are {list(arguments)}"
-
-
-def _type_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> Iterator[str]:
-    for name, wanted in tool.parameters.items():
-        if name not in arguments or wanted not in _CHECKED_TYPES:
-            continue
-        given = _type_name(arguments[name])
-        if given != wanted and not (wanted == "number" and given == "integer"):
-            yield f"{name!r} must be of type {wanted}, it is {given}"
-
-
-def _type_name(value: JsonValue) -> str:
-    return _JSON_TYPE_NAMES[type(value)]
+    """Return the missing arguments, and those of a wrong type."""
+    missing = missing_arguments(tool_templates(tool), arguments)
+    problems = [f"it needs the arguments {missing}, given are {list(arguments)}"] if missing else []
+    for name, expected in tool.parameters.items():
+        if name in arguments and expected in _CHECKED_TYPES:
+            actual = _JSON_TYPE_NAMES[type(arguments[name])]
+            if actual != expected and not (expected == "number" and actual == "integer"):
+                problems.append(f"{name!r} must be of type {expected}, it is {actual}")
+    return problems
 
 
 DEFAULT_OUTPUT_LIMIT: Final = 1024 * 1024
 
 
 class ToolExecutor:
-    """Executes tasks by the tools that their plan describes; give it to an orchestrator as its work.
+    """Executor of tasks by the tools that their plan describes; pass it to an orchestrator as its work.
 
     ```python
     async with ToolExecutor(plan) as work:
@@ -91,36 +81,36 @@ class ToolExecutor:
     looked up when it is run, and their values are hidden in what comes back.
 
     Args:
-        tools: the plan, or the tools themselves. A tool of the live plan goes before one of the same name.
-        default_timeout: seconds for a task where neither it nor its tool states a timeout; None for no limit.
-        output_limit: bytes that one task may print or receive; more is an error, nothing is ever cut.
-        cwd: where commands run and what `cwd` of a tool is relative to; by default where the program runs.
-        environ: the environment of commands and of `{env:NAME}`; by default that of the program.
-        grace: seconds that a process has to end by itself when it is stopped, before it is killed.
-        kinds: further kinds by name, or others in the place of ours.
+        tools: the plan, or the tools themselves. A tool of the live plan takes precedence over one of the same name.
+        default_timeout: seconds or timedelta for a task without a timeout of its own or its tool; None for no limit.
+        output_limit: bytes that one task may print or receive; more is an error, output is never truncated.
+        cwd: the working directory of commands, to which `cwd` of a tool is relative; by default that of the process.
+        environ: the environment of commands and of `{env:NAME}`; by default that of the process.
+        grace: seconds or timedelta that a stopped process has to end by itself before it is killed.
+        kinds: runners of further kinds by name, or replacements of the built-in ones.
         servers: the MCP servers; by default those of the plan.
-        clock: time between one start of an MCP server and the next; by default that of this machine.
+        clock: the clock for delays between restarts of an MCP server; by default that of this machine.
     """
 
     def __init__(
         self,
         tools: Plan | Iterable[ToolSpec],
         *,
-        default_timeout: float | None = 60.0,
+        default_timeout: float | timedelta | None = 60.0,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
         cwd: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
-        grace: float = 2.0,
+        grace: float | timedelta = 2.0,
         kinds: Mapping[str, ToolRunner] | None = None,
         servers: Mapping[str, McpServer] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._tools = {tool.name: tool for tool in (tools.tools if isinstance(tools, Plan) else tools)}
-        self._default_timeout = default_timeout
+        self._default_timeout = None if default_timeout is None else to_seconds(default_timeout)
         self._output_limit = output_limit
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
-        self._grace = grace
+        self._grace = to_seconds(grace)
         self._running: dict[str, anyio.Event] = {}
         self._http_runner: HttpToolRunner | None = None
         found = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
@@ -154,14 +144,14 @@ class ToolExecutor:
             await self._mcp_runner.aclose()
 
     async def discover(self, plan: Plan) -> Plan:
-        """The plan with the tools that its MCP servers have, as `SERVER.TOOL`; the servers are started to ask them.
+        """Start the MCP servers of a plan and return the plan with their tools, as `SERVER.TOOL`.
 
-        Where the plan describes a tool, what it says counts, and what it leaves out is asked of the server. A tool that
-        a task names and whose server is not there is described as unavailable.
+        Descriptions in the plan take precedence over those of the servers. A tool that a task names and whose server
+        is missing is described as unavailable.
 
         Raises:
             PlanError: the tasks do not fit the tools.
-            McpNotInstalled: the package that speaks with servers is not there.
+            McpNotInstalled: the extra `mcp` is not installed.
         """
         if not plan.mcp:
             return plan
@@ -170,17 +160,17 @@ class ToolExecutor:
         return found
 
     def watch(self, report: AvailabilityListener | None) -> None:
-        """Tell a run which tools of MCP servers are available, now and whenever that changes.
+        """Report which tools of MCP servers are available, now and whenever that changes.
 
         Args:
-            report: `run.change_resource`, or what takes the same; None for nobody any more. Where it is not said, the
-                run learns it from the first task that uses such a tool.
+            report: `run.change_resource` or a function with its parameters; None stops the reports. Without this call
+                the reports begin with the first task that uses such a tool.
         """
         self._mcp_runner.watch(report)
 
     @property
     def unavailable_servers(self) -> Mapping[str, str]:
-        """The MCP servers that were asked and are not there, and why."""
+        """MCP servers that were asked and are unavailable, with the reasons."""
         return self._mcp_runner.unavailable
 
     async def __call__(self, task: Task, context: WorkContext) -> JsonValue:
@@ -242,7 +232,7 @@ class ToolExecutor:
 
     @asynccontextmanager
     async def _exclusive(self, key: str) -> AsyncIterator[None]:
-        """Wait until what was begun before under a key is over: a process that is stopped takes its time."""
+        """Wait for earlier work under the same key: a process that is stopped may take a while to end."""
         while (before := self._running.get(key)) is not None:
             await before.wait()
         self._running[key] = over = anyio.Event()

@@ -45,20 +45,14 @@ from replanning.tools.errors import (
 )
 
 _METHOD: Final = re.compile(r"[A-Za-z]{1,20}")
-
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f]")
-
 _HTTP_URL_START: Final = re.compile(r"https?://[^/?#]", re.IGNORECASE)
-
 _HTTP_URL: Final = re.compile(r"https?://(?:[^/?#@]*@)?[^/?#@%]+(?:[/?#]|\Z)", re.IGNORECASE)
-
 _BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
 """An argument or a variable at the start of a URL: it brings scheme and host, so it is not quoted."""
 
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key", "api-key"})
-
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
@@ -74,22 +68,22 @@ class Request:
 
     @property
     def is_safe(self) -> bool:
-        """Whether it only reads."""
+        """The request only reads."""
         return self.method in _SAFE_METHODS
 
 
 def request_problems(tool: ToolSpec) -> list[str]:
-    """Everything that is wrong with the description of an HTTP tool."""
+    """Return the problems of the description of an HTTP tool."""
     return [*_method_problems(tool), *_url_problems(tool), *_header_problems(tool), *_body_problems(tool)]
 
 
 def build_request(
     tool: ToolSpec, arguments: Mapping[str, JsonValue], secrets: Secrets, idempotency_key: str
 ) -> Request:
-    """The request for these arguments.
+    """Return the request for these arguments.
 
     Raises:
-        ValueError: an argument does not fit where it stands; the message says why.
+        ValueError: an argument does not fit its place; the message has the reason.
     """
     method = (tool.method or "GET").upper()
     headers = {name: _build_header(name, template, arguments, secrets) for name, template in tool.headers.items()}
@@ -141,7 +135,6 @@ def _body_problems(tool: ToolSpec) -> Iterator[str]:
 
 
 def _member_names(value: JsonValue) -> Iterator[str]:
-    """The names of all members of objects within a value."""
     if isinstance(value, dict):
         yield from value
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -149,7 +142,6 @@ def _member_names(value: JsonValue) -> Iterator[str]:
 
 
 def _is_host_templated(marked: str) -> bool:
-    """Whether arguments have a say in which host is asked."""
     return HOLE_DELIMITER in marked[: len(marked) - len(re.sub(r"\A(?:[^/?#]*://)?[^/?#]*", "", marked))]
 
 
@@ -215,7 +207,7 @@ def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets
 
 
 def _scalar_text(name: str, value: JsonValue) -> str:
-    """A value as text in a place where only one word makes sense."""
+    """Return a value as text in a place for a single word."""
     if isinstance(value, list | dict):
         raise ValueError(
             f"{name!r} is {'a list' if isinstance(value, list) else 'an object'}, which has no place there"
@@ -224,11 +216,8 @@ def _scalar_text(name: str, value: JsonValue) -> str:
 
 
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
-
 _MAX_REDIRECTS: Final = 5
-
 _CONTENT_ENCODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-
 _CHARSET_PREFIXES: Final = (
     "utf",
     "us-ascii",
@@ -242,7 +231,7 @@ _CHARSET_PREFIXES: Final = (
     "shift",
     "euc",
 )
-"""What an answer may say it is written in: some of Python's other codecs are no text, or slow on purpose."""
+"""Accepted charsets: some of Python's other codecs are no text, or slow on purpose."""
 
 _OUTPUT_HEADERS: Final = (
     "content-type",
@@ -257,7 +246,7 @@ _OUTPUT_HEADERS: Final = (
 
 
 class HttpToolRunner:
-    """Executes HTTP tools over connections that are kept open between requests.
+    """Runner of HTTP tools over connections that stay open between requests.
 
     It belongs to one event loop; close it with `aclose`.
     """
@@ -315,7 +304,7 @@ class HttpToolRunner:
             raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
 
     async def _send(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
-        """The answer at the end of all redirects to the same host, with its content as it was sent."""
+        """Return the answer after all redirects to the same host, with its compressed body."""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers={"Accept-Encoding": "gzip, deflate"},
@@ -337,7 +326,7 @@ class HttpToolRunner:
 
 
 async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
-    """What the server sends, as it sends it."""
+    """Return the body as sent, still compressed."""
     body = bytearray()
     try:
         async for chunk in response.aiter_raw():
@@ -354,7 +343,7 @@ async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
 
 
 def _decompress(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
-    """The content of an answer; never more of it than may be kept."""
+    """Return the decompressed body, bounded by the output limit."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity" or not packed:
         return packed
@@ -375,7 +364,7 @@ def _decompress(call: ToolCall, request: Request, response: httpx.Response, pack
 
 
 def _status_error(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
-    """What an answer that is no success is to its task."""
+    """Return the error for an answer that is no success."""
     status = response.status_code
     passing = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
     advice = ""
@@ -414,7 +403,7 @@ def _is_json(response: httpx.Response) -> bool:
 
 
 def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:
-    """The text of an answer, and whether all of it is text."""
+    """Return the text of an answer, and whether all bytes could be decoded."""
     stated = (response.charset_encoding or "").lower()
     charset = stated if stated.startswith(_CHARSET_PREFIXES) else "utf-8"
     try:
@@ -426,7 +415,7 @@ def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """How many seconds the server asks to wait, by its own clock where it names a time."""
+    """Return the seconds that the server asks to wait, by its own clock if it names a time."""
     stated = response.headers.get("retry-after", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", stated):
         return float(stated)
@@ -440,7 +429,7 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 
 def _redirect_target(url: str, response: httpx.Response) -> str | None:
-    """Where a redirect leads, if it stays with scheme, host and port."""
+    """Return the target of a redirect that keeps scheme, host and port; None for any other."""
     if not response.has_redirect_location:
         return None
     try:
@@ -451,7 +440,7 @@ def _redirect_target(url: str, response: httpx.Response) -> str | None:
 
 
 def _is_certificate_error(error: BaseException) -> bool:
-    """Whether a connection failed because of the certificate, which no retry will change."""
+    """Return whether a connection failed because of the certificate, which a retry does not change."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

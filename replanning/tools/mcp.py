@@ -1,4 +1,4 @@
-"""What a server of the Model Context Protocol says of its tools and answers: checked, bounded, and put into our terms."""
+"""Tools of MCP servers: their specs, discovery, calls and outputs, checked and bounded."""
 
 from __future__ import annotations
 
@@ -43,28 +43,24 @@ MAX_SCHEMA_CHARS: Final = 16_000
 """Characters of a schema that are kept; of a larger one, the types of its parameters."""
 
 _MAX_PARAMETERS: Final = 200
-
 _MAX_SCHEMA_REFS: Final = 20
 """A schema with more references may take endlessly to check; then the server does that alone."""
 
 _MAX_SCHEMA_ERRORS: Final = 5
-
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-
 _JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
-
 Redact = Callable[[str], str]
 
 
 def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | None, hide: Redact) -> ToolSpec | None:
-    """A tool of a server as plans describe tools; None where it has a name that none may have.
+    """Return the spec of a tool of a server; None if its name is not valid in plans.
 
     Args:
-        name: how the plan calls the server.
+        name: the name of the server in the plan.
         server: the server.
-        tool: what it says of the tool.
-        stated: what the plan says of it, which counts where it says something.
-        hide: takes secrets out of a text.
+        tool: the tool as the server describes it.
+        stated: the tool as the plan describes it, which takes precedence.
+        hide: redacts secrets in a text.
     """
     schema = _redacted_schema(tool.input_schema, hide)
     parameters, optional = _parameters(tool.input_schema)
@@ -88,7 +84,7 @@ def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | N
 
 
 def _is_destructive(hints: ToolAnnotations | None) -> bool:
-    """Whether a tool may do harm: so it is where the server does not say otherwise."""
+    """Return whether a tool may do harm, which holds unless the server denies it."""
     return hints is None or not (hints.read_only_hint or hints.destructive_hint is False)
 
 
@@ -99,7 +95,7 @@ def _redacted_schema(schema: Mapping[str, object], hide: Redact) -> JsonObject |
 
 
 def _parameters(schema: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
-    """The parameters of a schema with their types, and which of them may be left out."""
+    """Return the parameters of a schema with their types, and the optional ones."""
     found, required = schema.get("properties"), schema.get("required")
     if not isinstance(found, dict):
         return {}, []
@@ -114,7 +110,7 @@ def _parameter_type(schema: object) -> str:
 
 
 def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[str]:
-    """What a schema finds wrong with arguments; a schema that is none itself finds nothing."""
+    """Return the problems that a schema finds in arguments; none if the schema itself is invalid."""
     if schema is None:
         return []
     text = json.dumps(schema)
@@ -140,7 +136,7 @@ def _error_prefix(path: object) -> str:
 
 
 def mcp_output(call: ToolCall, result: CallToolResult, hide: Redact) -> JsonValue:
-    """The output of a tool: its `text`, the `json` that it answers or that the text is, and `content` beside text.
+    """Return the output of a tool: its `text`, its `json` or the text parsed as JSON, and other `content`.
 
     Raises:
         McpToolFailed: the tool reports that it failed.
@@ -171,7 +167,6 @@ def mcp_output(call: ToolCall, result: CallToolResult, hide: Redact) -> JsonValu
 
 
 def _json_in_text(text: str) -> JsonValue:
-    """The JSON object or array that a text is."""
     return parse_json(text) if text.lstrip()[:1] in {"{", "["} else None
 
 
@@ -180,7 +175,7 @@ _CLOSE_TIMEOUT: Final = 10.0
 
 
 class AvailabilityListener(Protocol):
-    """Is told that a tool is available or not, such as `run.change_resource`."""
+    """Receiver of changes in availability, such as `run.change_resource`."""
 
     def __call__(self, name: str, /, *, available: bool, reason: str) -> object:
         """Receive the new availability of the tool `name`, with the reason."""
@@ -188,7 +183,7 @@ class AvailabilityListener(Protocol):
 
 
 class McpToolRunner:
-    """Executes the tools of the servers of a plan, and keeps the servers.
+    """Runner of the tools of MCP servers, which it starts and keeps.
 
     Args:
         servers: as the plan describes them.
@@ -212,12 +207,12 @@ class McpToolRunner:
 
     @property
     def has_listener(self) -> bool:
-        """Whether somebody is told when tools become available or cease to be."""
+        """Changes of availability are reported."""
         return self._listener is not None
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """The servers that were asked and are not there, and why."""
+        """Servers that were asked and are unavailable, with the reasons."""
         return {
             name: session.unavailable_reason for name, session in self._sessions.items() if session.unavailable_reason
         }
@@ -240,16 +235,16 @@ class McpToolRunner:
         await group.__aexit__(None, None, None)
 
     def watch(self, report: AvailabilityListener | None) -> None:
-        """Tell somebody which tools are available, now and whenever that changes; None for nobody any more."""
+        """Report which tools are available, now and whenever that changes; None stops the reports."""
         self._listener, self._reported = report, {}
         for session in self._sessions.values():
             self._report_availability(session)
 
     async def discover(self, plan: Plan) -> Plan:
-        """The plan with the tools that its servers have; starts them.
+        """Start the servers of a plan and return the plan with their tools.
 
-        What the plan states of a tool counts; what it leaves out is asked of the server. A tool that a task names and
-        whose server is not there is described as unavailable.
+        Descriptions in the plan take precedence over those of the servers. A tool that a task names and whose server
+        is missing is described as unavailable.
 
         Raises:
             PlanError: the tasks do not fit the tools.
@@ -272,7 +267,7 @@ class McpToolRunner:
         return _with_tools(plan, tools)
 
     async def __call__(self, call: ToolCall) -> JsonValue:
-        """Have a server use one of its tools.
+        """Call a tool of a server.
 
         Raises:
             InvalidArguments: they do not fit the schema of the tool.
@@ -329,7 +324,7 @@ class McpToolRunner:
         return session
 
     def _report_availability(self, session: McpSession) -> None:
-        """Say of the tools of a server whether they can be used, where that is new."""
+        """Report changes in the availability of the tools of a server."""
         if self._listener is None:
             return
         for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
@@ -342,19 +337,19 @@ class McpToolRunner:
 
     @staticmethod
     def _merged_spec(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
-        """What a plan says of a tool, with what it leaves out as its server states it."""
+        """Return the spec of a tool in the plan, completed by that of its server."""
         session = sessions.get(tool.server or "") if tool.kind == "mcp" else None
         if session is None:
             return tool
         found = session.tools.get(tool.tool or tool.name)
-        if found is None:  # of what nobody has said anything, the worst is assumed
+        if found is None:  # without any description the worst is assumed
             safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
             return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
         return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
 
 
 def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
-    """The plan with these tools.
+    """Return the plan with these tools.
 
     Raises:
         PlanError: its tasks do not fit them.
@@ -378,7 +373,7 @@ def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
 
 
 def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:
-    """The tools that tasks and their fallbacks name, each with its place."""
+    """Yield the path and name of every tool that tasks and their fallbacks use."""
     for index, task in enumerate(plan.tasks):
         if task.tool is not None:
             yield (index,), task.tool
@@ -388,7 +383,7 @@ def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int,
 
 
 def _unavailable_tools(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
-    """The tools that tasks name of servers that are not there."""
+    """Return the tools of missing servers that tasks use."""
     known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
     for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in known):
         for server, session in sessions.items():

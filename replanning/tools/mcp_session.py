@@ -1,4 +1,4 @@
-"""One server of the Model Context Protocol: started when it is wanted, shared by all tasks, started again when it ends."""
+"""Session with an MCP server: started on demand, shared by all tasks, restarted when it ends."""
 
 from __future__ import annotations
 
@@ -32,40 +32,37 @@ from replanning.plan.types import JsonObject
 from replanning.run.processes import kill_processes_with_variable
 from replanning.tools.call import Secrets, unset_variables
 
-for _name in ("mcp", "client"):  # what the SDK says of a server it cannot read is for who asks for it, not for stderr
+for _name in ("mcp", "client"):  # keep log messages of the SDK off stderr
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 _LAUNCH_ARGV: Final = ("/bin/sh", "-c", 'echo "group $$" >&2; exec "$0" "$@"')
-"""Says which process group the program has, before it becomes the program."""
+"""Launcher that prints its process group before it becomes the program."""
 
 _GROUP_LINE: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
-
 _MARKER_VARIABLE: Final = "REPLANNING_MCP_SERVER"
-"""The variable that tells what a server has started from everything else, also once it has left its process group."""
+"""Variable that marks all processes of a server, also those that left its process group."""
 
 _PARTIAL_WORD: Final = re.compile(rb"\A\S+")
-
 _MAX_STDERR_BYTES: Final = 2_000
-
 _STDERR_DRAIN_TIMEOUT: Final = 1.0
-"""Seconds that what a program said last is waited for, once it has ended."""
+"""Seconds to wait for the last output of a program after its end."""
 
 _CONNECT_TIMEOUT: Final = 30.0
-"""Seconds to reach an address; what an answer may take is for the task to say."""
+"""Seconds to reach an address; the time for an answer is limited by the task."""
 
 
 class ServerStartError(Exception):
-    """A server cannot be started or reached; says why."""
+    """A server cannot be started or reached."""
 
 
 @dataclass(slots=True)
 class ServerHandle:
-    """A line to a server.
+    """Process of a server, or a connection to its address.
 
     Attributes:
-        process_token: by which all that its program starts is known, as a variable of the environment.
-        ended: set as soon as nothing more can come.
-        stderr_tail: what the program said last on stderr.
+        process_token: value of the environment variable that marks all its processes.
+        ended: set as soon as it has ended.
+        stderr_tail: the last output on stderr.
     """
 
     name: str
@@ -80,13 +77,13 @@ class ServerHandle:
 
     @property
     def last_stderr_line(self) -> str:
-        """The last line that the program said on stderr, without secrets."""
+        """Last line on stderr, without secrets."""
         lines = self.stderr_tail.decode(errors="replace").split("\n")
         found = [line.strip() for line in lines if line.strip()]
         return self.secrets.redact(found[-1])[:_MAX_STDERR_BYTES] if found else ""
 
     async def read_stderr(self, end: int) -> None:
-        """Read what the program says on stderr, for the log and for when it ends."""
+        """Read stderr, for the log and for the error when the program ends."""
         os.set_blocking(end, False)
         try:
             while True:
@@ -112,7 +109,7 @@ class ServerHandle:
             self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
 
     async def watch_exit(self) -> None:
-        """Notice when the program ends, also where something that it has started holds its output open."""
+        """Set `ended` when the program ends, even if a child process holds its output open."""
         await self._group_known.wait()
         try:
             end = os.pidfd_open(self._process_group)
@@ -125,7 +122,7 @@ class ServerHandle:
             os.close(end)
 
     async def terminate(self) -> None:
-        """End what is left of the program and of all that it has started, and hear its last words."""
+        """Kill the program and all that it started, and read the rest of stderr."""
         self._kill()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(
@@ -135,7 +132,7 @@ class ServerHandle:
             await self._stderr_closed.wait()
 
     def abandon(self) -> None:
-        """End a program that is being started, as soon as it is; whoever cancels that instead leaves it unattended."""
+        """Kill a program that is being started; cancelling its start instead would leave it running."""
         self._abandoned = True
         self._kill()
 
@@ -146,7 +143,7 @@ class ServerHandle:
 
 
 class _MonitoredStream:
-    """A stream that says when it has ended."""
+    """Stream that sets an event when it ends."""
 
     def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: anyio.Event) -> None:
         self._stream = stream
@@ -188,10 +185,10 @@ class _MonitoredStream:
 async def open_transport(
     server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[TransportStreams]:
-    """The streams to a server, which is started where it is a program; gone with all it started afterwards.
+    """Yield the streams to a server; a program is started, and killed afterwards with all that it started.
 
     Raises:
-        CannotStart: something that it needs is missing.
+        ServerStartError: something that it needs is missing.
         OSError: it cannot be started.
     """
     if unset := unset_variables(server, environ):
@@ -249,26 +246,23 @@ async def _http_transport(server: McpServer, line: ServerHandle) -> AsyncIterato
 
 
 _log = logging.getLogger("replanning.mcp")
-
 MAX_RESTARTS: Final = 5
-"""How often in a row a server is started again that answers no call in between."""
+"""Restarts in a row without an answered call."""
 
 _MAX_TOOLS: Final = 1_000
-
 _MAX_PAGES: Final = 100
-
 _REFRESH_INTERVAL: Final = 1.0
-"""Seconds between one time that a server is asked what it can do and the next, however often it says that this changed."""
+"""Least seconds between two requests for the tools of a server."""
 
 _SESSION_TERMINATED: Final = "Session terminated"
-"""What the SDK says where a server answers that it has forgotten a session."""
+"""Message of the SDK when a server has dropped a session."""
 
 
 class ServerGone(Exception):
-    """A server is not there, or has gone while it was at work.
+    """A server is missing, or went away during a call.
 
     Attributes:
-        request_sent: whether it may have begun with what was asked.
+        request_sent: whether it may have begun the call.
     """
 
     def __init__(self, reason: str, *, reached: bool) -> None:
@@ -278,12 +272,12 @@ class ServerGone(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A server as long as it lives.
+    """One life of a server.
 
     Attributes:
-        client: it, once it answers.
-        tools_changed: set when it says that its tools have changed.
-        closed: set when it is gone, with the reason.
+        client: the client, once the server answers.
+        tools_changed: set when the server reports changed tools.
+        closed: set when the server is gone; `reason` is set before.
     """
 
     handle: ServerHandle
@@ -295,26 +289,26 @@ class _Connection:
     closed: anyio.Event = field(default_factory=anyio.Event)
 
     async def handle_message(self, message: object) -> None:
-        """Take in what the server says of its own accord; called while nothing else can be read from it."""
+        """Handle a notification; nothing else is read meanwhile."""
         if isinstance(message, ToolListChangedNotification):
             self.tools_changed.set()
 
 
 class McpSession:
-    """One server and what it can do.
+    """MCP server with its tools.
 
     Args:
-        name: how plans call it.
-        server: how it is started or reached.
-        environ: where `{env:NAME}` is looked up.
-        cwd: what its `cwd` is relative to.
-        clock: time between one start and the next.
-        on_change: is told whenever it has become available or ceased to be.
+        name: its name in plans.
+        server: its command or address.
+        environ: the variables for `{env:NAME}`.
+        cwd: the directory that its `cwd` is relative to.
+        clock: the clock for delays between restarts.
+        on_change: called when it becomes available or unavailable.
 
     Attributes:
         tools: its tools by name, as it stated them last.
-        unavailable_reason: why it is not available; empty where it is.
-        secrets: what it was told and nobody else is to see.
+        unavailable_reason: why it is unavailable; "" if it is available.
+        secrets: the secrets that it was given.
     """
 
     def __init__(
@@ -343,11 +337,11 @@ class McpSession:
 
     @property
     def available(self) -> bool:
-        """Whether it answers."""
+        """The server answers."""
         return not self.unavailable_reason
 
     async def run(self) -> None:
-        """Keep the server alive, once somebody wants it, until it is closed or given up. Runs in a task of its own."""
+        """Keep the server alive after the first `start` until it is closed or given up; runs in its own task."""
         try:
             with self._scope:
                 await self._start_requested.wait()
@@ -361,7 +355,7 @@ class McpSession:
             self._connection.settled.set()
 
     def close(self) -> None:
-        """Have it end, in order where it is connected."""
+        """Stop the server; a connected one may finish in order."""
         self._closing = True
         if self._connection.client is not None:
             self._connection.handle.ended.set()
@@ -371,16 +365,16 @@ class McpSession:
             self._scope.cancel()
 
     async def start(self) -> None:
-        """Have it started, and wait until it answers or cannot be reached."""
+        """Start the server if necessary, and wait until it answers or has failed."""
         self._start_requested.set()
         await self._connection.settled.wait()
 
     async def call(self, tool: str, arguments: JsonObject) -> CallToolResult:
-        """What a tool of the server answers.
+        """Call a tool of the server and return its answer.
 
         Raises:
-            ServerGone: it is not there, or went away meanwhile.
-            Exception: whatever the SDK raises, `MCPError` where the server refuses.
+            ServerGone: it is missing, or went away during the call.
+            Exception: any error of the SDK; `MCPError` if the server refuses.
         """
         await self.start()
         connection = self._connection
@@ -408,7 +402,7 @@ class McpSession:
         return _Connection(ServerHandle(self.name, self.secrets))
 
     async def _run_connection(self, connection: _Connection) -> None:
-        """Start it, and wait until it has ended, however it does."""
+        """Start the server and wait until it has ended in any way."""
         self._starting = True
         try:
             await self._serve_connection(connection)
@@ -447,7 +441,7 @@ class McpSession:
             raise ServerStartError(f"it did not say within {server.timeout:g} s what it can do")
 
     async def _refresh_tools(self, connection: _Connection, client: Client) -> None:
-        """Ask the server again what it can do whenever it says that this has changed."""
+        """Request the tools again whenever the server reports changes."""
         while True:
             await connection.tools_changed.wait()
             connection.tools_changed = anyio.Event()
@@ -462,7 +456,7 @@ class McpSession:
 
 
 async def _subscribe_to_changes(client: Client) -> None:
-    """Have a server say when its tools have changed, where it does so only if it is asked to."""
+    """Subscribe to changes of the tools, which some servers require."""
     with suppress(ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError):
         async with client.listen(tools_list_changed=True) as events:
             async for _ in events:
@@ -470,7 +464,7 @@ async def _subscribe_to_changes(client: Client) -> None:
 
 
 async def _call_tool(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:
-    """What came of a call; None where the server went away."""
+    """Return the result or error of a call; None if the server went away."""
     outcome: CallToolResult | Exception | None = None
     assert connection.client is not None
     async with anyio.create_task_group() as group:
@@ -489,17 +483,17 @@ async def _call_tool(connection: _Connection, tool: str, arguments: JsonObject) 
 
 
 def _is_session_expired(outcome: object) -> bool:
-    """Whether a server refuses a session that it does not know any more."""
+    """Return whether a server refuses a session that it has dropped."""
     return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _SESSION_TERMINATED)
 
 
 def _is_connection_lost(outcome: object) -> bool:
-    """Whether what came of a call says that the server is gone."""
+    """Return whether the outcome of a call means that the server is gone."""
     return _is_session_expired(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
 
 
 async def _list_tools(client: Client) -> dict[str, Tool]:
-    """The tools that a server states, as many as are looked at."""
+    """Return the tools of a server, up to a bound."""
     found: dict[str, Tool] = {}
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
@@ -513,7 +507,7 @@ async def _list_tools(client: Client) -> dict[str, Tool]:
 
 
 def _error_text(error: BaseException, url: str | None = None) -> str:
-    """Why a server cannot be used, in one line."""
+    """Return why a server cannot be used, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:

@@ -1,4 +1,4 @@
-"""The kind `python`: a function of the user's own."""
+"""Tools of kind `python`: functions of the user."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from replanning.tools.call import ToolCall
 from replanning.tools.errors import InvalidArguments, InvalidTool, ToolUnavailable
 
 Function = Callable[..., object]
-
 T = TypeVar("T")
-
 _MAX_THREADS: Final = 40
 
 
 class PythonToolRunner:
-    """Executes Python functions: asynchronous ones as they are, others in a thread.
+    """Runner of Python functions: asynchronous ones directly, others in a thread.
 
     A thread cannot be stopped. When the task of a function that is not asynchronous is cancelled, or times
     out, nobody waits for the function any longer and its result is dropped, but it runs on to its end, and
@@ -65,7 +63,7 @@ class PythonToolRunner:
 
 
 def callable_problems(name: str | None) -> list[str]:
-    """Everything that is wrong with the name of a function."""
+    """Return the problems of the name of a function."""
     if name is None:
         return ["its kind is 'python', so it needs a `callable`"]
     module, colon, function = name.partition(":")
@@ -75,7 +73,7 @@ def callable_problems(name: str | None) -> list[str]:
 
 
 def load_callable(tool: str, name: str) -> Function:
-    """The function that `package.module:function` names.
+    """Return the function that `package.module:function` names.
 
     Raises:
         ToolUnavailable: the module cannot be imported, or has no such function.
@@ -103,7 +101,6 @@ def load_callable(tool: str, name: str) -> Function:
 
 
 def _bind(call: ToolCall, function: Function) -> Callable[[], object]:
-    """The function with its arguments."""
     arguments: dict[str, object] = dict(call.arguments)
     try:
         signature = inspect.signature(function)

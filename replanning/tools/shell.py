@@ -1,12 +1,21 @@
-"""The kind `shell`: commands, run by `/bin/sh`."""
+"""Tools of kind `shell`: commands, run by `/bin/sh` in a process group of which nothing outlives the command."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from subprocess import PIPE
 from typing import Final
 
+import anyio
 import anyio.to_thread
+from anyio.abc import ByteReceiveStream, Process
 from pydantic import JsonValue
 
 from replanning.plan.tasks import ToolSpec
@@ -23,13 +32,11 @@ from replanning.tools.errors import (
     ToolUnavailable,
     TransientCommandFailed,
 )
-from replanning.tools.process import START_BARRIER, CompletedProcess, OutputLimitExceeded, ProcessSpec, run_process
 
 FEEDBACK_VARIABLE: Final = "REPLANNING_FEEDBACK"
-"""The variable by which a process learns what a judge said of the attempt before."""
+"""Variable with the feedback of a judge on the previous attempt."""
 
 _SHELL: Final = "/bin/sh"
-
 _EXIT_NOT_FOUND: Final = 127
 
 
@@ -60,7 +67,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
 
 
 def shell_problems(tool: ToolSpec) -> list[str]:
-    """Everything that is wrong with the description of a command."""
+    """Return the problems of the description of a command."""
     problems = ["its kind is 'shell', so it needs a `command`"] if tool.command is None else []
     problems += command_problems(tool.command) if tool.command is not None else []
     problems += [
@@ -83,14 +90,14 @@ def _compile_script(call: ToolCall) -> Script:
         raise InvalidArguments(call.tool.name, [str(error)]) from None
 
 
-def _process_spec(call: ToolCall, script: Script) -> ProcessSpec:
+def _process_spec(call: ToolCall, script: Script) -> _ProcessSpec:
     own = {name: call.secrets.resolve(value) for name, value in call.tool.env.items()}
     feedback = str(getattr(call.context, "feedback", "")).replace(
         HOLE_DELIMITER, " "
     )  # others' contexts need have none
     told = {FEEDBACK_VARIABLE: feedback} if feedback else {}
-    return ProcessSpec(
-        argv=(_SHELL, "-ec", START_BARRIER + script.text, call.tool.name, *script.words),
+    return _ProcessSpec(
+        argv=(_SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
         cwd=call.cwd,
         environ={**call.environ, **own, IDEMPOTENCY_KEY_VARIABLE: call.context.idempotency_key, **told},
         output_limit=call.output_limit,
@@ -99,13 +106,13 @@ def _process_spec(call: ToolCall, script: Script) -> ProcessSpec:
     )
 
 
-async def _run_script(call: ToolCall, script: Script) -> CompletedProcess:
+async def _run_script(call: ToolCall, script: Script) -> _CompletedProcess:
     tool = call.tool
     if not call.cwd.is_dir():
         raise ToolUnavailable(tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`")
     try:
-        finished = await run_process(_process_spec(call, script))
-    except OutputLimitExceeded:
+        finished = await _run_process(_process_spec(call, script))
+    except _OutputLimitExceeded:
         raise ToolOutputTooLarge(tool.name, call.output_limit, "what it printed") from None
     except OSError as error:
         reason = f"it cannot be started: {error.strerror or error}"
@@ -115,8 +122,8 @@ async def _run_script(call: ToolCall, script: Script) -> CompletedProcess:
     return finished
 
 
-def _exit_error(call: ToolCall, finished: CompletedProcess) -> Exception:
-    """What a command that failed is to its task."""
+def _exit_error(call: ToolCall, finished: _CompletedProcess) -> Exception:
+    """Return the error for a command that failed."""
     tool, code = call.tool, finished.exit_code
     stderr = call.secrets.redact(finished.stderr.decode(errors="replace"))
     if code in tool.transient:
@@ -128,12 +135,12 @@ def _exit_error(call: ToolCall, finished: CompletedProcess) -> Exception:
 
 
 def _missing_program(tool: str, stderr: str) -> str | None:
-    """The program that the shell says it did not find."""
+    """Return the program that the shell did not find, from its message."""
     said = re.findall(rf"^{re.escape(tool)}: (?:line )?\d+: (.+?): (?:command )?not found$", stderr, re.MULTILINE)
     return said[-1] if said else None
 
 
-def _tool_output(finished: CompletedProcess) -> JsonObject:
+def _tool_output(finished: _CompletedProcess) -> JsonObject:
     streams = {"stdout": finished.stdout, "stderr": finished.stderr}
     output: JsonObject = {"exit_code": finished.exit_code}
     output |= {name: data.decode(errors="replace").rstrip("\r\n") for name, data in streams.items()}
@@ -146,7 +153,7 @@ def _tool_output(finished: CompletedProcess) -> JsonObject:
 
 
 def _json_in_stdout(stdout: str) -> JsonValue:
-    """The JSON object or array that is all a command printed, or the object that is its last line."""
+    """Return the output as a JSON object or array, or its last line as an object."""
     whole = parse_json(stdout) if stdout.lstrip()[:1] in {"{", "["} else None
     if isinstance(whole, dict | list):
         return whole
@@ -161,3 +168,141 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+_START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
+"""Beginning of every script: it waits until its process group is recorded; then its input is empty.
+
+If we are killed between starting a process and recording it, the read fails and the process ends by itself.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessSpec:
+    """Process to start; its program waits for a line on its input, see `_START_BARRIER`."""
+
+    argv: Sequence[str]
+    cwd: Path
+    environ: Mapping[str, str]
+    output_limit: int
+    grace: float
+    on_start: Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class _CompletedProcess:
+    """Exit code of a process (128 and the number of the signal that ended it) and its output."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class _OutputLimitExceeded(Exception):
+    """A process printed more than may be kept, and was stopped."""
+
+
+@dataclass(slots=True)
+class _OutputBuffer:
+    """Output of a process so far, bounded over both streams together."""
+
+    remaining: int
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+
+    def append(self, kept: bytearray, chunk: bytes) -> None:
+        self.remaining -= len(chunk)
+        if self.remaining >= 0:
+            kept += chunk
+
+
+async def _run_process(launch: _ProcessSpec) -> _CompletedProcess:
+    """Run a process in a group of its own until it ends, and kill its background processes.
+
+    If the surrounding scope is cancelled, the whole group is terminated, and killed after the grace period, before
+    this returns.
+
+    Raises:
+        _OutputLimitExceeded: it printed more than allowed; it was stopped.
+        OSError: it cannot be started.
+    """
+    with anyio.CancelScope(shield=True):  # asyncio loses a process while whose start it is cancelled
+        process = await anyio.open_process(
+            launch.argv,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            cwd=launch.cwd,
+            env=launch.environ,
+            start_new_session=True,
+        )
+    output = _OutputBuffer(launch.output_limit)
+    try:
+        launch.on_start(process.pid)
+        await _release_barrier(process)
+        exit_code = await _collect_output(process, output, launch.grace)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _terminate_group(process, launch.grace)
+    if exit_code is None:
+        raise _OutputLimitExceeded
+    return _CompletedProcess(
+        128 - exit_code if exit_code < 0 else exit_code, bytes(output.stdout), bytes(output.stderr)
+    )
+
+
+async def _release_barrier(process: Process) -> None:
+    assert process.stdin is not None
+    with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
+        await process.stdin.send(b"\n")
+        await process.stdin.aclose()
+
+
+async def _collect_output(process: Process, output: _OutputBuffer, grace: float) -> int | None:
+    """Collect the output until the process ends; return None if it was too much."""
+    exit_code: int | None = None
+    async with anyio.create_task_group() as group:
+
+        async def collect(stream: ByteReceiveStream | None, kept: bytearray) -> None:
+            assert stream is not None
+            with suppress(anyio.BrokenResourceError):
+                async for chunk in stream:
+                    output.append(kept, chunk)
+                    if output.remaining < 0:
+                        group.cancel_scope.cancel()
+
+        group.start_soon(collect, process.stdout, output.stdout)
+        group.start_soon(collect, process.stderr, output.stderr)
+        exit_code = await process.wait()
+        # What it printed is in the pipes already. Only a process that left the group can still hold them
+        # open after this, and that one is not waited for.
+        _signal_group(process.pid, signal.SIGKILL)
+        group.cancel_scope.deadline = anyio.current_time() + grace
+    return exit_code if output.remaining >= 0 else None
+
+
+async def _terminate_group(process: Process, grace: float) -> None:
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        with anyio.move_on_after(grace):
+            async with anyio.create_task_group() as group:
+                # The pipes close when the last process of the group is gone: the first is often a shell
+                # that ends at once, while the program it started is still clearing up.
+                group.start_soon(_drain, process.stdout)
+                group.start_soon(_drain, process.stderr)
+                await process.wait()
+        _signal_group(process.pid, signal.SIGKILL)
+    await process.aclose()
+
+
+async def _drain(stream: ByteReceiveStream | None) -> None:
+    assert stream is not None
+    with suppress(anyio.BrokenResourceError):
+        async for _ in stream:
+            pass
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to a process group, unless it is gone or belongs to another user."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import anyio
 import pytest
 from pydantic import JsonValue
@@ -119,7 +121,7 @@ async def test_default_timeout(where: str):
         await done.wait()
         return "done"
 
-    executor = ToolExecutor([tool], kinds={"mine": wait}, default_timeout=0.01)
+    executor = ToolExecutor([tool], kinds={"mine": wait}, default_timeout=timedelta(milliseconds=10))
     if where == "neither":
         with pytest.raises(
             ToolTimedOut, match=r"tool 't' was stopped after 0.01 s, .* give the task or the tool a `timeout`"
