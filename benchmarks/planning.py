@@ -155,7 +155,7 @@ async def _run(model: LLMProvider, clock: Passing) -> tuple[Times, Times]:
         work=_work,
         store=store,
         environment=environment,
-        workers=1,
+        max_concurrency=1,
         wait_for_answers=False,
     )
     await planning.execute_with_planning()

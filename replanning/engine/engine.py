@@ -192,7 +192,7 @@ class ReplanningEngine:
         return [question for question in pending if run_id in (None, question.run)]
 
     def history(self, run_id: str) -> ReplanHistory:
-        """What was replanned in a run, and why, read from its journal; also while another process is at it.
+        """Return the history of a run, read from its journal, also while another process owns it.
 
         Raises:
             UnknownRun: the store has no such run.
@@ -274,7 +274,7 @@ class ReplanningEngine:
             self.policy,
             questions,
             observe_only=self.mode == "observe",
-            outcome_history=PastOutcomes(life, self._stored_outcomes),
+            outcome_history=PastOutcomes(life),
         )
         delivery = ExporterDelivery(life, self.exporters)
         delivered = anyio.Event()
@@ -316,10 +316,6 @@ class ReplanningEngine:
             await delivery.flush()
             if not self._open_runs:  # users may never call `aclose`, and no connection outlives the runs it was for
                 await self._provider_registry.aclose()
-
-    def _stored_outcomes(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
-        outcomes = self.store.outcomes(tool=tool, capability=capability)
-        return [outcome.succeeded for outcome in reversed(outcomes)]
 
 
 def _handle_answer_message(life: Lifecycle, questions: Questions, message: InboxMessage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -44,6 +44,9 @@ class VettedAlternative(NamedTuple):
     version: int
 
 
+AskProvider = Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
+
+
 @dataclass(frozen=True, slots=True)
 class RankedCandidates:
     """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers."""
@@ -79,6 +82,7 @@ class ContextAnalyzer:
         return view.goal
 
 
+@dataclass(slots=True, eq=False)
 class AlternativeVetter:
     """Vets the alternatives of one replan; each once, unless the plan moves meanwhile.
 
@@ -86,28 +90,21 @@ class AlternativeVetter:
         request: the request.
         life: the run whose plan is to be changed.
         scorer: scores valid alternatives.
-        past: finds earlier outcomes of tools; what it answers holds for all alternatives that are compared.
+        past: finds earlier outcomes of tools; each is looked up once, so that all alternatives are compared by the same.
         time_left: seconds that remain of the budget, if it limits them.
     """
 
-    def __init__(
-        self,
-        request: ReplanRequest,
-        life: Lifecycle,
-        scorer: ConfidenceScorer,
-        past: OutcomeHistory,
-        time_left: float | None,
-    ) -> None:
-        self._request = request
-        self._life = life
-        self._scorer = scorer
-        self._past = past
-        self._time_left = time_left
-        self._vetted: dict[str, VettedAlternative] = {}
+    request: ReplanRequest
+    life: Lifecycle
+    scorer: ConfidenceScorer
+    past: OutcomeHistory
+    time_left: float | None
+    _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
+    _outcomes: dict[str, Sequence[bool]] = field(default_factory=dict)
 
     def vet(self, proposed: Alternative) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now."""
-        version, fingerprint = self._life.live.version, proposed.fingerprint()
+        version, fingerprint = self.life.live.version, proposed.fingerprint()
         vetted = self._vetted.get(fingerprint)
         if vetted is None or vetted.version != version or vetted.proposed != proposed:
             candidate, draft = self._vet(proposed)
@@ -115,7 +112,7 @@ class AlternativeVetter:
         return vetted
 
     def _vet(self, proposed: Alternative) -> tuple[Candidate, Draft | None]:
-        life, request = self._life, self._request
+        life, request = self.life, self.request
         live, settings = life.live, life.settings
         alternative = life.redactor.document(proposed)
         problem = "" if alternative is proposed else check_secrets(alternative.changes, proposed.changes)
@@ -135,13 +132,18 @@ class AlternativeVetter:
             problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
         if problem := problem or check_feasible(draft, request.triggers, live):
             return Candidate(alternative, None, problem), draft
-        score = self._scorer.score(alternative, PlanView(live), self._past, time_left=self._time_left)
+        score = self.scorer.score(alternative, PlanView(live), self._lookup, time_left=self.time_left)
         minimum = settings.alternatives
         if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
             problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
         elif score.total < minimum.min_confidence:
             problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
         return Candidate(alternative, score, problem), draft
+
+    def _lookup(self, tool: str) -> Sequence[bool]:
+        if tool not in self._outcomes:
+            self._outcomes[tool] = self.past(tool)
+        return self._outcomes[tool]
 
 
 class PathGenerator:
@@ -163,8 +165,8 @@ class PathGenerator:
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        asked = [(provider, provider.propose) for provider in self.providers]
-        return await _ask_all(asked, request, life, vetter)
+        replies = [Reply(provider, provider.propose) for provider in self.providers]
+        return await _ask_all(replies, request, life, vetter)
 
     async def complete_rejected(
         self, flawed: Sequence[Candidate], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
@@ -174,29 +176,33 @@ class PathGenerator:
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        able = [provider for provider in self.providers if flawed and hasattr(provider, "complete")]
-        asked = [(provider, partial(_complete, provider, flawed)) for provider in able]
-        return await _ask_all(asked, request, life, vetter)
+        able = [provider for provider in self.providers if hasattr(provider, "complete")]
+        return await _ask_all([Reply(p, partial(_complete, p, flawed)) for p in able], request, life, vetter)
 
-    def rank(self, alternatives: Sequence[Alternative], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
-        """Rank alternatives, best first; ties go by provider, then by its order. Rejected ones come last."""
+    def rank(self, replies: Sequence[Reply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
+        """Vet and rank the alternatives of replies, best first; ties go by provider, then by its order."""
         limit = life.settings.alternatives.max_count
         fingerprints: set[str] = set()
         good: list[tuple[Candidate, Draft | None]] = []
         bad: list[tuple[Candidate, Draft | None]] = []
-        for alternative in alternatives:
-            _, candidate, draft, _ = vetter.vet(alternative)
-            fingerprint = candidate.alternative.fingerprint()
-            if candidate.alternative.changes and fingerprint in fingerprints:
-                candidate = Candidate(candidate.alternative, None, "the same was proposed already")
-            fingerprints.add(fingerprint)
-            (bad if candidate.rejected else good).append((candidate, draft))
+        with life.spans.scoring_span():
+            for alternative in (alternative for reply in replies for alternative in reply.alternatives):
+                _, candidate, draft, _ = vetter.vet(alternative)
+                fingerprint = candidate.alternative.fingerprint()
+                if candidate.alternative.changes and fingerprint in fingerprints:
+                    candidate = Candidate(candidate.alternative, None, "the same was proposed already")
+                fingerprints.add(fingerprint)
+                (bad if candidate.rejected else good).append((candidate, draft))
         confident = life.settings.alternatives.human_approval_threshold if life.live.plan.facts is not None else 2.0
         good.sort(key=lambda ranked: self._sort_key(ranked[0], confident))
         spare = [(replace(c, rejected=f"only {limit} are considered"), draft) for c, draft in good[limit:]]
         ranked = [*good[:limit], *spare, *bad]
-        candidates = tuple(candidate for candidate, _ in ranked)
-        return RankedCandidates(candidates, tuple(draft for _, draft in ranked), (), PlanView(life.live))
+        return RankedCandidates(
+            tuple(candidate for candidate, _ in ranked),
+            tuple(draft for _, draft in ranked),
+            tuple(note for reply in replies for note in reply.notes),
+            PlanView(life.live),
+        )
 
     def _sort_key(self, candidate: Candidate, confident: float) -> tuple[bool, float]:
         """Rank proposals that facts have verified, and that need no person, before those of providers that yield."""
@@ -246,28 +252,29 @@ class AlternativeGenerator:
         request = self.analyzer.analyse(triggers, life, began)
         vetter = AlternativeVetter(request, life, paths.scorer, past, life.wall_clock_left(began))
         replies = await paths.generate(request, life, vetter)
-        ranked = self._rank(replies, life, vetter)
+        ranked = paths.rank(replies, life, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
-        completions = await paths.complete_rejected(flawed[: request.max_alternatives], request, life, vetter)
-        if any(reply.alternatives or reply.notes for reply in completions):
-            ranked = self._rank([*replies, *completions], life, vetter)
+        if flawed:
+            completions = await paths.complete_rejected(flawed[: request.max_alternatives], request, life, vetter)
+            if any(reply.alternatives or reply.notes for reply in completions):
+                ranked = paths.rank([*replies, *completions], life, vetter)
         return ranked
 
-    def _rank(self, replies: Sequence[Reply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
-        with life.spans.scoring_span():
-            alternatives = [alternative for reply in replies for alternative in reply.alternatives]
-            ranked = self.path_generator.rank(alternatives, life, vetter)
-        return replace(ranked, notes=tuple(note for reply in replies for note in reply.notes))
 
-
+@dataclass(slots=True, eq=False)
 class Reply:
     """The reply of one provider: alternatives and notes."""
 
-    def __init__(self, provider: AlternativeProvider) -> None:
-        self.provider = provider
-        self.name = _name(provider)
-        self.alternatives: list[Alternative] = []
-        self.notes: list[str] = []
+    provider: AlternativeProvider
+    ask: AskProvider
+    alternatives: list[Alternative] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    stale_error: StaleView | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the provider."""
+        return _name(self.provider)
 
     def add_note(self, text: str) -> None:
         """Keep a note of the provider beside its alternatives, up to a limit."""
@@ -286,9 +293,6 @@ class Reply:
         self.alternatives = list(map(self.sign, alternatives))
 
 
-AskProvider = Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
-
-
 async def _complete(
     provider: AlternativeProvider, flawed: Sequence[Candidate], request: ReplanRequest
 ) -> list[Alternative]:
@@ -304,43 +308,30 @@ async def _complete(
 
 
 async def _ask_all(
-    asked: Sequence[tuple[AlternativeProvider, AskProvider]],
-    request: ReplanRequest,
-    life: Lifecycle,
-    vetter: AlternativeVetter,
+    replies: list[Reply], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
 ) -> list[Reply]:
-    """Ask providers at the same time.
+    """Ask providers at the same time, and return their replies.
 
     Raises:
         StaleView: the first of them that read the plan after it had moved on.
     """
-    replies = [Reply(provider) for provider, _ in asked]
-    stale: dict[int, StaleView] = {}
-
-    async def ask_one(index: int) -> None:
-        try:
-            await _ask_provider(asked[index][1], replies[index], request, life, vetter)
-        except StaleView as error:
-            stale[index] = error
-
-    if len(asked) == 1:
-        await ask_one(0)
-    elif asked:
+    if len(replies) == 1:
+        await _ask_provider(replies[0], request, life, vetter)
+    elif replies:
         async with anyio.create_task_group() as group:
-            for index in range(len(asked)):
-                group.start_soon(ask_one, index)
-    if stale:
-        raise stale[min(stale)]
+            for reply in replies:
+                group.start_soon(_ask_provider, reply, request, life, vetter)
+    for reply in replies:
+        if reply.stale_error is not None:
+            raise reply.stale_error
     return replies
 
 
-async def _ask_provider(
-    ask: AskProvider, reply: Reply, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
-) -> None:
+async def _ask_provider(reply: Reply, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter) -> None:
     """Ask one provider within budget and deadline; a failure is contained and noted."""
-    provider, name, budget = reply.provider, reply.name, life.ledger.budget_tracker
+    name, budget = reply.name, life.ledger.budget_tracker
     try:
-        estimate = getattr(provider, "estimate", None)
+        estimate = getattr(reply.provider, "estimate", None)
         reserved = budget.reserve(estimate(request) if estimate is not None else Usage())
     except BudgetExceeded as error:
         reply.notes.append(f"{name} was not asked: {error}")
@@ -366,12 +357,12 @@ async def _ask_provider(
     try:
         with life.spans.provider_span(name) as answered:
             with scope:
-                reply.accept(await isolate(ask(request)))
+                reply.accept(await isolate(reply.ask(request)))
             answered(len(reply.alternatives), scope.cancelled_caught)
         if scope.cancelled_caught:
             reply.notes.append(f"{name} did not answer in time")
-    except StaleView:
-        raise
+    except StaleView as error:
+        reply.stale_error = error
     except BudgetExceeded as error:
         reply.notes.append(f"{name} could ask no further: {error}")
     except LLMError as error:  # its message is meant for people

@@ -334,9 +334,8 @@ class Replanner:
     async def _generate_and_decide(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
         life = self._lifecycle
         while triggers:
-            past = _memoised(self._outcome_history)
             try:
-                ranked = await self._generator.generate(triggers, life, past=past, began=began)
+                ranked = await self._generator.generate(triggers, life, past=self._outcome_history, began=began)
             except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
                 triggers = [trigger for trigger in triggers if self.queue.check_current(trigger)]
                 continue
@@ -411,15 +410,3 @@ class Replanner:
         # Fewer tasks must be left each time that the rest is considered again, so that this ends.
         fewer = len(left) < len(triggers) or any(not targets.isdisjoint(tasks) for tasks in left.values())
         return [trigger for trigger in triggers if trigger.id not in left] if fewer else triggers
-
-
-def _memoised(past: OutcomeHistory) -> OutcomeHistory:
-    """Look past outcomes up once for each tool, so that all candidates are compared by the same."""
-    outcomes: dict[str, Sequence[bool]] = {}
-
-    def lookup(tool: str) -> Sequence[bool]:
-        if tool not in outcomes:
-            outcomes[tool] = past(tool)
-        return outcomes[tool]
-
-    return lookup

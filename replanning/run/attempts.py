@@ -290,23 +290,10 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        task = self.get_nowait() or await self.get()
-        if task is None:
-            raise StopAsyncIteration
-        return task
-
-    def get_nowait(self) -> Task | None:
-        """Return the next task, if there is one and the event loop need not have a turn first."""
         self._requeue()
-        return self._remember(self._lifecycle.next_task_nowait())
-
-    async def get(self) -> Task | None:
-        """Wait for the next task; None when the run has ended."""
-        return self._remember(await self._lifecycle.next_task())
-
-    def _remember(self, claimed: tuple[TaskEntry, Task] | None) -> Task | None:
+        claimed = self._lifecycle.next_task_nowait() or await self._lifecycle.next_task()
         if claimed is None:
-            return None
+            raise StopAsyncIteration
         self._entry, task = claimed
         self._claim = self._entry.claim
         return task

@@ -7,8 +7,8 @@ from typing import Final
 from replanning.errors import NotAccepted, StoreError, TransientError
 from replanning.journal.observations import Failure
 from replanning.live.entries import TaskEntry
-from replanning.plan.tasks import Retry
 from replanning.run.isolation import error_message
+from replanning.settings import Settings
 
 _MAX_MESSAGE_CHARS: Final = 8_000
 
@@ -61,15 +61,14 @@ def _truncate_middle(message: str) -> str:
 
 
 def schedule_retry(
-    entry: TaskEntry, failure: Failure, default: Retry, *, threshold: int, now: float, chance: float
+    entry: TaskEntry, failure: Failure, settings: Settings, *, now: float, chance: float
 ) -> tuple[float | None, bool]:
     """Decide when a task is run again after a failed attempt.
 
     Args:
         entry: the task, whose attempt has failed.
         failure: the failure.
-        default: the retries of tasks that declare none.
-        threshold: the number of consecutive used-up failures at which the task is given up.
+        settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
         now: seconds since the epoch.
         chance: a number in [0, 1) that spreads the delay.
 
@@ -82,7 +81,7 @@ def schedule_retry(
         return None, True
     if failure.kind == "interrupted":
         return (now, False) if entry.task.idempotent else (None, True)
-    policy = entry.task.retry or default
+    policy = entry.task.retry or settings.retry
     repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
     delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
     if policy.jitter:
@@ -90,6 +89,6 @@ def schedule_retry(
     due = now + min(delay, _MAX_DELAY_SECONDS)
     if repeatable and entry.attempts_in_round < policy.max_attempts:
         return due, False
-    if entry.failures + 1 < threshold and failure.kind != "timeout":
+    if entry.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
         return due, True
     return None, True

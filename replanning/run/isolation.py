@@ -1,4 +1,4 @@
-"""What others' code does is contained: also what raises a cancellation of its own, or an error that cannot be shown."""
+"""Isolation of users' code, which may raise a cancellation of its own or an error that cannot be shown; and yielding."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ResultT = TypeVar("ResultT")
 
 
 class CancelledWithin(Exception):
-    """Others' code was cut off by a cancellation that did not come from us: of something that it waited for itself."""
+    """Users' code was cut off by a cancellation from within: of something that it waited for."""
 
     MESSAGE: ClassVar[str] = "something that it waited for was cancelled"
 
 
 async def isolate(answer: Awaitable[ResultT]) -> ResultT:
-    """What others' code answers, in a task that only we cancel.
+    """Await users' code, in a task that only the library cancels.
 
     Raises:
-        CancelledWithin: it raised a cancellation, and nobody has cancelled this task. Let through, it would end
-            everything beside it as well.
+        CancelledWithin: it raised a cancellation although this task is not being cancelled. Let through, that would
+            end everything beside it as well.
     """
     try:
         return await answer
@@ -37,57 +37,57 @@ async def isolate(answer: Awaitable[ResultT]) -> ResultT:
 
 
 def is_cancelled() -> bool:
-    """Whether the task that asks is being cancelled."""
+    """Return whether the current task is being cancelled."""
     return anyio.get_current_task().has_pending_cancellation()
 
 
 def describe_error(error: BaseException) -> str:
-    """The sentence of an error of ours, and what `repr` says of others, also of one that fails to say it."""
+    """Return the message of an error of the library, and the `repr` of any other, even one whose `repr` fails."""
     try:
         return str(error) if isinstance(error, ReplanningError) else repr(error)
-    except Exception:  # noqa: BLE001 - it is others' code
+    except Exception:  # noqa: BLE001 - it is users' code
         return f"{type(error).__name__}, which cannot be shown"
 
 
 def error_message(error: BaseException) -> str:
-    """What an error says, or how it is described where it says nothing or fails to say it."""
+    """Return the message of an error, or its description where the message is empty or fails."""
     try:
         return str(error) or describe_error(error)
-    except Exception:  # noqa: BLE001 - it is others' code
+    except Exception:  # noqa: BLE001 - it is users' code
         return describe_error(error)
 
 
 StepWrapper = Callable[[Iterator[None]], Iterator[None]]
-"""Looks for garbage at the pauses of work."""
+"""Collects garbage at the pauses of work."""
 
 _GC_THRESHOLD: Final = 6_000
-"""How many objects are looked through for garbage at once: as many as the collector does by itself."""
+"""New objects after which garbage is collected: about as many as the collector waits for by itself."""
 
 
 async def yielding(work: Iterator[None]) -> None:
-    """Do work that pauses now and then; at each pause the event loop has a turn."""
+    """Do work that pauses now and then, with a turn for the event loop at each pause."""
     for _ in work:
         await anyio.lowlevel.checkpoint()
 
 
 @contextmanager
 def gc_paused() -> Iterator[StepWrapper]:
-    """Look for no garbage meanwhile, but at pauses in work that is given to what this yields.
+    """Pause garbage collection, except at the pauses of work that is wrapped by the function that this yields.
 
-    What a large plan or a long journal is made into stays, and looking through it again and again takes as long as
-    making it. But what is never looked through is new to the garbage collector, which goes through all of it at once.
+    The objects of a large plan or a long journal stay alive, and going through them again and again takes as long as
+    making them. Without any collection, all of them would be new to the collector, which would go through them at once.
     """
-    looking = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
-        yield _collecting_between_steps if looking else iter
+        yield _collecting_between_steps if enabled else iter
     finally:
-        if looking:
+        if enabled:
             gc.enable()
 
 
 def _collecting_between_steps(work: Iterator[None]) -> Iterator[None]:
-    """Work in which what is new is looked through for garbage whenever there is enough of it, and then counts as old."""
+    """Collect garbage among new objects at the pauses of work; after that they count as old."""
     for _ in work:
         if gc.get_count()[0] > _GC_THRESHOLD:
             gc.collect(1)

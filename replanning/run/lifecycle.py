@@ -403,7 +403,14 @@ class Lifecycle:
 
     async def next_task(self) -> tuple[TaskEntry, Task] | None:
         """Wait for the next task and return it with its arguments resolved; None when the run has ended."""
-        await self._checkpoint()
+        # The event loop has a turn first; the first puller that waits for it resets the count of claims.
+        first = self._claims_since_checkpoint <= CLAIMS_PER_CHECKPOINT
+        self._claims_since_checkpoint = CLAIMS_PER_CHECKPOINT + 1
+        try:
+            await anyio.lowlevel.checkpoint()
+        finally:
+            if first:
+                self._claims_since_checkpoint = 0
         while self.end is None:
             claimed = self._claim_next()
             if claimed is not None:
@@ -413,16 +420,6 @@ class Lifecycle:
                 break
             await self._wait_for_task()
         return None
-
-    async def _checkpoint(self) -> None:
-        """Let the event loop have a turn; the first to wait for it resets the count of claims."""
-        first = self._claims_since_checkpoint <= CLAIMS_PER_CHECKPOINT
-        self._claims_since_checkpoint = CLAIMS_PER_CHECKPOINT + 1
-        try:
-            await anyio.lowlevel.checkpoint()
-        finally:
-            if first:
-                self._claims_since_checkpoint = 0
 
     def requeue(self, entry: TaskEntry, claim: int) -> None:
         """Return a task that was handed out and not started."""
@@ -630,7 +627,7 @@ class Lifecycle:
         failure = Failure(failure.type, self.redactor.text(message), failure.transient, kind)
         retry_at, exhausted = self._schedule_retry(entry, failure)
         self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
-        self._after_failure(retry_at)
+        self.after_observation()
 
     def _time_out(self, entry: TaskEntry, attempt_id: AttemptId) -> None:
         if attempt_id not in self.running:
@@ -639,18 +636,14 @@ class Lifecycle:
         retry_at, _ = self._schedule_retry(entry, Failure("TimedOut", "", kind="timeout"))
         self._cancel_attempt(attempt_id)
         self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
-        self._after_failure(retry_at)
+        self.after_observation()
 
     def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
-        settings, now = self.settings, self.clock.now()
-        return schedule_retry(
-            entry, failure, settings.retry, threshold=settings.failure_threshold, now=now, chance=self._chance()
-        )
-
-    def _after_failure(self, retry_at: float | None) -> None:
+        now, chance = self.clock.now(), self._chance()
+        retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
         if retry_at is not None:
             self.timer.notify_deadline(retry_at)
-        self.after_observation()
+        return retry_at, exhausted
 
     def _cancel_attempt(self, attempt_id: AttemptId | None) -> None:
         """Stop the body of an attempt that is not current any more."""

@@ -1,10 +1,10 @@
-"""How uses of tools end and applied alternatives work out: noted, collected for later runs, and found again."""
+"""Outcomes of tools and of applied alternatives: noted, collected for later runs, and looked up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from replanning.changes import target_task_ids
 from replanning.decision.confidence import source_key
@@ -12,6 +12,7 @@ from replanning.errors import StoreError
 from replanning.journal.observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
 from replanning.journal.records import OutcomeRecorded, PlanRevised, Record
 from replanning.journal.store import ToolOutcome
+from replanning.live.folding import MAX_OUTCOMES_PER_TOOL
 from replanning.live.states import STUCK
 from replanning.run.lifecycle import Lifecycle
 
@@ -19,10 +20,10 @@ _ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, Attemp
 
 
 class AlternativeOutcomeTracker:
-    """Notes how applied alternatives work out, in the run that they were applied to.
+    """Records whether applied alternatives have worked out.
 
     Args:
-        life: of the run.
+        life: the run that they were applied to.
     """
 
     def __init__(self, life: Lifecycle) -> None:
@@ -32,7 +33,7 @@ class AlternativeOutcomeTracker:
         self._subscribe()
 
     def recheck(self, record: Record) -> None:
-        """Look at the last record of a run that is taken up again, from which its process may have concluded nothing."""
+        """Handle the last record of a resumed run, in case its earlier process had no time to."""
         if isinstance(record.body, _ATTEMPT_ENDS):
             self._on_attempt_end(record)
         elif isinstance(record.body, PlanRevised):
@@ -45,11 +46,11 @@ class AlternativeOutcomeTracker:
         watched = (watching.get(live.entry(task_id).root) for task_id in target_task_ids(record.body.changes))
         applied = next((a for a in watched if a is not None and a.replan == record.body.replan), None)
         if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
-            # After a skip nothing more will end that could tell: it has worked out at once.
+            # After a skip no attempt will end: it has worked out at once.
             self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, True, 0.0))
 
     def _subscribe(self) -> None:
-        """Look at the ends of attempts, from the first alternative on whose outcome is wanted."""
+        """Observe the ends of attempts, once there is an alternative whose outcome is pending."""
         if self._lifecycle.ledger.pending_outcomes and not self._subscribed:
             self._subscribed = True
             for kind in _ATTEMPT_ENDS:
@@ -70,51 +71,42 @@ class AlternativeOutcomeTracker:
             self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, done, record.at - applied.applied_at))
 
 
-class OutcomeLookup(Protocol):
-    """Finds outcomes of earlier runs, oldest first."""
-
-    def __call__(self, *, tool: str | None, capability: str | None) -> Sequence[bool]:
-        """The outcomes of a tool, or of a capability."""
-        ...
-
-
 class PastOutcomes:
-    """Evidence of past success: this run's outcomes of a tool, then those of earlier runs, then its capability's.
+    """Evidence of past success: outcomes of a tool in this run, then in earlier runs, then those of its capability.
 
-    By `source_key` it finds those of a source's alternatives.
+    By `source_key` it finds the outcomes of a source's alternatives.
 
     Args:
-        life: of the run whose outcomes come first.
-        earlier: finds outcomes of earlier runs by tool or capability.
+        life: the run whose outcomes come first; its store has those of earlier runs.
     """
 
-    def __init__(self, life: Lifecycle, earlier: OutcomeLookup) -> None:
+    def __init__(self, life: Lifecycle) -> None:
         self._lifecycle = life
-        self._lookup = earlier
 
     def __call__(self, tool: str) -> Sequence[bool]:
-        """The last outcomes of a tool."""
-        live, ledger = self._lifecycle.live, self._lifecycle.ledger
+        """Return the last outcomes of a tool, oldest first."""
+        live, ledger, store = self._lifecycle.live, self._lifecycle.ledger, self._lifecycle.journal.store
         own = list(live.outcomes.get(tool, ()) or ledger.outcomes_by_source.get(tool, ()))
-        if len(own) < 50:
-            own = [*self._lookup(tool=tool, capability=None), *own][-50:]
+        if len(own) < MAX_OUTCOMES_PER_TOOL:
+            earlier = [outcome.succeeded for outcome in reversed(store.outcomes(tool=tool, capability=None))]
+            own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
         if own:
             return own
         spec = live.tools.get(tool)
         if spec is None or spec.capability is None:
             return ()
-        # The failures of a tool that is to be replaced say nothing about what replaces it.
+        # The failures of a tool that is to be replaced say nothing about its replacement.
         failing = {live.entry(task_id).task.tool for task_id in live.stuck}
         same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
-        found = [outcome for name in same for outcome in live.outcomes.get(name, ())]
-        return [*self._lookup(tool=None, capability=spec.capability), *found][-50:]
+        earlier = [o.succeeded for o in reversed(store.outcomes(tool=None, capability=spec.capability))]
+        return [*earlier, *(o for name in same for o in live.outcomes.get(name, ()))][-MAX_OUTCOMES_PER_TOOL:]
 
 
 class OutcomeCollector:
-    """Collects how uses of tools end, and how alternatives work out, for later runs; written when the run is left.
+    """Collects the outcomes of tools and alternatives for later runs; stored when the run is left.
 
     Args:
-        life: of the run.
+        life: the run.
     """
 
     def __init__(self, life: Lifecycle) -> None:
@@ -143,7 +135,7 @@ class OutcomeCollector:
             self._outcomes.append(ToolOutcome(name, spec.capability if spec else None, succeeded, record.at))
 
     def save(self) -> None:
-        """Hand over what was collected; without it, later scores know less."""
+        """Store the outcomes; where that fails, later scores have less evidence."""
         if self._outcomes:
             with suppress(StoreError):
                 self._lifecycle.journal.add_outcomes(self._outcomes)

@@ -1,10 +1,11 @@
-"""One timer for everything in a run that waits for a point in time."""
+"""Timer of a run: one task sleeps for all alarms and deadlines."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -14,17 +15,15 @@ import anyio.lowlevel
 from replanning.environment import Clock
 
 _LAZY_CANCEL_SECONDS: Final = 60.0
-"""Seconds for which an alarm that was cancelled is slept for all the same: providers have less, people more."""
+"""Seconds for which the timer still sleeps for an alarm that was cancelled: providers have less, people more."""
 
 
+@dataclass(slots=True, eq=False)
 class Alarm:
-    """A callback that is due at a point in time, unless it is cancelled."""
+    """A callback that is due at a point in time (seconds since the epoch), unless it is cancelled."""
 
-    __slots__ = ("callback", "when")
-
-    def __init__(self, when: float, callback: Callable[[], None]) -> None:
-        self.when = when
-        self.callback: Callable[[], None] | None = callback
+    when: float
+    callback: Callable[[], None] | None
 
     def cancel(self) -> None:
         """Do not call back."""
@@ -34,12 +33,13 @@ class Alarm:
 class Timer:
     """Sleeps until the earliest of its alarms and the deadlines of the plan, one task for all of them.
 
-    `next_wakeup` is when it looks next; only an earlier deadline than that need be told by `notify_deadline`.
-
     Args:
-        clock: where time comes from.
-        next_deadline: the earliest deadline that is kept elsewhere.
+        clock: time.
+        next_deadline: returns the earliest deadline of the plan.
         on_deadline: called with the time when that deadline is due.
+
+    Attributes:
+        next_wakeup: the time of the next wake-up; only deadlines before it need `notify_deadline`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Timer:
         self._on_deadline = on_deadline
         self._alarms: list[tuple[float, int, Alarm]] = []
         self._count = 0
-        # A clock that jumps ahead can be told that an alarm was cancelled for which the timer still sleeps.
+        # A virtual clock must not jump ahead to an alarm that was cancelled while the timer sleeps for it.
         sleep_while = getattr(clock, "sleep_while", None)
         self._sleep = clock.sleep if sleep_while is None else partial(sleep_while, wanted=self._has_pending)
         self.next_wakeup = math.inf
@@ -66,7 +66,7 @@ class Timer:
         return alarm
 
     def notify_deadline(self, when: float) -> None:
-        """Say that there is a deadline now that may be earlier than what is slept for."""
+        """Wake up earlier if a new deadline comes before the next wake-up."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -79,7 +79,7 @@ class Timer:
         while True:
             when = self._next_due()
             if when is None and 0 < self.next_wakeup - self._clock.now() <= _LAZY_CANCEL_SECONDS:
-                when = self.next_wakeup  # it was cancelled; looking then in vain is less work than being woken for each
+                when = self.next_wakeup  # it was cancelled; waking up in vain is less work than being woken for each
             if when is None:
                 self.next_wakeup = math.inf
                 self._changed = changed = anyio.Event()

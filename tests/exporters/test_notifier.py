@@ -204,7 +204,7 @@ async def test_edits_keep_their_distance_and_the_last_one_arrives() -> None:
             store=store,
             exporters=[Notifier(issue, edit_interval=4)],
             environment=environment,
-            workers=1,
+            max_concurrency=1,
         )
         await planning.execute_with_planning(RUN)
         await planning.engine.aclose()

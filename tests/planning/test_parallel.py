@@ -119,7 +119,7 @@ async def test_a_plan_for_both_failures_is_not_made_twice() -> None:
         environment = virtual_environment(clock=clock)
         llm = ScriptedLLM(model, environment=environment)
         planning = PlanningCoordinator(
-            Settings(), llm, TOOLS, "Tell people", work=desk, environment=environment, workers=1
+            Settings(), llm, TOOLS, "Tell people", work=desk, environment=environment, max_concurrency=1
         )
         assert await planning.execute_with_planning(), planning.result.reason
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Retry, Task
+from replanning import Retry, Settings, Task
 from replanning.journal import Failure
 from replanning.live.entries import TaskEntry
 from replanning.run.failures import schedule_retry
@@ -25,8 +25,8 @@ def after(
     """What follows, at 100, when a task's so-manieth attempt in a row fails; half a second between attempts."""
     entry = TaskEntry(Task.model_validate({"id": "t", **task}), 0, None)
     entry.attempts_in_round, entry.failures = round_, failures
-    default = Retry(delay=0.5, jitter=False)
-    return schedule_retry(entry, failure, default, threshold=threshold, now=100.0, chance=chance)
+    settings = Settings(retry=Retry(delay=0.5, jitter=False), failure_threshold=threshold)
+    return schedule_retry(entry, failure, settings, now=100.0, chance=chance)
 
 
 def test_what_may_pass_is_tried_again() -> None:
