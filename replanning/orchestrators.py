@@ -9,7 +9,7 @@ from replanning.run.attempts import Work, validate_work
 
 
 class _Orchestrator:
-    """What both have in common."""
+    """The parts that both orchestrators share."""
 
     def __init__(self, work: Work, *, max_concurrency: int) -> None:
         if max_concurrency < 1:
@@ -27,9 +27,9 @@ class _Orchestrator:
         """Run a plan to its end.
 
         Args:
-            plan: what to run.
+            plan: the plan.
             replanning: false to run it as if no engine were attached.
-            run_id: how to call the run; made up when left out.
+            run_id: the id of the run; a new one when left out.
         """
         if self.engine is not None and replanning:
             source = self.engine.open(plan, run_id=run_id)
@@ -40,7 +40,7 @@ class _Orchestrator:
         return run.result
 
     async def resume(self, run_id: str) -> RunResult:
-        """Take up a run that was paused, was left, or whose process died.
+        """Resume a run that was paused, was left, or whose process died.
 
         Raises:
             NotRunning: no engine is attached, so there is no store that has the run.
@@ -68,7 +68,7 @@ class SwarmOrchestrator(_Orchestrator):
 
     Args:
         work: executes one task: returns its output, raises when it fails.
-        max_concurrency: how many tasks run at once at most.
+        max_concurrency: the most tasks that run at once.
     """
 
     def __init__(self, work: Work, *, max_concurrency: int = 8) -> None:

@@ -634,7 +634,7 @@ class _PlanningRun:
                 *open_notifiers(options.notify),
             ],
             environment=self.environment,
-            workers=options.max_concurrency,
+            max_concurrency=options.max_concurrency,
             wait_for_answers=replies,
         )
         planning.engine.monitor.on(object, self.display.on_event)

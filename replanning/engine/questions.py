@@ -297,7 +297,7 @@ class Questions:
                 if is_stale(asked, life.live):
                     self._withdraw(asked)
                 elif outcome == "pause":
-                    life.commit(RunPaused(f"nobody answered question {asked.question!r} in time", "timeout"))
+                    life.commit(RunPaused(f"question {asked.question!r} was not answered in time", "timeout"))
                     return
                 else:
                     self._close_and_carry_out(asked, timeout_answer(asked, outcome, life.live, life.ledger))

@@ -60,7 +60,7 @@ class PlanningCoordinator:
         store: keeps the journal.
         exporters: receive every record of the journal.
         environment: time, chance and ids.
-        workers: maximum number of tasks that run at once.
+        max_concurrency: maximum number of tasks that run at once.
         wait_for_answers: whether to wait, as long as settings say, for answers through the store where there is no
             gate; else the assumptions of the model are made at once.
 
@@ -88,14 +88,14 @@ class PlanningCoordinator:
         store: RunStore | None = None,
         exporters: Sequence[Exporter] = (),
         environment: Environment | None = None,
-        workers: int = 8,
+        max_concurrency: int = 8,
         wait_for_answers: bool = True,
     ) -> None:
         _check_inputs(config, llm_client, task)
         if work is not None:
             validate_work(work)
         self.settings = config
-        self._llm, self._work, self._workers, self._wait_for_answers = llm_client, work, workers, wait_for_answers
+        self._llm, self._work, self._max_concurrency, self._wait_for_answers = llm_client, work, max_concurrency, wait_for_answers
         self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         self._tools = {tool.name: tool for tool in self._library.tools}
         goal = Goal(objective=task) if isinstance(task, str) else task
@@ -301,7 +301,7 @@ class PlanningCoordinator:
                     run.pause(f"the phase {self._stop_after} is done")
                 return output
 
-            await run_workers(run, work, self._workers)
+            await run_workers(run, work, self._max_concurrency)
 
 
 def _check_inputs(config: object, llm: object, task: object) -> None:

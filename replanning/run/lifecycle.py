@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +9,6 @@ from typing import Final, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
-from pydantic_core import from_json
 
 from replanning.changes import PlanChange
 from replanning.decision.ledger import LEDGER_RECORD_HANDLERS as LEDGER_KINDS
@@ -57,20 +55,17 @@ from replanning.llm.quoting import truncate_text
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
-from replanning.plan.types import AttemptId, JsonValue, ReplanId, RunId, TaskId, TriggerId
-from replanning.run.failures import failure_from, schedule_retry
+from replanning.plan.types import AttemptId, ReplanId, RunId, TaskId, TriggerId
 from replanning.run.isolation import describe_error
 from replanning.run.journal_writer import Journal, strip_unstorable
 from replanning.run.meter import RunMeter
 from replanning.run.processes import host_id, process_start_time
+from replanning.run.reports import Codec, failure_from, schedule_retry, serialise_output
 from replanning.run.timer import Timer
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
 Observer = Callable[[Record], None]
-
-Codec = Callable[[object], JsonValue]
-"""Turns an output that is not JSON into JSON."""
 
 CLAIMS_PER_CHECKPOINT: Final = 256
 """Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
@@ -568,7 +563,11 @@ class Lifecycle:
         if entry is None:
             return
         try:
-            value, recoverable = (None, True) if output is None else self._serialise_output(output)
+            value, recoverable = (
+                (None, True)
+                if output is None
+                else serialise_output(output, self._codec, self.redactor, self.settings.max_output)
+            )
         except OutputError as error:
             self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
             return
@@ -655,32 +654,6 @@ class Lifecycle:
     def _cancel_attempts(self) -> None:
         for attempt_id in list(self.running):
             self._cancel_attempt(attempt_id)
-
-    def _serialise_output(self, output: object) -> tuple[JsonValue, bool]:
-        """Return the output as JSON without secrets, and whether a resumed run will find it."""
-        if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
-            return output, True
-        if self._codec is not None:
-            try:
-                output = self._codec(output)
-            except Exception as error:  # every error of a codec is a failure of the attempt
-                raise OutputError(f"the codec failed for {type(output).__name__}: {error!r}") from error
-        try:
-            text = json.dumps(output, allow_nan=False, ensure_ascii=False)
-            size = len(text.encode())
-        except (TypeError, ValueError, RecursionError):
-            return None, False
-        if size > self.settings.max_output:
-            raise OutputError(
-                f"the output has {size} bytes as JSON, the limit is {self.settings.max_output};"
-                " store it elsewhere and return a reference to it"
-            )
-        try:
-            if isinstance(output, list | dict | tuple):
-                output = from_json(f'{{"output":{text}}}')["output"]  # as a resumed run will read it
-            return self.redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
-        except (ValueError, RecordNotSerializable):
-            return None, False  # a reader does not take so deep a nesting, or so long a number
 
     # The end
 

@@ -1,4 +1,4 @@
-"""Accounts for the calls of language models that are made for a run: against its budget, and on its trace."""
+"""Metering of the calls of language models for a run: against its budget, and on its trace."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
 
 
 class ChargeUsage(Protocol):
-    """Counts what was used, by whichever provider."""
+    """Counts usage against a budget."""
 
     def __call__(self, usage: Usage, *, provider: str | None = None) -> None:
-        """Count it."""
+        """Count the usage of a provider."""
         ...
 
 
@@ -27,15 +27,15 @@ class RunMeter:
     """Reserves, traces and counts the calls that one provider makes for a run; each counts, however it ends.
 
     An answer counts with the tokens that the service reports. A call that the service turned down, or that did not
-    reach it, counts without tokens. Of any other, such as one cut off at its deadline, nobody knows what will be on the
-    bill: it counts with all that was reserved, so that the budget holds.
+    reach it, counts without tokens. The cost of any other, such as one cut off at its deadline, is unknown: it counts
+    with everything that was reserved, so that the budget holds.
 
     Args:
-        provider: for whose proposals models are asked.
+        provider: the provider that makes the calls.
         spending: the budget of the run.
-        charge: puts on record what was used.
+        charge: records usage.
         spans: traces the calls.
-        note: puts on record what became of calls.
+        note: records remarks on calls.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class RunMeter:
 
     @contextmanager
     def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
-        """Reserve what a call may use and trace it; what it yields is told the answer, and counts what was used.
+        """Reserve the estimate of a call and trace it; yields a function to be called with the completion.
 
         Raises:
-            BudgetExceeded: it does not fit what is left; nothing was sent.
+            BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
         """
         reserved = self._spending.reserve(call.estimate)
         used = reserved

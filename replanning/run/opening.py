@@ -1,4 +1,4 @@
-"""Creates, forks and resumes runs: journal, lease, and what a journal says about where its run stands."""
+"""Opening of runs: a new run is created, an earlier one is resumed or forked, from its journal and under its lease."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.isolation import StepWrapper, gc_paused, yielding
 from replanning.run.journal_writer import DEFAULT_LEASE_TTL, Journal
-from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
+from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.processes import kill_orphaned_processes
+from replanning.run.reports import Codec
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.telemetry.setup import Telemetry
@@ -45,24 +46,24 @@ from replanning.version import __version__
 ItemT = TypeVar("ItemT")
 
 _BATCH_SIZE: Final = 100
-"""How many records are read or replayed between two pauses."""
+"""Records that are read or replayed between two pauses."""
 
 _NON_CAUSAL_RECORDS = (TriggerFired, TriggerDropped, OutcomeRecorded, ErrorContained, RunResumed, PlanningNoted)
-"""Records that only follow from others, or from which nothing follows."""
+"""Records that only follow from others, or have no consequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFactory:
-    """Everything that runs opened by one engine (or without an engine) share.
+    """Opens runs; holds the parts that all runs of one engine share.
 
     Attributes:
         store: keeps the journals.
-        settings: under which runs are opened and resumed.
+        settings: of the runs.
         environment: time, chance and ids.
-        redactor: takes secrets out of what enters.
+        redactor: takes secrets out of plans, observations and outputs.
         codec: turns outputs that are not JSON into JSON.
         telemetry: makes spans and metrics.
-        lease_ttl: seconds for which a run is owned without being renewed, which happens three times as often.
+        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often.
     """
 
     store: RunStore
@@ -74,11 +75,11 @@ class RunFactory:
     lease_ttl: float = DEFAULT_LEASE_TTL
 
     async def create(self, plan: Plan, run_id: str | None, *, mode: str) -> PlanRun:
-        """A new run of a plan, owned by this process.
+        """Create a run of a plan, owned by this process.
 
         Raises:
             StoreError: the store does not take it, or has a run of this id.
-            TypeError: it is no plan, but the name of a file, say.
+            TypeError: this is not a plan but, say, the name of a file.
         """
         if not isinstance(plan, Plan):
             raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
@@ -100,11 +101,11 @@ class RunFactory:
             raise
 
     async def resume(self, run_id: str) -> PlanRun:
-        """Take a run over: replay its journal, end what its process left running, and own it.
+        """Take a run over: own it, replay its journal, and kill the processes that it left running.
 
         Raises:
             UnknownRun: there is no such run.
-            RunOwned: another process is at it.
+            RunOwned: another process owns it.
             JournalCorrupt: its journal cannot be replayed.
             StoreError: it was written by a newer version, or its opening was cut off.
         """
@@ -154,7 +155,7 @@ class RunFactory:
         return run
 
     def _acquire_new_run(self, run: RunId) -> Lease:
-        """Own a new run; one whose process ended before it wrote anything is as good as new."""
+        """Own a new run, or one whose process ended before it wrote anything."""
         owner, now = owner_id(), self.environment.clock.now()
         try:
             return self.store.create(run, owner, now, self.lease_ttl)
@@ -168,7 +169,7 @@ class RunFactory:
             return self.store.acquire(run, owner, now, self.lease_ttl)
 
     async def _rebuild_state(self, records: Sequence[Record], settled: StepWrapper) -> tuple[LivePlan, Ledger]:
-        """Where a run stands after these records."""
+        """Replay records into a live plan and a ledger."""
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         live = LivePlan(opened.plan, empty=True)
@@ -189,7 +190,7 @@ class RunFactory:
         *,
         new: bool = False,
     ) -> PlanRun:
-        """The run that the records tell of."""
+        """Build the run of these records."""
         settings, clock = self.settings, self.environment.clock
         journal = Journal(
             self.store,
@@ -234,7 +235,7 @@ class RunFactory:
             raise
 
     def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
-        """The spans of a run; those of a resumed run go on in the trace that it was in first."""
+        """Create the spans of a run; a resumed run continues its first trace."""
         bodies = (record.body for record in records)
         traces = (body.trace for body in bodies if isinstance(body, RunOpened | RunResumed) and body.trace)
         clock, content = self.environment.clock, self.settings.capture_content
@@ -243,7 +244,7 @@ class RunFactory:
         )
 
     async def _redact_plan(self, plan: Plan) -> tuple[Plan, str]:
-        """The plan without secrets, and where some were, in words; those that tools need are references."""
+        """Return the plan without secrets, and a warning that names the places where some were."""
         tasks: list[Task] = []
         facts: list[str] = []
         await yielding(_redact_batches(plan.tasks, self.redactor.document, tasks))
@@ -258,20 +259,19 @@ class RunFactory:
 
 
 def _redact_batches(parts: Sequence[ItemT], cleaner: Callable[[ItemT], ItemT], clean: list[ItemT]) -> Iterator[None]:
-    """Add the parts without secrets to a list; pauses now and then."""
+    """Add the parts without secrets to a list, with pauses."""
     for start in range(0, len(parts), _BATCH_SIZE):
         clean += map(cleaner, parts[start : start + _BATCH_SIZE])
         yield
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
-    """What takes out secrets under these settings."""
-    known = (environ.get(name, "") for name in settings.redaction.environment)
-    return Redactor(known, settings.redaction.patterns)
+    """Return the redactor that settings describe."""
+    return Redactor((environ.get(name, "") for name in settings.redaction.environment), settings.redaction.patterns)
 
 
 def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterator[None]:
-    """Read the journal of a run, whole and of a kind that this version can replay, with pauses.
+    """Read the whole journal of a run, which this version can replay, with pauses.
 
     Raises:
         UnknownRun: there is no such run.
@@ -284,7 +284,7 @@ def _read_journal(store: RunStore, run: RunId, records: list[Record]) -> Iterato
             if not len(records) % _BATCH_SIZE:
                 yield
     except JournalCorrupt:
-        _check_version(run, records)  # what a newer version writes need not be known here
+        _check_version(run, records)  # records of a newer version may be unknown here
         raise
     if not records:
         raise StoreError(f"run {run!r} has no records: its process ended while it was opening it; open the plan again")
@@ -313,7 +313,7 @@ def _check_version(run: RunId, records: Sequence[Record]) -> None:
 
 
 def _feature_version(version: str) -> tuple[int, ...]:
-    """The part of a version that tells what can be in a journal; nothing where it is not a number."""
+    """Return the major and minor version; empty where they are not numbers."""
     try:
         return tuple(int(part) for part in version.split(".")[:2])
     except ValueError:
@@ -346,15 +346,12 @@ def _require_complete_fork(opened: RunOpened, live: LivePlan) -> None:
 
 
 def _is_copied_to_fork(record: Record) -> bool:
-    """Whether a record holds for a fork as well. The processes are those of the old run, which may go on."""
+    """Return whether a record holds for a fork as well; processes belong to the old run, which may go on."""
     return not isinstance(record.body, ProcessStarted)
 
 
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:
-    """A record for a fork, which has a trace and an inbox of its own.
-
-    Ids of questions begin with the id of their run, by which answers find it.
-    """
+    """Return a record for a fork, which has its own trace and inbox; ids of questions begin with the id of their run."""
     body = record.body
     if isinstance(body, RunResumed):
         return record._replace(body=replace(body, trace=None))
@@ -370,7 +367,7 @@ def _rewrite_for_fork(record: Record, run: RunId) -> Record:
 
 
 def _resume_state(records: Sequence[Record]) -> ResumeState:
-    """What a run that is taken up again must know of its past, beside live plan and ledger."""
+    """Return the past of a resumed run, beside the part that its live plan and ledger hold."""
     last = len(records) - 1
     while last and isinstance(records[last].body, _NON_CAUSAL_RECORDS):
         last -= 1

@@ -1,4 +1,4 @@
-"""What a process that was killed left running: found again by what its run has noted, and ended."""
+"""Orphaned processes of a run whose process was killed: found again by the run's records, and killed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from replanning.journal.records import Record
 from replanning.plan.types import RunId
 
 IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
-"""The variable by which a process learns the idempotency key of its attempt, and by which we know it again."""
+"""The environment variable that holds the idempotency key of an attempt, by which its processes are recognised."""
 
 KILL_TIMEOUT_SECONDS: Final = 5.0
-"""Seconds that killed processes have to be gone; only the system itself can hold one up for longer."""
+"""Seconds to wait for killed processes to exit; only the system itself can hold one up for longer."""
 
 _MAX_KILL_ROUNDS: Final = 20
-"""How often processes are looked for that others start while they are being killed."""
+"""Scans for processes that others start while they are being killed."""
 
 _EMPTY_SCANS_REQUIRED: Final = 3
-"""After how many looks in vain none is left: one that ends during a look may have started another behind it."""
+"""Scans without a hit after which none is left: a process that ends during a scan may have started another."""
 
 _PROC_DIR: Final = Path("/proc")
 
 
 def host_id() -> str:
-    """Where numbers of processes mean the same, as a record of a process names it."""
+    """Return a name for the machine and process namespace, in which process ids are unique."""
     return f"{platform.node()} ({pid_namespace_id()})"
 
 
 def process_start_time(pid: int) -> float:
-    """When a process started, in clock ticks since boot; 0 where that cannot be told."""
+    """Return the start time of a process in clock ticks since boot; 0 where the system does not tell."""
     stat = process_stat(pid)
     return float(stat[STAT_START_TIME]) if stat else 0.0
 
@@ -46,8 +46,8 @@ def process_start_time(pid: int) -> float:
 def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
     """Kill the process groups that attempts of a run started on this machine and left behind.
 
-    Returns when they are gone. Must be called by the owner of the run, before anything is run again. Where the
-    system does not tell of processes in /proc, none is recognised, and none is killed.
+    Returns when they are gone. Must be called by the owner of the run, before anything is run again. On systems
+    without /proc no process is recognised, and none is killed.
 
     Args:
         run: the run.
@@ -62,15 +62,15 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
         if isinstance(body, ProcessStarted):
             noted.setdefault(body.attempt, {})[body.group] = body
         elif isinstance(body, AttemptSucceeded | AttemptFailed):
-            # Work that reported its end has ended its processes. One that was timed out or cancelled may have
-            # been at that when its process was killed.
+            # Work that reported its end has ended its processes; work that was timed out or cancelled may have
+            # been about to when its process was killed.
             noted.pop(body.attempt, None)
     started = [process for groups in noted.values() for process in groups.values()]
     return [process.group for process in started if process.host == host_id() and _kill_group(run, process)]
 
 
 def _kill_group(run: RunId, process: ProcessStarted) -> bool:
-    """Kill a process group, if it still is the one that was noted: numbers of processes are used again."""
+    """Kill a process group, if it still is the one on record: process ids are used again."""
     group = process.group
     if group <= 1 or group == os.getpgrp() or not _belongs_to_attempt(run, process):
         return False
@@ -82,24 +82,25 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
 
 
 def _belongs_to_attempt(run: RunId, process: ProcessStarted) -> bool:
-    """Whether the leader of the group is the one that was noted, or else somebody in it works for that attempt."""
+    """Return whether the leader of the group is the one on record, or a member of it works for that attempt."""
     if not _group_exists(process.group):
         return False
     if process.born and process_start_time(process.group) == process.born:
         return True
     key = f"{run}/{process.attempt.rpartition('#')[0]}"
     mark = f"{IDEMPOTENCY_KEY_VARIABLE}={key}".encode()
-    of_ours = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
-    return any(of_ours.fullmatch(said) for pid in _group_members(process.group) for said in _process_environ(pid))
+    pattern = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
+    members = _group_members(process.group)
+    return any(pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid))
 
 
 def kill_processes_with_variable(mark: bytes) -> None:
-    """Kill all processes whose environment holds a variable, also those that left the group of who started them.
+    """Kill all processes whose environment holds a variable, even those that left their parent's group.
 
-    Returns when they are gone. Where the system does not tell of processes in /proc, none is found.
+    Returns when they are gone. On systems without /proc no process is found.
 
     Args:
-        mark: the variable, as `NAME=value`; nobody else may have that value.
+        mark: the variable, as `NAME=value`; no other process may have that value.
     """
     in_vain = 0
     for _ in range(_MAX_KILL_ROUNDS):
@@ -111,7 +112,7 @@ def kill_processes_with_variable(mark: bytes) -> None:
 
 
 def _kill_process(pid: int, mark: bytes) -> bool:
-    """Kill a process that holds a mark, and nobody who got its number meanwhile; whether one is gone by that."""
+    """Kill a process that holds a mark, and not one that got its id meanwhile; return whether one has exited."""
     try:
         end = os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -130,7 +131,7 @@ def _kill_process(pid: int, mark: bytes) -> bool:
 
 
 def _all_pids() -> Iterator[int]:
-    """All processes of which the system tells."""
+    """Iterate over the ids of all processes."""
     if _PROC_DIR.is_dir():
         yield from (int(entry.name) for entry in _PROC_DIR.iterdir() if entry.name.isdecimal())
 
@@ -146,7 +147,7 @@ def _group_exists(group: int) -> bool:
 
 
 def _group_members(group: int) -> Iterator[int]:
-    """The living processes of a group; none where the system does not tell."""
+    """Iterate over the living processes of a group; none on systems without /proc."""
     for pid in _all_pids():
         stat = process_stat(pid)
         if stat and int(stat[2]) == group and stat[0] not in DEAD_STATES:
@@ -154,7 +155,7 @@ def _group_members(group: int) -> Iterator[int]:
 
 
 def _process_environ(pid: int) -> list[bytes]:
-    """The variables that a process was started with; none where it is gone or belongs to someone else."""
+    """Return the environment that a process was started with; empty where it is gone or belongs to another user."""
     try:
         return (_PROC_DIR / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:

@@ -274,7 +274,7 @@ async def test_model_is_told_when_to_replan() -> None:
     (prompt,) = model.prompts
     for words in ("too large", "contradictory or unclear", "approach is", "needs first is missing", "impossible"):
         assert words in prompt
-    assert played.failures() == [("rejected", 'too large\nit came to: "a"')]
+    assert played.failures() == [("rejected", 'too large\nits output: "a"')]
 
 
 def test_states() -> None:

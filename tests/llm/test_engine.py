@@ -255,8 +255,14 @@ async def test_secrets_of_the_engine() -> None:
     ("written", "why"),
     [
         ("AKIAIOSFODNN7EXAMPLE", "what looks like a secret cannot be kept: do without it in the arguments of 'photo'"),
-        ("key: [redacted]", "[redacted] and [cut: …] stand for text that is not shown: do without them in the arguments of"),
-        ("a… [cut: 900 characters in all]", "[cut: …] stand for text that is not shown: do without them in the arguments"),
+        (
+            "key: [redacted]",
+            "[redacted] and [cut: …] stand for text that is not shown: do without them in the arguments of",
+        ),
+        (
+            "a… [cut: 900 characters in all]",
+            "[cut: …] stand for text that is not shown: do without them in the arguments",
+        ),
     ],
     ids=("secret", "mark", "cut"),
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replanning import Retry, Settings, Task
 from replanning.journal import Failure
 from replanning.live.entries import TaskEntry
-from replanning.run.failures import schedule_retry
+from replanning.run.reports import schedule_retry
 
 PASSING = Failure("OSError", "reset", transient=True)
 LASTING = Failure("ValueError", "wrong")

@@ -359,7 +359,7 @@ async def play(seed: int, before: Sequence[Record] = ()) -> Played:
             gate=people(rng, clock),
             store=cut(before) if before else MemoryStore(),
             environment=environment,
-            workers=rng.randint(1, 4),
+            max_concurrency=rng.randint(1, 4),
             wait_for_answers=rng.random() < 0.5,
         )
         desk.planning = planning

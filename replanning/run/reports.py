@@ -1,14 +1,23 @@
-"""Failures of attempts: their records, and the time at which a task is run again."""
+"""Reports of attempts as records hold them: outputs as JSON, exceptions as failures, and the time of a retry."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Final
 
-from replanning.errors import NotAccepted, StoreError, TransientError
+from pydantic_core import from_json
+
+from replanning.errors import NotAccepted, OutputError, RecordNotSerializable, StoreError, TransientError
 from replanning.journal.observations import Failure
 from replanning.live.entries import TaskEntry
+from replanning.plan.redaction import Redactor
+from replanning.plan.types import JsonValue
 from replanning.run.isolation import error_message
 from replanning.settings import Settings
+
+Codec = Callable[[object], JsonValue]
+"""Turns an output that is not JSON into JSON."""
 
 _MAX_MESSAGE_CHARS: Final = 8_000
 
@@ -18,6 +27,37 @@ _MAX_DOUBLINGS: Final = 62
 """By then every delay has reached the maximum, and a float still holds it."""
 
 _TRANSPORT_ERRORS: Final = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
+
+
+def serialise_output(output: object, codec: Codec | None, redactor: Redactor, max_bytes: int) -> tuple[JsonValue, bool]:
+    """Return an output as JSON without secrets, and whether a resumed run will find it.
+
+    Raises:
+        OutputError: the codec failed, or the JSON is larger than `max_bytes`.
+    """
+    if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
+        return output, True
+    if codec is not None:
+        try:
+            output = codec(output)
+        except Exception as error:  # every error of a codec is a failure of the attempt
+            raise OutputError(f"the codec failed for {type(output).__name__}: {error!r}") from error
+    try:
+        text = json.dumps(output, allow_nan=False, ensure_ascii=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError):
+        return None, False
+    if size > max_bytes:
+        raise OutputError(
+            f"the output has {size} bytes as JSON, the limit is {max_bytes};"
+            " store it elsewhere and return a reference to it"
+        )
+    try:
+        if isinstance(output, list | dict | tuple):
+            output = from_json(f'{{"output":{text}}}')["output"]  # as a resumed run will read it
+        return redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
+    except (ValueError, RecordNotSerializable):
+        return None, False  # a reader does not take so deep a nesting, or so long a number
 
 
 def failure_from(error: BaseException | str) -> Failure:
