@@ -95,7 +95,12 @@ class PlanningCoordinator:
         if work is not None:
             validate_work(work)
         self.settings = config
-        self._llm, self._work, self._max_concurrency, self._wait_for_answers = llm_client, work, max_concurrency, wait_for_answers
+        self._llm, self._work, self._max_concurrency, self._wait_for_answers = (
+            llm_client,
+            work,
+            max_concurrency,
+            wait_for_answers,
+        )
         self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         self._tools = {tool.name: tool for tool in self._library.tools}
         goal = Goal(objective=task) if isinstance(task, str) else task
