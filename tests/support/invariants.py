@@ -93,7 +93,6 @@ class _InvariantChecker:
         self._seq = 0
 
     def check(self, record: Record, expected: int) -> None:
-        """Look at a record that should have this number."""
         self._seq = record.seq
         self._require(record.seq == expected, f"its number should be {expected}")
         self._require(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
@@ -274,7 +273,6 @@ class _InvariantChecker:
         self._close_trigger(body.trigger, "asked", ("open",))
 
     def _reopen_triggers(self, triggers: Iterable[str]) -> None:
-        """Nothing was decided about these, so that no cooldown holds."""
         for trigger in triggers:
             self.trigger_states[trigger] = "open"
             self.last_decided_at.pop(self.fingerprints[trigger], None)

@@ -1,4 +1,4 @@
-"""What a scripted server of language models is asked, and what it is told to answer."""
+"""Scripted web server that speaks the APIs of OpenAI, Anthropic, GitHub Copilot and Ollama."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import anyio.to_thread
 from pydantic import BaseModel
@@ -30,11 +30,11 @@ LLMApi = Literal["openai", "anthropic", "ollama"]
 LLMRequestKind = Literal["chat", "embeddings", "models"]
 
 SECRET_HEADER_WORDS: Final = ("authorization", "api-key", "token", "cookie")
-"""Words in the names of headers whose values are shown to nobody."""
+"""Words in the names of headers whose values are masked in the repr."""
 
 
 class Headers(dict[str, str]):
-    """Headers by name in small letters; a key or token is there, and not in what is printed."""
+    """Headers by lower-case name; keys and tokens are masked in the repr."""
 
     def __repr__(self) -> str:
         shown = {
@@ -45,18 +45,7 @@ class Headers(dict[str, str]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class LLMRequest:
-    """A request as it reached a `ScriptedLLMServer`.
-
-    Attributes:
-        number: which request this is, from 1.
-        connection: which connection it came on, from 1; equal where one was used again.
-        api: whose way of asking this is; services that are asked as OpenAI is count as `openai`.
-        kind: for an answer, for vectors, or for the list of models.
-        path: what was asked for on the server.
-        headers: by name in small letters; keys are masked where it is printed.
-        body: the JSON that was sent.
-        abandoned: whether the client closed the connection before it had its answer.
-    """
+    """Request as it reached a `ScriptedLLMServer`; `abandoned` if the client closed the connection before the reply."""
 
     number: int
     connection: int
@@ -73,24 +62,20 @@ class LLMRequest:
 
     @property
     def model(self) -> str:
-        """Which model is asked."""
         return str(self.body.get("model", ""))
 
     @property
     def system(self) -> str:
-        """What the model is told about its role."""
         if "system" in self.body:
             return _content_text(self.body["system"])
         return "\n".join(text for role, text in self._messages() if role in {"system", "developer"})
 
     @property
     def prompt(self) -> str:
-        """The last thing that the user says."""
         return next((text for role, text in reversed(self._messages()) if role == "user"), "")
 
     @property
     def tool(self) -> str:
-        """The tool that the model must use, where a shape is asked for in this way; else empty."""
         choice = self.body.get("tool_choice")
         if not isinstance(choice, dict):
             return ""
@@ -104,7 +89,7 @@ class LLMRequest:
 
 
 def _content_text(content: JsonValue) -> str:
-    """The text of a message, which may come in parts."""
+    """Return the text of a message, which may be split into parts."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
@@ -112,19 +97,9 @@ def _content_text(content: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReply:
-    """What a `ScriptedLLMServer` sends, where text or JSON does not say it all; made by its class methods.
+    """Reply beyond text and JSON, made by the class methods.
 
-    Attributes:
-        content: what the model says.
-        finish: why it ends.
-        input_tokens: what it says it was sent; counted from the text when left out.
-        output_tokens: what it says it wrote; likewise.
-        status: of the HTTP answer.
-        message: what an error says.
-        headers: sent beside the usual ones.
-        body: sent as it is, in place of an answer in the API's form.
-        keep: how many bytes of the body are sent; all when left out.
-        closes_connection: whether the connection is closed after them, or before everything where none are.
+    `body` replaces the reply in the form of the API; `keep` is the number of bytes of the body to send.
     """
 
     content: BaseModel | JsonValue = None
@@ -139,57 +114,34 @@ class ServerReply:
     closes_connection: bool = False
 
     @classmethod
-    def answer(
-        cls,
-        content: BaseModel | JsonValue,
-        *,
-        finish: FinishReason = "stop",
-        input_tokens: int | None = None,
-        output_tokens: int | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Self:
-        """The model answers; `length` is cut at the token limit, `refusal` declines."""
-        return cls(
-            content=content,
-            finish=finish,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            headers=headers or {},
-        )
+    def answer(cls, content: BaseModel | JsonValue, **fields: Any) -> Self:
+        return cls(content=content, **fields)
 
     @classmethod
     def error(cls, status: int, message: str = "", *, retry_after: float | str | None = None) -> Self:
-        """The service fails with this status, its error in the form that its API has for it.
-
-        Args:
-            retry_after: the header of this name: seconds, or a date as text.
-        """
         headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         return cls(status=status, message=message or f"made to fail with {status}", headers=headers)
 
     @classmethod
     def raw(cls, body: str | bytes, *, status: int = 200, content_type: str = "application/json") -> Self:
-        """These bytes, such as the HTML of a proxy or JSON of no known form."""
         data = body.encode() if isinstance(body, str) else body
         return cls(body=data, status=status, headers={"content-type": content_type})
 
     @classmethod
     def truncated(cls, content: BaseModel | JsonValue = "This is never read.", *, keep: int = 40) -> Self:
-        """An answer that ends too early: only so many bytes of its JSON, and no error of the connection."""
         return cls(content=content, keep=keep)
 
     @classmethod
     def cut(cls, content: BaseModel | JsonValue = "This is never read.", *, keep: int = 0) -> Self:
-        """The connection is closed after so many bytes of an answer; with 0, before there is any."""
         return cls(content=content, keep=keep, closes_connection=True)
 
 
 LLMServerReply = ScriptStep | ServerReply | BaseModel | JsonValue
-"""What a server answers: text; JSON or a model, sent as text; a `ServerReply`; or a step that comes to one of these
-or to nothing in its time, which is real. None is what it answers without a script."""
+"""Reply of a server: text; JSON or a model, sent as text; a `ServerReply`; a step that returns one of these, in real time;
+or None for the default reply to requests for embeddings and models."""
 
 CREATED_AT: Final = 1_700_000_000
-"""When every answer says that it was made: the same each time."""
+"""Creation time in every reply."""
 
 _CREATED_AT_TEXT: Final = "2023-11-14T22:13:20Z"
 
@@ -205,11 +157,11 @@ ROUTES: Final[Mapping[tuple[str, str], tuple[LLMApi, LLMRequestKind]]] = {
     ("POST", "/api/embed"): ("ollama", "embeddings"),
     ("GET", "/api/tags"): ("ollama", "models"),
 }
-"""What is asked where. Services that are asked as OpenAI is, such as GitHub Copilot, have no version in their paths."""
+"""API and kind of request per path; GitHub Copilot has the paths of OpenAI without a version."""
 
 
 class ChatReply(NamedTuple):
-    """What a model says to a request."""
+    """Reply of a model to a request."""
 
     request: LLMRequest
     text: str
@@ -217,19 +169,16 @@ class ChatReply(NamedTuple):
 
     @property
     def input_tokens(self) -> int:
-        """How many tokens it was sent."""
         given = self.reply.input_tokens
         return estimate_tokens(self.request.system + self.request.prompt) if given is None else given
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens it wrote."""
         given = self.reply.output_tokens
         return estimate_tokens(self.text) if given is None else given
 
     @property
     def arguments(self) -> JsonObject | None:
-        """What it calls the tool with that it must use; None where it need not, or says something else."""
         if not self.request.tool or self.reply.finish != "stop":
             return None
         try:
@@ -240,26 +189,21 @@ class ChatReply(NamedTuple):
 
 
 class ServiceError(NamedTuple):
-    """How a service fails."""
+    """Error of a service."""
 
     status: int
     message: str
     request_id: str
 
 
-def chat_reply(request: LLMRequest, reply: ServerReply) -> ChatReply:
-    """What a reply means as an answer to a request."""
-    return ChatReply(request, reply_text(reply.content), reply)
-
-
 def request_id(request: LLMRequest) -> str:
-    """By which the service would find a request."""
+    """Return the id of a request in the logs of the service."""
     return f"req_{request.number:06d}"
 
 
-# OpenAI, and whoever is asked in the same way
+# OpenAI and compatible services
 def openai_chat(said: ChatReply) -> JsonObject:
-    """An answer of OpenAI's chat completions."""
+    """Return a chat completion of OpenAI."""
     finish: JsonValue = {"stop": "stop", "length": "length", "refusal": "stop"}.get(said.reply.finish, "content_filter")
     message: JsonObject = {"role": "assistant", "content": said.text, "refusal": None, "annotations": []}
     if said.reply.finish == "refusal":
@@ -283,7 +227,7 @@ def openai_chat(said: ChatReply) -> JsonObject:
 
 
 def openai_embeddings(request: LLMRequest) -> JsonObject:
-    """Vectors of texts, as OpenAI sends them."""
+    """Return embeddings of OpenAI."""
     texts = _input_texts(request)
     vectors: list[JsonValue] = []
     for index, text in enumerate(texts):
@@ -297,7 +241,7 @@ def openai_embeddings(request: LLMRequest) -> JsonObject:
 
 
 def openai_models(names: Sequence[str]) -> JsonObject:
-    """The list of models."""
+    """Return the list of models of OpenAI."""
     return {
         "object": "list",
         "data": [{"id": name, "object": "model", "created": CREATED_AT, "owned_by": "replanning"} for name in names],
@@ -305,7 +249,7 @@ def openai_models(names: Sequence[str]) -> JsonObject:
 
 
 def openai_error(failed: ServiceError) -> JsonObject:
-    """An error of OpenAI."""
+    """Return an error of OpenAI."""
     status = failed.status
     code = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}.get(status)
     kind = "server_error" if status >= 500 else "requests" if status == 429 else "invalid_request_error"
@@ -314,7 +258,7 @@ def openai_error(failed: ServiceError) -> JsonObject:
 
 # Anthropic
 def anthropic_chat(said: ChatReply) -> JsonObject:
-    """An answer of Anthropic's messages."""
+    """Return a message of Anthropic."""
     stops: Mapping[str, str] = {"stop": "end_turn", "length": "max_tokens", "refusal": "refusal"}
     stop = stops.get(said.reply.finish, "pause_turn")
     content: JsonObject = {"type": "text", "text": said.text}
@@ -334,7 +278,7 @@ def anthropic_chat(said: ChatReply) -> JsonObject:
 
 
 def anthropic_error(failed: ServiceError) -> JsonObject:
-    """An error of Anthropic."""
+    """Return an error of Anthropic."""
     kinds: Mapping[int, str] = {
         401: "authentication_error",
         403: "permission_error",
@@ -350,7 +294,7 @@ def anthropic_error(failed: ServiceError) -> JsonObject:
 
 # Ollama
 def ollama_chat(said: ChatReply) -> JsonObject:
-    """An answer of Ollama's own chat; one that is streamed comes as a single part."""
+    """Return a chat reply of Ollama; a streamed reply is a single part."""
     message: JsonObject = {"role": "assistant", "content": said.text}
     return {
         "model": said.request.model,
@@ -368,21 +312,21 @@ def ollama_chat(said: ChatReply) -> JsonObject:
 
 
 def ollama_embeddings(request: LLMRequest) -> JsonObject:
-    """Vectors of texts, as Ollama sends them."""
+    """Return embeddings of Ollama."""
     texts = _input_texts(request)
     vectors: JsonValue = [list(fake_embedding(text)) for text in texts]
     return {"model": request.model, "embeddings": vectors, "prompt_eval_count": sum(map(estimate_tokens, texts))}
 
 
 def ollama_models(names: Sequence[str]) -> JsonObject:
-    """The models that are on the machine."""
+    """Return the list of models of Ollama."""
     details: JsonObject = {"format": "gguf", "family": "scripted", "parameter_size": "1B", "quantization_level": "Q4"}
     common: JsonObject = {"modified_at": _CREATED_AT_TEXT, "size": 1, "digest": "0" * 64, "details": details}
     return {"models": [{"name": name, "model": name, **common} for name in names]}
 
 
 def ollama_error(failed: ServiceError) -> JsonObject:
-    """An error of Ollama."""
+    """Return an error of Ollama."""
     return {"error": failed.message}
 
 
@@ -392,11 +336,11 @@ def _input_texts(request: LLMRequest) -> list[str]:
 
 
 RequiredFields = Mapping[str, tuple[type, ...]]
-"""Which fields a request must have, and of which types."""
+"""Required fields of a request with their types."""
 
 
 class ApiFormat(NamedTuple):
-    """How one API is spoken; an empty field where it has no such thing."""
+    """Replies, headers and required fields of one API; None where the API has no such request."""
 
     chat: Callable[[ChatReply], JsonObject]
     error: Callable[[ServiceError], JsonObject]
@@ -408,7 +352,6 @@ class ApiFormat(NamedTuple):
 
 
 _CHAT_FIELDS: Final[RequiredFields] = {"model": (str,), "messages": (list,)}
-
 _EMBEDDING_FIELDS: Final[RequiredFields] = {"model": (str,), "input": (str, list)}
 
 APIS: Final[Mapping[LLMApi, ApiFormat]] = {
@@ -429,7 +372,7 @@ APIS: Final[Mapping[LLMApi, ApiFormat]] = {
 
 
 def request_error(request: LLMRequest) -> ServerReply | None:
-    """What a service would find wrong with a request before any model sees it."""
+    """Return the error with which a service refuses a request before any model sees it."""
     api = APIS[request.api]
     if api.key_headers and not any(request.headers.get(name) for name in api.key_headers):
         return ServerReply.error(401, f"there is no key in the header {' or '.join(map(repr, api.key_headers))}")
@@ -445,38 +388,21 @@ def request_error(request: LLMRequest) -> ServerReply | None:
 
 
 API_KEY: Final = "scripted-key"
-"""The key in `environ()`; the server takes any."""
+"""Key in `environ()`; the server accepts any."""
 
 _POLL_SECONDS: Final = 0.02
-
 _JSON: Final = "application/json"
 
 
 class ScriptedLLMServer:
-    """A real web server in place of OpenAI, Anthropic, GitHub Copilot and Ollama, that answers as a script says.
+    """Web server in place of the services, on a free port of the loopback, in threads of its own and in real time.
 
-    ::
-
-        script = [ServerReply.error(429, retry_after=1), "four", hangs()]
-        with ScriptedLLMServer(script) as server:
-            subprocess.run(["my-program"], env={**os.environ, **server.environ()}, check=True)
-        assert [request.prompt for request in server.requests] == ["What is 2 + 2?"] * 2
-
-    It serves whoever can reach this machine's loopback: programs on asyncio, on trio or on nothing, and other
-    processes. It listens on a free port while its `with` lasts, and runs in threads of its own. Its time is real: a
-    step that takes a second takes a second. As the services do, it refuses a request that has no key or lacks what
-    its API requires.
-
-    Where a request has a tool that must be used, which is how Anthropic is asked for JSON, an answer that is a JSON
-    object comes as the use of this tool.
+    It refuses requests without a key or a required field, as the services do. JSON is sent as a tool call where the
+    request demands one.
 
     Args:
-        script: what chats are answered in the order in which they come; or a function of every request, also of those
-            for vectors and for the list of models, called in a thread of the server.
-        models: which models it lists.
-
-    Attributes:
-        requests: every request that was understood, in order.
+        script: replies to chats in order; or a function of every request, called in a thread of the server.
+        models: the models in the list of models.
     """
 
     def __init__(
@@ -503,23 +429,14 @@ class ScriptedLLMServer:
 
     @property
     def url(self) -> str:
-        """Where it listens, without a path.
-
-        Raises:
-            RuntimeError: it does not listen yet.
-        """
-        if not self._url:
-            raise RuntimeError("the server does not listen yet; use it in a `with` block")
         return self._url
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
         with self._changed:
             return len(self._connections)
 
     def environ(self) -> dict[str, str]:
-        """The environment of a program that is to ask this server, whichever service it knows."""
         return {
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_KEY": API_KEY,
@@ -531,16 +448,9 @@ class ScriptedLLMServer:
         }
 
     async def until(self, condition: Callable[[ScriptedLLMServer], object], *, timeout: float = 10.0) -> None:
-        """Wait for something to be seen at the server, such as `lambda server: server.requests[-1].abandoned`.
-
-        Raises:
-            TimeoutError: it did not come within these (real) seconds.
-        """
         await anyio.to_thread.run_sync(self._wait, condition, timeout)
 
     def __enter__(self) -> Self:
-        if self._server is not None:
-            raise RuntimeError("this server listens already")
         self._closing = False
         self._server = _Server(self)
         self._url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -569,8 +479,6 @@ class ScriptedLLMServer:
             if not self._changed.wait_for(lambda: condition(self), timeout):
                 raise TimeoutError(f"after {timeout:g} s this was not seen; requests: {self.requests}")
 
-    # What its connections report
-
     def _connection_opened(self, connection: socket.socket) -> None:
         with self._changed:
             self._connection_count += 1
@@ -590,7 +498,6 @@ class ScriptedLLMServer:
     def _record_request(
         self, connection: socket.socket, method: str, path: str, headers: Headers, body: JsonObject
     ) -> LLMRequest | None:
-        """A request as one of an API that is spoken here; None where it is none."""
         route = ROUTES.get((method, path.partition("?")[0]))
         if route is None:
             return None
@@ -601,7 +508,6 @@ class ScriptedLLMServer:
         return request
 
     def _scripted_reply(self, request: LLMRequest) -> LLMServerReply:
-        """What the script says to a request."""
         wrong = request_error(request)
         if wrong is not None:
             return wrong
@@ -627,7 +533,7 @@ class ScriptedLLMServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Listens, with a thread for each connection, all of which have ended when it is closed."""
+    """Server with a thread for each connection; closing it waits for the threads."""
 
     daemon_threads = False
     request_queue_size = 128
@@ -637,13 +543,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _ConnectionHandler)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Count the connection, before its thread begins."""
         assert isinstance(request, socket.socket)
         self.scripted._connection_opened(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        """Count it no longer."""
         assert isinstance(request, socket.socket)
         self.scripted._connection_closed(request)
         super().shutdown_request(request)
@@ -662,15 +566,12 @@ class _ConnectionHandler(BaseHTTPRequestHandler):
 
     @property
     def scripted(self) -> ScriptedLLMServer:
-        """Whose connection this is."""
         return self.server.scripted
 
     def do_POST(self) -> None:
-        """Answer a request."""
         self._serve()
 
     def do_GET(self) -> None:
-        """Answer a request for the list of models."""
         self._serve()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named by the standard library
@@ -681,10 +582,7 @@ class _ConnectionHandler(BaseHTTPRequestHandler):
         body = _parse_object(self.rfile.read(int(headers.get("content-length", 0))))
         request = self.scripted._record_request(self.connection, self.command, self.path, headers, body)
         if request is None:
-            known = ", ".join(sorted({path for _, path in ROUTES}))
-            self._send(
-                404, _json_bytes({"error": {"message": f"there is no {self.command} {self.path}; there are {known}"}})
-            )
+            self._send(404, _json_bytes({"error": {"message": f"unknown path {self.path}"}}))
             return
         try:
             self._respond(request, self.scripted._scripted_reply(request))
@@ -731,11 +629,6 @@ class _ConnectionHandler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or cuts
 
     def _delay(self, seconds: float) -> None:
-        """Let time pass, unless the client goes away.
-
-        Raises:
-            ConnectionError: it has.
-        """
         until = monotonic() + seconds
         while (left := until - monotonic()) > 0:
             self.connection.settimeout(None if left == math.inf else left)
@@ -750,7 +643,7 @@ class _ConnectionHandler(BaseHTTPRequestHandler):
 
 
 def _response_body(request: LLMRequest, reply: ServerReply, models: Sequence[str]) -> bytes:
-    """What a reply is on the wire."""
+    """Return the bytes of a reply."""
     api = APIS[request.api]
     if reply.body is not None:
         return reply.body
@@ -762,7 +655,7 @@ def _response_body(request: LLMRequest, reply: ServerReply, models: Sequence[str
         return _json_bytes(api.models(models))
     if request.kind != "chat":
         return _json_bytes(reply.content)
-    return _json_bytes(api.chat(chat_reply(request, reply)))
+    return _json_bytes(api.chat(ChatReply(request, reply_text(reply.content), reply)))
 
 
 def _json_bytes(value: object) -> bytes:

@@ -86,18 +86,15 @@ class RunModel:
     # Reading
 
     def is_satisfied(self, task_id: str) -> bool:
-        """Whether what depends on a task may run: it is done or skipped, or all that stands for it is."""
         model = self.tasks[task_id]
         return model.state in SATISFIED_STATES or (
             model.state == "replaced" and all(map(self.is_satisfied, model.sinks))
         )
 
     def unmet_dependencies(self, task_id: str) -> list[str]:
-        """The dependencies of a task that do not let it run."""
         return [dep for dep in self.tasks[task_id].task.depends_on if not self.is_satisfied(dep)]
 
     def result(self, task_id: str) -> JsonValue:
-        """What is found under the id of a satisfied task."""
         model = self.tasks[task_id]
         if model.state != "replaced":
             return model.output if model.state == "done" else None
@@ -106,17 +103,14 @@ class RunModel:
         return {sink: self.result(sink) for sink in model.sinks}
 
     def demand(self, task_id: str) -> Mapping[str, float]:
-        """What a task takes of the resources."""
         task = self.tasks[task_id].task
         tool = self.plan.tool(task.tool)
         return {**(tool.resources if tool else {}), **task.resources}
 
     def running(self) -> list[str]:
-        """The tasks with an attempt under way."""
         return [task_id for task_id, model in self.tasks.items() if model.state == "running"]
 
     def unsatisfied(self) -> list[str]:
-        """The required tasks of the plan, by the roots of their lineages, without which the run has not succeeded."""
         return [
             task_id
             for task_id, model in self.tasks.items()
@@ -124,13 +118,11 @@ class RunModel:
         ]
 
     def open_questions(self, task_id: str) -> list[str]:
-        """The open questions that hold a task."""
         return [question for question, holds in self.holds.items() if task_id in holds]
 
     # Following the journal
 
     def apply(self, record: Record) -> None:
-        """Follow a record; it is taken as it is, legal or not."""
         handler = _HANDLERS.get(type(record.body))
         if handler is not None:
             handler(self, record.body, record.at)

@@ -57,29 +57,23 @@ class Spans:
 
     @property
     def finished(self) -> Sequence[ReadableSpan]:
-        """Every span that has ended, in the order of their ends."""
         return self._memory.get_finished_spans()
 
     @property
     def traces(self) -> set[int]:
-        """The ids of the traces."""
         return {span.context.trace_id for span in self.finished}
 
     @property
     def flat(self) -> list[Flat]:
-        """The same, as they are compared."""
         return [recorded(span) for span in self.finished]
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """The spans of this name."""
         return [span for span in self.finished if span.name == name]
 
     def tree(self) -> tuple[Node, ...]:
-        """The spans without a parent, with their children."""
         return tree(self.flat)
 
     def text(self) -> str:
-        """Everything that would be sent."""
         return "".join(span.to_json() for span in self.finished)
 
 

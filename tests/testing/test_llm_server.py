@@ -1,12 +1,9 @@
-"""The scripted server of language models, as any client sees it on the wire."""
+"""The scripted server in tests/support/llm_server.py answers in the form of each API and leaves nothing behind."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -63,26 +60,15 @@ def test_answers_in_the_form_of_each_api(api: str) -> None:
 
 @pytest.mark.parametrize("api", CHATS)
 def test_end_of_the_script(api: str) -> None:
-    """A request beyond the script is refused, with a sentence that says so, and in a way that nobody tries again."""
+    """A request beyond the script is refused with a status that clients do not retry."""
     with ScriptedLLMServer() as server:
         response = ask(server, api)
     assert response.status_code == 400
     assert "the script has 0 answers, and this is request 1" in response.text
 
 
-def test_function_of_the_request() -> None:
-    """A script may be a function of every request, and decides about vectors and lists as well."""
-
-    def script(request):
-        return request.prompt.upper() if request.kind == "chat" else ServerReply.error(503)
-
-    with ScriptedLLMServer(script) as server:
-        assert said(ask(server, prompt="loud"), "openai") == "LOUD"
-        assert httpx.get(f"{server.url}/api/tags").status_code == 503
-
-
 def test_mistakes_in_a_script() -> None:
-    """A script that raises, says nothing or says what cannot be sent is answered for with what is wrong with it."""
+    """A script that raises, returns nothing or returns no JSON is reported in the response."""
     script = {"set": returns({1}), "raises": raises(ValueError("no"))}
     with ScriptedLLMServer(lambda request: {**script, "none": None}[request.prompt]) as server:
         answers = [ask(server, prompt=prompt) for prompt in ("none", "set", "raises", "unforeseen")]
@@ -111,7 +97,7 @@ def test_errors_in_the_form_of_each_api(api: str, error: object) -> None:
 
 
 @pytest.mark.parametrize("api", CHATS)
-def test_why_an_answer_ends(api: str) -> None:
+def test_finish_reasons(api: str) -> None:
     """An answer may be cut at the limit or decline, and use as many tokens as the script says."""
     script = [ServerReply.answer("fi", finish="length", input_tokens=7, output_tokens=2)]
     with ScriptedLLMServer([*script, ServerReply.answer("I won't.", finish="refusal")]) as server:
@@ -127,8 +113,8 @@ def test_why_an_answer_ends(api: str) -> None:
         assert declined["choices"][0]["message"]["refusal"] == "I won't."
 
 
-def test_tool_that_must_be_used() -> None:
-    """JSON comes as the use of the tool that was demanded; a model that writes prose ignores the tool."""
+def test_required_tool() -> None:
+    """JSON is sent as a call of the required tool, prose as text."""
     schema = Total.model_json_schema()
     with ScriptedLLMServer([{"sum": 5}, "It is five.", Total(sum=5), [5]]) as server:
         tools = [{"name": "total", "input_schema": schema}]
@@ -146,7 +132,7 @@ def test_tool_that_must_be_used() -> None:
 
 
 def test_broken_answers() -> None:
-    """Bodies come as they are, cut short as JSON, or with their connection cut: before all, or in the middle."""
+    """Bodies can be raw or truncated, and connections closed before or during a response."""
     html = ServerReply.raw("<html>Bad gateway</html>", status=502, content_type="text/html")
     script = [html, ServerReply.raw(b"\xff\xfe"), ServerReply.truncated("five", keep=30), ServerReply.cut()]
     with ScriptedLLMServer([*script, ServerReply.cut("five", keep=30), "still here"]) as server:
@@ -162,7 +148,7 @@ def test_broken_answers() -> None:
         half.json()
 
 
-async def test_whoever_goes_away_is_seen() -> None:
+async def test_abandoned_requests() -> None:
     """A client that is cancelled while it waits closes its connection, and the server sees it."""
     with ScriptedLLMServer([hangs(), returns("late", after=60)]) as server:
         for number in (1, 2):
@@ -178,7 +164,7 @@ async def test_whoever_goes_away_is_seen() -> None:
 
 
 def asked(number: int) -> Callable[[ScriptedLLMServer], bool]:
-    """Whether so many requests have come."""
+    """Return a condition that holds after this number of requests."""
     return lambda server: len(server.requests) == number
 
 
@@ -190,7 +176,7 @@ async def ask_async(client: httpx.AsyncClient, server: ScriptedLLMServer) -> htt
 
 
 async def test_closing_leaves_nothing() -> None:
-    """A server that is closed while clients wait and idle has no thread and no connection left, and soon."""
+    """Closing a server with waiting and idle clients ends all of its threads and connections within seconds."""
 
     async def wait_in_vain(client: httpx.AsyncClient) -> None:
         with pytest.raises(httpx.RemoteProtocolError):
@@ -209,68 +195,6 @@ async def test_closing_leaves_nothing() -> None:
     assert repr(server) == "<ScriptedLLMServer closed requests=2 connections=0>"
 
 
-async def test_hasty_clients() -> None:
-    """A client that sends its next request before it has its answer gets both, in order and each in its time."""
-    body = b'{"model": "m", "messages": []}'
-    request = b"POST /api/chat HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
-    with ScriptedLLMServer([returns("first", after=0.2), ServerReply.raw("second")]) as server:
-        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as connection:
-            began = time.monotonic()
-            await connection.send(request)
-            await server.until(asked(1))
-            await connection.send(request)
-            received = b""
-            while b"second" not in received:
-                received += await connection.receive()
-        assert time.monotonic() - began >= 0.2
-    assert received.index(b"first") < received.index(b"second")
-
-
-def test_connections_are_told_apart() -> None:
-    """Requests that share a connection say so."""
-    with ScriptedLLMServer() as server, httpx.Client() as client:
-        for _ in range(2):
-            client.get(f"{server.url}/v1/models", headers={"authorization": "Bearer k"}).raise_for_status()
-        httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer k"}).raise_for_status()
-        assert [request.connection for request in server.requests] == [1, 1, 2]
-
-
-def test_listens_while_its_block_lasts() -> None:
-    """A server has an address only once it listens, listens once at a time, and can listen again."""
-    server = ScriptedLLMServer(["one", "two"])
-    with pytest.raises(RuntimeError, match="use it in a `with` block"):
-        _ = server.url
-    for text in ("one", "two"):
-        with server:
-            assert said(ask(server), "openai") == text
-            with pytest.raises(RuntimeError, match="listens already"):
-                server.__enter__()
-    with pytest.raises(httpx.ConnectError):
-        ask(server)
-
-
-def test_keys_are_not_printed() -> None:
-    """Headers are kept as they came, and show no key when they are printed."""
-    with ScriptedLLMServer(["a", "b"]) as server:
-        ask(server, "openai")
-        ask(server, "anthropic")
-    assert server.requests[0].headers["authorization"] == "Bearer k"
-    assert "'authorization': '***'" in repr(server.requests[0].headers)
-    assert "'x-api-key': '***', 'anthropic-version': '2023-06-01'" in repr(server.requests[1].headers)
-
-
-def test_who_is_asked_what() -> None:
-    """The system prompt and the last word of the user are found in the form of every API, in parts or whole."""
-    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
-    messages = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}]
-    with ScriptedLLMServer(lambda request: f"{request.system}|{request.prompt}") as server:
-        last = {"role": "user", "content": [{"type": "text", "text": "2?"}]}
-        role = {"role": "system", "content": "Be brief."}
-        assert said(ask(server, "anthropic", system=parts, messages=[*messages, last]), "anthropic") == "Be brief.|2?"
-        assert said(ask(server, "openai", messages=[role, *messages, last]), "openai") == "Be brief.|2?"
-        assert said(ask(server, "openai", messages=[{"role": "assistant", "content": None}]), "openai") == "|"
-
-
 @pytest.mark.parametrize(
     ("api", "body", "headers", "status", "why"),
     [
@@ -283,10 +207,10 @@ def test_who_is_asked_what() -> None:
         ("openai", {"model": "m", "messages": [], "stream": True}, None, 400, "does not stream"),
     ],
 )
-def test_what_services_insist_on(
+def test_required_fields_and_keys(
     api: str, body: dict[str, object] | None, headers: dict[str, str] | None, status: int, why: str
 ) -> None:
-    """A request without a key or a required field is refused, as the service itself does, and uses no answer up."""
+    """A request without a key or a required field is refused without using up a reply."""
     path, usual, more = CHATS[api]
     sent = {"model": "m", "messages": [], **more} if body is None else body
     with ScriptedLLMServer(["five"]) as server:
@@ -295,19 +219,8 @@ def test_what_services_insist_on(
         assert said(ask(server, api), api) == "five"
 
 
-def test_unknown_paths_and_bodies() -> None:
-    """What nobody would understand is answered with what is there, and nonsense is no request with fields."""
-    with ScriptedLLMServer() as server:
-        lost = httpx.post(f"{server.url}/v2/chat", json={})
-        assert lost.status_code == 404
-        assert "there is no POST /v2/chat; there are /api/chat, " in lost.text
-        assert server.requests == []
-        for content in (b"no json", b"[1]"):
-            assert httpx.post(f"{server.url}/api/chat", content=content).status_code == 400
-
-
 def test_vectors_and_lists() -> None:
-    """Vectors are made of words, and the models are those that were named, without a script."""
+    """Without a script, vectors are made of words, and the list of models holds the given names."""
     headers = {"authorization": "Bearer k"}
     with ScriptedLLMServer(models=("a", "b")) as server:
         tags = httpx.get(f"{server.url}/api/tags").json()
@@ -324,25 +237,9 @@ def test_vectors_and_lists() -> None:
         assert httpx.get(f"{server.url}/api/tags").json() == {"models": []}
 
 
-def test_other_processes() -> None:
-    """A program that is started with its environment asks this server, with a key that it takes."""
-    program = """if True:
-        import httpx, os
-        headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-        body = {"model": "m", "messages": [{"role": "user", "content": "from elsewhere"}]}
-        answer = httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", headers=headers, json=body)
-        print(answer.json()["choices"][0]["message"]["content"])
-    """
-    with ScriptedLLMServer(["heard"]) as server:
-        environ = {**os.environ, **server.environ()}
-        done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("heard\n", "")
-    assert server.requests[0].prompt == "from elsewhere"
-
-
 @pytest.mark.integration
 def test_published_description() -> None:
-    """Everything that is answered in OpenAI's form satisfies the description that OpenAI has published."""
+    """Replies in the form of OpenAI satisfy the description that OpenAI publishes."""
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     if not SPECIFICATION.exists():
         pytest.skip(f"OpenAI's description is not there: {SPECIFICATION}")
