@@ -113,6 +113,7 @@ class Ledger:
     Attributes:
         open_triggers: the triggers that are not decided yet.
         last_decided_at: for each fingerprint of a trigger, when it was last decided.
+        replan_ids: the replans that were considered or decided.
         applied_count: number of applied replans.
         replans_by_root: number of applied replans per lineage.
         tried_by_root: the hashes of the changes that were applied per lineage.
@@ -127,7 +128,7 @@ class Ledger:
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
         self.last_decided_at: dict[tuple[str, str, str], float] = {}
-        self._replan_ids: dict[ReplanId, None] = {}
+        self.replan_ids: dict[ReplanId, None] = {}
         self.applied_count = 0
         self.replans_by_root: dict[TaskId, int] = {}
         self.tried_by_root: dict[TaskId, dict[str, None]] = {}
@@ -156,14 +157,7 @@ class Ledger:
         self._root_of = root_of
 
     def __repr__(self) -> str:
-        return (
-            f"<Ledger triggers={len(self.triggers)} replans={self.replan_count} questions={len(self.open_questions)}>"
-        )
-
-    @property
-    def replan_count(self) -> int:
-        """Number of replans that were considered or decided."""
-        return len(self._replan_ids)
+        return f"<Ledger triggers={len(self.triggers)} replans={len(self.replan_ids)} questions={len(self.open_questions)}>"
 
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored."""
@@ -191,11 +185,11 @@ class Ledger:
             self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
 
     def _on_alternatives_considered(self, body: AlternativesConsidered, _at: float) -> None:
-        self._replan_ids[body.replan] = None
+        self.replan_ids[body.replan] = None
         self._candidate_sources[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
 
     def _on_decided(self, body: DecisionMade, at: float) -> None:
-        self._replan_ids[body.replan] = None  # limits decide without considering alternatives
+        self.replan_ids[body.replan] = None  # limits decide without considering alternatives
         for trigger_id in body.triggers:
             trigger = self.triggers.get(trigger_id)
             if trigger is not None:

@@ -329,7 +329,7 @@ class Replanner:
                 await self._generate_and_decide(replan, allowed, began)
 
     def _next_replan_id(self) -> ReplanId:
-        return ReplanId(f"r{self._lifecycle.ledger.replan_count + 1}")
+        return ReplanId(f"r{len(self._lifecycle.ledger.replan_ids) + 1}")
 
     async def _generate_and_decide(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
         life = self._lifecycle

@@ -7,7 +7,7 @@ import pytest
 from replanning import Goal, Plan, PlanRun, ReplanningEngine, Settings, Task, ToolSpec, open_run
 from replanning.changes import AddTask, RemoveTask, RetryTask, SkipTask
 from replanning.journal import DecisionMade, TriggerDropped, TriggerFired
-from replanning.live import GroundAction, PlanView, StripsProblem, regress
+from replanning.live import PlanView, StripsProblem
 from replanning.testing import VirtualClock
 from tests.support.runs import Proposer, alternative, bodies, environment
 
@@ -125,16 +125,6 @@ async def test_unresolved_preconditions_are_ignored() -> None:
             frozenset({"rain"}),
         )
         run.pause()
-
-
-def test_regression() -> None:
-    """Regression returns the facts needed before each suffix of steps; some suffixes are impossible."""
-    one = GroundAction(frozenset({"a"}), frozenset({"b"}), frozenset({"a"}))
-    two = GroundAction(frozenset({"b"}), frozenset({"c"}))
-    assert list(regress(["c"], [one, two])) == [frozenset("c"), frozenset("b"), frozenset("a")]
-    assert list(regress(["a", "c"], [one, two])) == [frozenset("ac"), frozenset("ab"), None]
-    assert one.interferes_with(two) is False
-    assert one.interferes_with(GroundAction(frozenset({"a"}))) is True
 
 
 async def test_tasks_are_held_while_a_loss_is_decided() -> None:

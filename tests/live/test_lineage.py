@@ -45,46 +45,6 @@ async def test_replanning_info() -> None:
         run.replanning_info("z")
 
 
-async def test_states_of_a_lineage() -> None:
-    """A replaced task is REPLACED_BY_REPLAN and its dependents wait for the sinks of its replacement."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
-        async with engine.open(chain("a", "b", "c")) as run:
-            run.succeeded(run.started("a"), "A")
-            run.failed(run.started("b"), "broken")
-            await clock.sleep(1)
-            states = {task.id: str(task.state) for task in run.view.tasks()}
-            assert states == {
-                "a": "DONE",
-                "b": "REPLACED_BY_REPLAN",
-                "c": "PENDING",
-                "b.left": "READY",
-                "b.right": "READY",
-            }
-            run.succeeded(run.started("b.left"), 1)
-            assert run.view.task("c").state is TaskState.PENDING
-            run.succeeded(run.started("b.right"), 2)
-            assert run.view.task("c").state is TaskState.READY
-            assert run.live.results.output_of("b") == {"b.left": 1, "b.right": 2}
-            run.succeeded(run.started("c"))
-            result = await run.wait()
-    assert result.outputs == {"a": "A", "b": {"b.left": 1, "b.right": 2}, "c": None}
-
-
-async def test_roots_inherit_dependencies() -> None:
-    """The roots of a replacement inherit the dependencies of the original."""
-    engine = ReplanningEngine([])
-    async with engine.open(chain("a", "b", "c")) as run:
-        run.replace_task("b", Task(id="one"), Task(id="two", depends_on=("one",)))
-        assert run.plan.task("one").depends_on == ("a",)
-        assert run.plan.task("two").depends_on == ("one",)
-        assert run.plan.task("c").depends_on == ("two",)
-        assert run.view.task("one").state is TaskState.PENDING
-        run.succeeded(run.started("a"))
-        assert run.view.task("one").state is TaskState.READY
-        run.pause()
-
-
 @pytest.mark.parametrize("limit", [0, 1, 3])
 async def test_replans_per_lineage_are_limited(limit: int) -> None:
     """After the allowed replans of a lineage, the next failure ends in BLOCKED, with the reason."""

@@ -85,5 +85,5 @@ def test_documentation_shows_the_table() -> None:
     """The diagram in the documentation is the one of the table."""
     page = PAGE.read_text(encoding="utf-8")
     assert f"```mermaid\n{mermaid_diagram()}```" in page, (
-        "put the output of replanning.live.states.diagram() into docs/states.md"
+        "put the output of replanning.live.states.mermaid_diagram() into docs/states.md"
     )
