@@ -44,7 +44,7 @@ SECOND = made(
 
 
 async def journal(replies: Replies, desk: Desk | None = None) -> list[Record]:
-    """What is on record of a run with these replies."""
+    """Return the records of a run with these replies."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         await coordinator(Model(replies), clock, desk, store=store).execute_with_planning("r")
@@ -52,7 +52,7 @@ async def journal(replies: Replies, desk: Desk | None = None) -> list[Record]:
 
 
 def ticks(plan: PlanProgress) -> dict[str, bool]:
-    """Which tasks of a plan are ticked."""
+    """Return the ticked tasks of a plan."""
     seen = read(render_checklist([plan], "r"))
     return dict(zip([step.name for step in plan.steps], seen.ticks, strict=True))
 
@@ -254,7 +254,7 @@ async def test_a_failed_task_is_never_ticked(decision: JsonObject) -> None:
 
 @pytest.mark.parametrize("level", [4, 5])
 async def test_a_full_replan_is_not_complete_before_it_started(level: int) -> None:
-    """When everything of the old plan but one task was done, nothing of the new one is before it ran."""
+    """A new plan starts with nothing ticked, even if all but one task of the old plan were done."""
     records = await journal(
         {"decision:execution": (replan("full_replan", replan_level=level), go_on())}, Desk({"post": [MISSING]})
     )
@@ -271,7 +271,7 @@ async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
 
 
 async def test_actions_of_one_subtask_are_told_apart() -> None:
-    """Where several actions serve a subtask, each is an item, with its purpose; the last has the subtask's text."""
+    """If several actions serve a subtask, each is an item with its purpose, and the last has the subtask's text."""
     planned: JsonObject = {
         "actions": [action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post")]
     }
@@ -313,7 +313,7 @@ def test_each_text_stays_on_its_line(texts: list[str]) -> None:
 
 
 def test_secrets_are_taken_out() -> None:
-    """What looks like a secret is not shown."""
+    """Texts that look like secrets are not shown."""
     text = render_checklist([made(1, ("a", "use password=hunter2hunter2 there", False))], "r")
     assert "hunter2" not in text
 
@@ -352,7 +352,7 @@ def test_too_much_is_cut_from_the_oldest_on(tasks: int, plans: int) -> None:
 
 
 def test_old_plans_go_before_anything_of_the_current_one() -> None:
-    """Where there is no room for old plans, the current one is whole, and the newest of the old ones stays longest."""
+    """If old plans do not fit, the current one stays whole, and the newest old one is cut last."""
     plans = [made(n, ("a", "first", True), ("b", "x" * 200, False), reason=f"because {n}") for n in range(1, 6)]
     whole = render_checklist(plans, "r")
     for room in range(900, len(whole), 50):

@@ -50,7 +50,7 @@ async def test_every_record_in_order() -> None:
 
 
 async def test_after_the_commit() -> None:
-    """When an exporter is told of a record, it is in the journal already."""
+    """A record reaches exporters only after it is in the journal."""
     store = MemoryStore()
     seen: list[bool] = []
 
@@ -151,7 +151,7 @@ async def test_hanging_exporter_is_given_up_once() -> None:
 
 
 async def test_bounded_queue() -> None:
-    """When ten thousand records wait, further ones are dropped, which is recorded once."""
+    """Beyond ten thousand waiting records, further ones are dropped, which is recorded once."""
     async with VirtualClock() as clock:
         exporter = Slow(clock, float("inf"))
         engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))

@@ -231,7 +231,7 @@ async def test_the_limit_of_github() -> None:
 
 @pytest.mark.parametrize("status", [403, 429])
 async def test_the_secondary_limit_of_github(status: int) -> None:
-    """Where GitHub refuses to be asked so often and does not say how long, it is left alone for a minute."""
+    """A rate limit of GitHub that names no time means a pause of one minute."""
     async with VirtualClock() as clock:
         fake = FakeGitHub(clock.now)
         forge = on(fake, clock)
@@ -291,7 +291,7 @@ async def test_what_does_not_pass(kind: type[FakeForge], status: int, says: str)
 
 @both
 async def test_without_a_token(kind: type[FakeForge]) -> None:
-    """What is public is read without a token; writing says which variable is missing, and asks nobody."""
+    """Public issues are read without a token; writing without one fails before any request and names the variable."""
     fake = kind()
     fake.says("ada", "hello")
     forge = on(fake, token="")
@@ -394,7 +394,7 @@ async def test_strange_pages(link: str) -> None:
 @pytest.mark.parametrize("forge", [GitHubIssue, GitLabIssue])
 @pytest.mark.parametrize("token", ["two words", "tökens", "a\nb"])
 def test_no_token(forge: type[GitHubIssue | GitLabIssue], token: str) -> None:
-    """What is no token is refused before it is sent, and not shown."""
+    """An invalid token is refused before it is sent, and is not shown."""
     with pytest.raises(SettingsError, match="characters that are not allowed in tokens") as caught:
         forge("octo/repo#12", token=token, environ={})
     assert token not in str(caught.value)
@@ -405,7 +405,7 @@ def test_no_token(forge: type[GitHubIssue | GitLabIssue], token: str) -> None:
     "url", ["ftp://x", "https://", "https://me:secret@git.corp", "https://git.corp?x=1", "http://a:b", "http://xn--/"]
 )
 def test_no_address(forge: type[GitHubIssue | GitLabIssue], url: str) -> None:
-    """What is no address of an API is refused, with one that would do."""
+    """An invalid URL of an API is refused, with a valid example."""
     with pytest.raises(SettingsError, match="expected something like https://") as caught:
         forge("octo/repo#12", base_url=url, environ={})
     assert "secret" not in str(caught.value)
@@ -496,7 +496,7 @@ def test_issues_of_gitlab(text: str, id: str, variables: dict[str, str]) -> None
     "text", ["", "12", "octo#12", "octo/repo#0", "octo/repo#x", "../..#1", "https://github.com/octo", "a b/c#1"]
 )
 def test_no_issues(forge: type[GitHubIssue | GitLabIssue], text: str) -> None:
-    """What names no issue is refused with what was expected."""
+    """An invalid name of an issue is refused with the expected form."""
     with pytest.raises(SettingsError, match=r"expected|such as https://"):
         forge(text, environ={})
 
@@ -590,7 +590,7 @@ async def test_a_merge_request_of_gitlab() -> None:
 
 @both
 async def test_only_the_issue(kind: type[FakeForge]) -> None:
-    """What a token may not see of a repository is left out; an issue that it may not see is an error."""
+    """Data that a token may not see is left out; an issue that it may not see is an error."""
     fake = kind()
     paths = ("contents", "readme", "tree", "README.md")
     fake.faults = [Fault("GET", 403, path=path) for path in paths]
@@ -655,7 +655,7 @@ async def test_the_same_account(kind: type[FakeForge]) -> None:
 
 @both
 async def test_a_notice_that_somebody_edits(kind: type[FakeForge]) -> None:
-    """What we wrote stays a notice of ours, about the same question, when somebody writes something behind it."""
+    """A notice stays a notice about the same question when somebody adds text to it."""
     fake = kind()
     forge = on(fake)
     await forge.post(f"Which?\n\n{Marker('question', 'r', 'r.q1')}")
@@ -667,7 +667,7 @@ async def test_a_notice_that_somebody_edits(kind: type[FakeForge]) -> None:
 
 @both
 async def test_notices_of_another_account(kind: type[FakeForge]) -> None:
-    """What this program writes with the account of a member is no word of that member; what they quote of it is none."""
+    """Notices written with a member's account do not count as that member's word, nor do quotes of them."""
     fake = kind()
     forge = on(fake)
     fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
@@ -677,7 +677,7 @@ async def test_notices_of_another_account(kind: type[FakeForge]) -> None:
 
 
 async def test_members_that_cannot_be_looked_up() -> None:
-    """Where a token may not look up members, that is an error that says so, and nobody is taken for a stranger."""
+    """If a token may not look up members, that is an error; the author is not treated as a stranger."""
     fake = FakeGitLab()
     forge = on(fake)
     fake.says("ada", "do it otherwise")

@@ -78,7 +78,7 @@ def github(url: str, **more: object) -> GitHubIssue:
     return GitHubIssue("octocat/Hello-World#1347", token=TOKEN, base_url=url, environ={}, **more)  # type: ignore[arg-type]
 
 
-async def test_g1_by_the_description_of_github(mock: Callable[..., str]) -> None:
+async def test_requests_fit_the_description_of_github(mock: Callable[..., str]) -> None:
     """Comments are read, created and edited by requests that fit GitHub's description, and its answers are understood."""
     async with aclosing(github(mock("--errors"))) as forge:
         (comment,) = await forge.comments()

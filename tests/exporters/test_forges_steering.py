@@ -90,23 +90,23 @@ class Scene:
             self.fake.says(author, text.replace("/", self.forge.command))
 
     def answers(self) -> list[tuple[str, str, str]]:
-        """How questions were answered: verdict, by whom, in which words."""
+        """Return the answers to questions: verdict, author and comment."""
         found = [one for one in self.bodies() if isinstance(one, QuestionAnswered)]
         return [(one.verdict, one.by, one.comment) for one in found]
 
     def feedback(self) -> list[str]:
-        """What people have said of the run as such; each of them is a reflection."""
+        """Return the feedback on the run; each is judged in a reflection."""
         said = [one for one in self.bodies() if isinstance(one, ReplanRequested)]
         notes = [one for one in self.planning.state.reflections if "feedback" in one]
         assert [one.by for one in said] == [note["by"] for note in notes]
         return [one.reason for one in said]
 
     def bodies(self) -> list[RecordBody]:
-        """What happened."""
+        """Return the records of the run."""
         return [record.body for record in self.store.read(RunId("r"))]
 
     def ignored(self) -> list[str]:
-        """Why comments were passed over, on record."""
+        """Return the recorded reasons for ignoring comments."""
         heard = [one.data for one in self.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
         return [str(data["why"]) for data in heard if data["why"] != "they were there before the run"]
 
@@ -128,7 +128,7 @@ async def test_a_reply_is_the_answer(kind: type[FakeForge]) -> None:
 
 @both
 async def test_nobody_replies(kind: type[FakeForge]) -> None:
-    """Where nobody replies in time, what the model would assume is assumed, and comments after that are feedback."""
+    """Without a reply in time, the model's assumptions are used, and later comments are feedback."""
     async with VirtualClock() as clock:
         scene = Scene(kind(clock.now), clock, UNCLEAR)
         assert await scene.play()
@@ -139,7 +139,7 @@ async def test_nobody_replies(kind: type[FakeForge]) -> None:
 @both
 @pytest.mark.parametrize("author", ["eve", "guest", "news[bot]", "project_5_bot"])
 async def test_strangers_are_not_heard(kind: type[FakeForge], author: str) -> None:
-    """Who has no say in the project answers nothing; that is said, and is on record."""
+    """A stranger to the project cannot answer; their comment is reported and recorded as ignored."""
     async with VirtualClock() as clock:
         scene = Scene(kind(clock.now), clock, UNCLEAR)
         script = [("Clarification Needed", author, "To me."), ("To me.", "ada", "To all.")]
@@ -150,7 +150,7 @@ async def test_strangers_are_not_heard(kind: type[FakeForge], author: str) -> No
 
 
 async def test_only_after_the_notice() -> None:
-    """What was written before the notice answers nothing: what the request has is passed over, the rest is feedback."""
+    """A comment from before the notice is no answer: it is ignored if the request includes it, else feedback."""
     async with VirtualClock() as clock:
         fake = FakeGitHub(clock.now)
         old = fake.says("ada", "It is urgent.")
@@ -279,7 +279,7 @@ async def test_an_id_does_not_make_an_approval_earlier() -> None:
 
 @both
 async def test_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
-    """What names a question in its text is no notice of it; only what bears its mark is."""
+    """A comment that names a question is not its notice; only the marker makes it one."""
     async with VirtualClock() as clock:
         fake = kind(clock.now)
         scene = Scene(fake, clock, tools=RISKY, notifies=False)
@@ -298,7 +298,7 @@ async def test_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
 
 @both
 async def test_a_notice_that_was_deleted(kind: type[FakeForge]) -> None:
-    """Where somebody deletes a notice that was there, its question can still be decided about."""
+    """A question can still be decided after its notice is deleted."""
     async with VirtualClock() as clock:
         fake = kind(clock.now)
         scene = Scene(fake, clock, tools=RISKY)
@@ -318,7 +318,7 @@ async def test_a_notice_that_was_deleted(kind: type[FakeForge]) -> None:
 
 @both
 async def test_what_takes_words(kind: type[FakeForge]) -> None:
-    """Where something is to be clarified, agreement is no answer, and why it is passed over is said."""
+    """An approval does not answer a clarification, and the reason for ignoring it is reported."""
     async with VirtualClock() as clock:
         scene = Scene(kind(clock.now), clock, UNCLEAR)
         assert await scene.play(("Clarification Needed", "ada", "/approve"), ("pprove", "ada", "To all."))
@@ -461,7 +461,7 @@ async def test_a_store_that_fails_loses_no_reply() -> None:
 
 
 class Broken:
-    """Where nothing can be read."""
+    """Issue whose comments cannot be read."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.asked = error, 0
@@ -481,7 +481,7 @@ class Broken:
     [(ForgeError("no such issue", final=True), 1), (ForgeError("later", retry_after=900), 2), (RuntimeError("hm"), 10)],
 )
 async def test_how_often_is_asked(error: Exception, asked: int) -> None:
-    """What fails for good is asked no more; what says when it can be asked is asked then; else ever more rarely."""
+    """After a final failure polling stops; else it waits as long as the forge demands, or longer each time."""
     async with VirtualClock() as clock:
         scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR, notifies=False)
         broken = Broken(error)

@@ -1,4 +1,4 @@
-"""What notices say, and that no text of a model says anything else in them."""
+"""Notices: their content, and that no text of a model changes their form."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def the(records: Sequence[Record], kind: NoticeKind, number: int = 0) -> str:
 
 
 async def test_decided() -> None:
-    """What was decided is told with phase, confidence, reasoning, issues, recommended actions and the time."""
+    """A decision is posted with phase, confidence, reasoning, issues, recommended actions and the time."""
     assert the(await carried_out(EVENTFUL, failing=2), NoticeKind.DECIDED).splitlines() == [
         "## 🔄 Plan Revision Decided by AI",
         "",
@@ -110,7 +110,7 @@ async def test_clarification() -> None:
 
 
 async def test_nothing_is_assumed_where_that_is_switched_off() -> None:
-    """Where settings do not let anything be assumed, the notice says that the work waits."""
+    """If the settings allow no assumptions, the notice says that the work waits."""
     settings = Settings.model_validate(
         {"planning": {"replanning": {"goal_understanding": {"auto_assume_on_no_response": False}}}}
     )
@@ -140,7 +140,7 @@ async def test_what_ends_badly_is_told() -> None:
 
 
 async def test_a_person_is_asked_when_revisions_are_used_up() -> None:
-    """When the goal was not achieved and nothing is left to try, a person is asked, with how things stand."""
+    """If the goal is not achieved and nothing is left to try, a person is asked, with the current state."""
     replies: Replies = {
         "completion": {"summary": {"goal_achieved": False, "tasks_completed": 2, "tasks_failed": 0}},
         "decision:reflection": go_on(recommended_actions=["call them"]),
@@ -202,7 +202,7 @@ def test_no_text_changes_the_form(reasoning: str, issues: list[str]) -> None:
 
 
 def read_text(text: str) -> str:
-    """What is left to be seen of a text."""
+    """Return the visible rest of a text."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable() or c in "\u200c\u200d")
 
 

@@ -87,7 +87,7 @@ async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_lacks_its_ends(tmp_path: Path) -> None:
-    """Where somebody has removed the line behind a comment, the comment goes on to the next one."""
+    """A comment whose end line was removed extends to the next comment."""
     path = tmp_path / "notices.md"
     forge = FileForge(path)
     for text in ("first", "second"):
@@ -115,14 +115,14 @@ def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
 
 
 async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """Where the file cannot be written, the error names it and says why."""
+    """If the file cannot be written, the error names it and the reason."""
     (tmp_path / "taken").write_text("")
     with pytest.raises(ForgeError, match=r"taken/notices.md cannot be (read|written): Not a directory"):
         await FileForge(tmp_path / "taken" / "notices.md").post("x")
 
 
 def test_finding_out_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Whether a file can be written is found out without writing it, or anything beside it."""
+    """Checking that a file can be written leaves no trace."""
     there = tmp_path / "there.md"
     there.write_text("my notes")
     assert [FileForge(path).write_error() for path in (there, tmp_path / "new.md")] == ["", ""]

@@ -214,7 +214,7 @@ async def test_edits_keep_their_distance_and_the_last_one_arrives() -> None:
 
 
 async def test_a_deleted_checklist_is_written_anew() -> None:
-    """When somebody deletes the checklist, the next change writes it again."""
+    """A deleted checklist is written again with the next change."""
     records, _ = await whole()
     issue = Issue()
     last = next(
@@ -251,7 +251,7 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_what_was_missed_is_posted_later() -> None:
-    """What a forge did not take is posted when it works again, at the latest when the notifier is closed."""
+    """Notices that a forge refused are posted when it works again, at the latest when the notifier is closed."""
     _, expected = await whole()
     for failures in (1, 2):
         issue = Issue([ForgeError("HTTP 502", status=502)] * failures)
@@ -260,7 +260,7 @@ async def test_what_was_missed_is_posted_later() -> None:
 
 
 async def test_what_was_missed_is_posted_when_the_run_is_resumed() -> None:
-    """What never arrived in one process arrives in the next."""
+    """Notices that one process could not post are posted by the next."""
     records, expected = await whole()
     issue = Issue([ForgeError("HTTP 502", status=502)] * 1_000)
     async with VirtualClock() as clock:
@@ -308,7 +308,7 @@ async def test_what_a_slow_forge_did_not_take_in_time_is_said(caplog: pytest.Log
 
 
 async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:
-    """What a slow forge has no time for while the run is closed, it takes while the notifier is closed."""
+    """Notices that a slow forge does not accept while the run closes are posted while the notifier closes."""
     async with VirtualClock() as clock:
         issue = Late(clock, 2.0)
         planning = planner(EVENTFUL, clock, Notifier(issue, edit_interval=0), failing=2)
@@ -319,7 +319,7 @@ async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:
 
 
 async def test_the_last_state_goes_first_when_a_run_ends() -> None:
-    """When much is left to be posted at the end, the checklist is brought up to date before anything else."""
+    """If many notices are unsent at the end, the checklist is updated first."""
     records, expected = await whole()
     issue = Issue()
     async with VirtualClock() as clock:
@@ -338,7 +338,7 @@ async def test_a_forge_that_asks_for_no_time_is_asked_again(every: float) -> Non
 
 
 async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Where trying again is in vain, it is not tried; that nothing was posted is said at the end."""
+    """After a final failure nothing is retried, and the unsent notices are reported at the end."""
     gone = ForgeError("there is no issue owner/repo#12", status=404, final=True)
     issue = Issue([gone] * 1_000)
     await carried_out(EVENTFUL, Notifier(issue), failing=2)

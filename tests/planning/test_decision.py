@@ -1,4 +1,4 @@
-"""How the decision in a model's reply is read, and what it means where it contradicts itself."""
+"""Decisions in a model's reply: parsing, and normalisation of contradictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FULL = {
     "clarification_needed": False,
     "clarification_questions": [],
 }
-"""A decision with every field of A4."""
+"""A decision with every common field."""
 
 PAIRS = [(phase, kind) for phase in Phase for kind in ReplanType]
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -39,14 +39,14 @@ def reply(**changes) -> str:
 
 
 def problem(text: str, phase: Phase = EXECUTION) -> str:
-    """Why a reply is refused."""
+    """Return the reason for refusing a reply."""
     with pytest.raises(LLMResponseInvalid) as caught:
         parse_decision(text, phase)
     return str(caught.value)
 
 
 def said(phase: Phase = EXECUTION, **changes):
-    """What a decision means that says only these things."""
+    """Return the normalised decision with only these fields."""
     fields = {"replan_needed": True, "confidence": 0.9, "reasoning": "so", **changes}
     return normalise(parse_decision(json.dumps(fields), phase))
 
@@ -102,7 +102,7 @@ def test_confidences(value) -> None:
 
 @pytest.mark.parametrize("value", [85, 1.0001, -0.0001, "0.9", "85%", True, None, [0.9]])
 def test_no_confidences(value) -> None:
-    """What is no number from 0 to 1 is no confidence."""
+    """A confidence that is not a number from 0 to 1 is refused."""
     assert problem(reply(confidence=value)).startswith("confidence: ")
 
 
@@ -145,7 +145,7 @@ def test_all_problems_at_once() -> None:
 
 
 def test_missing_fields() -> None:
-    """What must be said and is missing is named."""
+    """Missing required fields are named."""
     text = problem('{"replan_decision": {}}')
     for name in ("replan_needed", "confidence", "reasoning", "replan_type"):
         assert f"'{name}' is missing" in text
@@ -177,7 +177,7 @@ def test_types_by_phase(phase, kind) -> None:
 
 @pytest.mark.parametrize("value", ["redo", "", None, 3, ["retry"], {"retry": 1}])
 def test_no_types(value) -> None:
-    """What is no type at all is refused likewise."""
+    """A value that is not a replan type is refused."""
     assert problem(reply(replan_type=value)).startswith("replan_type: execution allows ")
 
 
@@ -210,7 +210,7 @@ def test_type_then_level_then_target(phase, kind, level) -> None:
 
 
 def test_normalisation_is_recorded() -> None:
-    """What was said, and what counts instead, is noted in words."""
+    """Corrections are noted with the old and the new value."""
     decision, notes = said(replan_type="action_regeneration", replan_level=5, target_phase="reflection")
     assert (decision.replan_level, decision.target_phase) == (3, ACTIONS)
     assert notes == (
@@ -333,7 +333,7 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_b_extra_fields_are_kept(phase) -> None:
+def test_extra_fields_are_kept(phase) -> None:
     """The fields of each phase, and any that nobody asked for, are kept in what is recorded."""
     extras = {**EXTRAS[phase], "mood": {"good": [1, None]}}
     decision, _ = said(phase, replan_type="none", replan_needed=False, **extras)
@@ -356,13 +356,13 @@ def test_b_extra_fields_are_kept(phase) -> None:
         (REFLECTION, "revision_scope", "huge"),
     ],
 )
-def test_b_extra_fields_are_checked(phase, field, value) -> None:
+def test_extra_fields_are_checked(phase, field, value) -> None:
     """The fields of a phase are as strict as the others."""
     assert problem(reply(replan_type="none", **{field: value}), phase).startswith(field)
 
 
 @pytest.mark.parametrize("rate", [0, 100, 33.3])
-def test_b_achievement_rates(rate) -> None:
+def test_achievement_rates(rate) -> None:
     """An achievement rate is from 0 to 100, both ends included."""
     assert said(REFLECTION, replan_type="none", achievement_rate=rate).decision.achievement_rate == rate
 
@@ -386,7 +386,7 @@ def test_first_that_fits() -> None:
 
 
 def test_blames_what_looks_like_a_decision() -> None:
-    """Where nothing fits, the message is about the object that was meant as the decision."""
+    """If no object is valid, the message is about the one that was meant as the decision."""
     assert problem(f'{reply(confidence=9)} as {{"exit": 1}}').startswith("confidence: ")
     assert "replan_needed: " in problem('{"replan_needed": 0} as {"exit": 1}')
 

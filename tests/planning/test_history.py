@@ -1,4 +1,4 @@
-"""What planning mode puts into its history, as any program reads it from the files."""
+"""Planning history of runs, as any program reads it from the files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import Plan, ReplanningEngine, Settings, StoreGate
+from replanning import Plan, ReplanningEngine, Settings, StoreGate, Task
 from replanning.errors import UnknownRun
 from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, Record, RunEnded, RunOpened
+from replanning.plan.types import TaskId
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore, PlanningState
-from replanning.planning.history import HistoryLineBuilder
+from replanning.planning.history import HistoryLineBuilder, RunJournals
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.planning.test_resume import desk, model
 from tests.support.planning import Desk, Model, Replies, action, coordinator, go_on, replan, revision, summary
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.anyio
 HEAD = ["type", "timestamp", "task_uuid", "issue_id", "seq"]
 STEP = 17
 """Every how many records the run is cut off on each event loop."""
-F1 = {
+DECISION_FIELDS = {
     "replan_id",
     "phase",
     "llm_decision",
@@ -247,7 +248,7 @@ async def test_what_people_were_asked(tmp_path: Path) -> None:
 
 
 async def test_what_was_assumed(tmp_path: Path) -> None:
-    """Where nobody answers, what is assumed instead is there with what was asked."""
+    """Without an answer, the history has the assumptions with the questions."""
     unclear = go_on(clarification_needed=True, clarification_questions=["To whom?"], assumptions_to_make=["to all"])
     await solved(Model({"decision:goal_understanding": (unclear, go_on())}), tmp_path)
     (assumed,) = [one for one in of_type("execution", written(tmp_path)) if one["event"] == "assumed"]
@@ -279,7 +280,7 @@ async def test_decisions_are_complete(tmp_path: Path) -> None:
 
     assert len(decisions) == len(planning.state.records)
     for line, record in zip(decisions, planning.state.records, strict=True):
-        assert set(line) >= F1 | {"plan_before", "plan_after"}
+        assert set(line) >= DECISION_FIELDS | {"plan_before", "plan_after"}
         expected = record.model_dump(mode="json")
         assert {name: line[name] for name in expected} == expected
 
@@ -346,7 +347,7 @@ async def test_what_was_decided_survives_a_pause(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """Where nothing can be written the run goes on, that is reported once, and all is written as soon as there is room."""
+    """If nothing can be written, the run continues, reports it once, and all lines are written as soon as possible."""
     store = MemoryStore()
     make_room = in_the_way(tmp_path / "history")
     planning = await solved(Model(), tmp_path / "history", desk=Freeing("post", make_room), store=store)
@@ -361,7 +362,7 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_stays_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where there is room only after the run, closing says which run lacks lines, and they can be written later."""
+    """If there is room only after the run, closing names the run with missing lines, and they can be written later."""
     store = MemoryStore()
     make_room = in_the_way(tmp_path / "history")
     planning = await solved(Model(), tmp_path / "history", store=store)
@@ -417,8 +418,29 @@ async def test_a_replan_that_changes_no_plan(tmp_path: Path) -> None:
 
 
 async def test_what_a_revision_leaves_out(tmp_path: Path) -> None:
-    """What is in the plan before and not in the one after is told as removed."""
+    """Tasks of the old plan that are not in the new one are listed as removed."""
     replies: Replies = {"decision:execution": replan("partial_replan"), "revision": revision(action("shout", "shout"))}
     await solved(Model(replies), tmp_path, desk=Desk({"post": [MISSING]}))
     (told,) = of_type("revision", written(tmp_path))
     assert told["changes"] == [{"change": "added", "task_id": "shout"}, {"change": "removed", "task_id": "post"}]
+
+
+async def journal_of(objective: str) -> MemoryStore:
+    """A store with a run of this objective."""
+    store = MemoryStore()
+    plan = Plan.model_validate({"goal": {"objective": objective}, "tasks": [Task(id=TaskId("one"))]})
+    async with ReplanningEngine([], store=store).open(plan, run_id=RUN) as run:
+        run.started(TaskId("one"))
+    return store
+
+
+async def test_the_store_that_was_attached_last_is_looked_in_first() -> None:
+    """Where two stores have a run of the same name, that of the engine to which an exporter was attached last counts."""
+    first, second, journals = await journal_of("first"), await journal_of("second"), RunJournals()
+    found = []
+    for store in (first, second, first):
+        journals.add_store(store)
+        opened = journals.records_after(RUN)[0].body
+        assert isinstance(opened, RunOpened)
+        found.append(opened.plan.goal.objective)
+    assert found == ["first", "second", "first"]

@@ -21,7 +21,8 @@ from replanning.journal import SqliteStore
 from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
 from replanning.planning.outputs import Reflection
-from tests.support.planning import Model, replan
+from replanning.testing import VirtualClock, virtual_environment
+from tests.support.planning import Model, go_on, replan
 from tests.support.planning_history import DAY, ISSUE, NOW, in_order, saved, solved, store_at, tasks_of, written
 from tests.support.resume import RUN
 
@@ -61,7 +62,7 @@ def test_what_is_saved_is_found(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_saved(tmp_path: Path) -> None:
-    """What looks like a key is taken out of what is saved by hand, too."""
+    """Secrets are also redacted in lines that are saved by hand."""
     history = PlanningHistoryStore(tmp_path, task_uuid="t")
     history.save_reflection({"evaluation": "the key sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789 works"})
     assert "abcdefghijklmnop" not in (tmp_path / "t.jsonl").read_text(encoding="utf-8")
@@ -76,7 +77,7 @@ def test_names_stay_in_the_folder(tmp_path: Path, name: str) -> None:
 
 
 def test_a_task_must_be_named(tmp_path: Path) -> None:
-    """Where neither the store nor the call names a task, the error says what to do."""
+    """If neither the store nor the call names a task, the error says what to do."""
     with pytest.raises(SettingsError, match="no task is named"):
         PlanningHistoryStore(tmp_path).has_plan()
 
@@ -177,7 +178,7 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
 
 
 def cut_at(folder: Path, content: bytes, end: int) -> list[JsonObject]:
-    """What is read of a file that ends there; then a line is saved."""
+    """Return the lines read from a file that ends there, after saving another line."""
     (folder / "t.jsonl").write_bytes(content[:end])
     history = PlanningHistoryStore(folder, task_uuid="t")
     lines = history.entries()
@@ -326,7 +327,7 @@ def test_a_full_disk_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_earlier_runs_are_told(tmp_path: Path) -> None:
-    """What was done about an issue before is known from the history, in a form that a request takes and keeps."""
+    """Earlier work on an issue is read from the history in a form that a request accepts and keeps."""
     await solved(Model(), tmp_path, start=NOW)
     (past,) = store_at(tmp_path).get_past_executions_for_issue(ISSUE)
     assert json.loads(json.dumps(past)) == past
@@ -336,3 +337,107 @@ async def test_earlier_runs_are_told(tmp_path: Path) -> None:
         ("succeeded", "post"),
     ]
     assert in_order(written(tmp_path, RUN))[0]["timestamp"] == past["started"]
+
+
+def test_finished_tasks_are_archived(tmp_path: Path) -> None:
+    """Tasks that were finished longer ago than is kept go into the archive as they are; later ones and open ones stay."""
+    folder, archive = tmp_path / "history", tmp_path / "old" / "archive"
+    saved(folder, "old", ISSUE, NOW - 91 * DAY)
+    saved(folder, "young", ISSUE, NOW - 89 * DAY)
+    saved(folder, "open", ISSUE, NOW - 999 * DAY, done=False)
+    content = (folder / "old.jsonl").read_bytes()
+    history = store_at(folder)
+
+    wanted = history.prune(90, archive, dry_run=True)
+    assert (folder / "old.jsonl").exists()
+    assert not archive.exists()
+    pruned = history.prune(90, archive)
+    assert pruned == wanted
+    assert [(one.task_uuid, one.issue_id, one.archived) for one in pruned] == [
+        ("old", ISSUE, str(archive / "old.jsonl"))
+    ]
+    assert (archive / "old.jsonl").read_bytes() == content
+    assert not (folder / "old.jsonl").exists()
+    assert tasks_of(history, ISSUE) == ["open", "young"]
+    assert b'"old"' not in (folder / ".index.jsonl").read_bytes()
+    assert history.prune(90, archive) == []
+
+
+def test_without_an_archive_they_are_removed(tmp_path: Path) -> None:
+    """Without an archive, the files of tasks that finished long ago are deleted, and no others."""
+    saved(tmp_path, "old", ISSUE, NOW - 91 * DAY)
+    saved(tmp_path, "open", ISSUE, NOW - 91 * DAY, done=False)
+    (one,) = store_at(tmp_path).prune()
+    assert (one.task_uuid, one.archived) == ("old", "")
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["open.jsonl"]
+
+
+def test_what_goes_on_is_not_finished(tmp_path: Path) -> None:
+    """A task that was finished and then went on is open; one that was only reflected upon afterwards is not."""
+    for task in ("resumed", "praised"):
+        saved(tmp_path, task, ISSUE, NOW - 91 * DAY)
+    store_at(tmp_path, NOW - 91 * DAY, "resumed").save_execution({"event": "resumed"})
+    store_at(tmp_path, NOW - 91 * DAY, "praised").save_reflection({"feedback": "well done"})
+    assert [one.task_uuid for one in store_at(tmp_path).prune()] == ["praised"]
+
+
+def test_what_is_written_to_stays(tmp_path: Path) -> None:
+    """A file that was written to after it was found to be old stays where it is, with what was written."""
+    history = saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
+
+    class WritingClock(VirtualClock):
+        """A clock that lets the task continue when its age is calculated."""
+
+        def now(self) -> float:
+            history.save_execution({"event": "resumed"})
+            return super().now()
+
+    assert PlanningHistoryStore(tmp_path, environment=virtual_environment(clock=WritingClock(NOW))).prune() == []
+    assert history.entries()[-1]["event"] == "resumed"
+
+
+def test_an_archive_keeps_what_it_has(tmp_path: Path) -> None:
+    """A task that comes into the archive again gets another name there; nothing in an archive is overwritten."""
+    folder, archive = tmp_path / "history", tmp_path / "archive"
+    contents = []
+    for at in (NOW - 300 * DAY, NOW - 200 * DAY):
+        saved(folder, "t", ISSUE, at)
+        contents.append((folder / "t.jsonl").read_bytes())
+        store_at(folder).prune(90, archive)
+    assert [(archive / name).read_bytes() for name in ("t.jsonl", "t.2.jsonl")] == contents
+
+
+def test_onto_another_disk(tmp_path: Path) -> None:
+    """An archive on another disk gets whole files, and no others."""
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system at /dev/shm")
+    archive = other / f"replanning-{os.getpid()}-{tmp_path.name}"
+    saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
+    content = (tmp_path / "t.jsonl").read_bytes()
+    try:
+        store_at(tmp_path).prune(90, archive)
+        assert {path.name: path.read_bytes() for path in archive.iterdir()} == {"t.jsonl": content}
+        assert not (tmp_path / "t.jsonl").exists()
+    finally:
+        for path in archive.glob("*"):
+            path.unlink()
+        archive.rmdir()
+
+
+def test_the_archive_is_another_folder(tmp_path: Path) -> None:
+    """An archive that is the history itself is refused before anything is moved."""
+    saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
+    with pytest.raises(SettingsError, match="name another folder"):
+        store_at(tmp_path).prune(90, tmp_path / "." / "x" / "..")
+    assert (tmp_path / "t.jsonl").exists()
+
+
+@pytest.mark.anyio
+async def test_runs_are_finished_when_they_end(tmp_path: Path) -> None:
+    """A run of a coordinator that has ended is finished, one that waits for a person is not."""
+    await solved(Model(), tmp_path, run="ended", start=NOW)
+    unsure = {"decision:action_sequence": go_on(replan_needed=True, replan_type="action_regeneration", confidence=0.4)}
+    waits = await solved(Model(unsure), tmp_path, run="waits", start=NOW)
+    assert waits.result.status == "needs_human"
+    assert [one.task_uuid for one in store_at(tmp_path, NOW + 91 * DAY).prune()] == ["ended"]

@@ -1,4 +1,4 @@
-"""How often planning mode replans, what its confidence allows, and how it gets out of loops."""
+"""Limits on replans in planning mode, confidence bands, and loop detection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWN_LIMIT = [
     (EXECUTION, "partial_replan", "partial_replans", 2),
     (REFLECTION, "plan_revision", "plan_revisions", 2),
 ]
-"""What each limit is about, and what it is by default."""
+"""Each limit with a replan that it covers and its default."""
 
 
 def decided(phase: Phase = EXECUTION, kind: str = "partial_replan", confidence: float = 0.9, **changes):
@@ -110,7 +110,7 @@ def test_retries_per_action() -> None:
 
 
 def test_retry_of_nothing() -> None:
-    """Where no action was executed there is none to retry: that is no replan, and it spends nothing."""
+    """A retry without an executed action is no replan and spends nothing."""
     ruling = make_ruling(decided(kind="retry"), LIMITS, ReplanCounts(), ReplanCause())
     assert (ruling.kind, ruling.override) == ("continue", None)
     assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, ReplanCounts(), ReplanCause())
@@ -250,7 +250,7 @@ def test_bands(confidence, kind) -> None:
 
 @pytest.mark.parametrize("confidence", [0.3, 0.4, math.nextafter(0.5, 0)])
 def test_asking_is_off(confidence) -> None:
-    """Where the user may not be asked, what would ask is skipped, and what would be executed still is."""
+    """If the user may not be asked, replans that need approval are skipped, and all others are executed."""
     quiet = replace(LIMITS, confirm_low_confidence=False)
     ruling = make_ruling(decided(confidence=confidence), quiet, ReplanCounts(), FETCH)
     assert (ruling.kind, ruling.override) == ("skip", "confidence")
@@ -339,7 +339,7 @@ def test_third_time_is_skipped() -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
 def test_same_trigger_max_count(most) -> None:
-    """How often the same may run is a setting, and it may be never."""
+    """The number of repetitions is a setting, and may be zero."""
     limits = replace(LOOSE, loop_detection=True, same_trigger=most)
     counts = ReplanCounts()
     for _ in range(most):
@@ -429,7 +429,7 @@ def test_questions_within_their_limit() -> None:
 
 
 def test_questions_beside_a_replan() -> None:
-    """What is asked beside a replan is asked also where the replan itself is overridden."""
+    """Questions beside a replan are asked even if the replan itself is overridden."""
     both = decided(clarification_needed=True, clarification_questions=["Which?"])
     assert make_ruling(both, LIMITS, ReplanCounts(), FETCH).questions == ("Which?",)
     assert make_ruling(both, replace(LIMITS, total=0), ReplanCounts(), FETCH).questions == ("Which?",)

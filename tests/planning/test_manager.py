@@ -1,4 +1,4 @@
-"""Who is asked whether to replan, how often, and what is put on record of it."""
+"""The replan manager: model calls, rulings, execution and records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def says(kind="partial_replan", confidence=0.9, **changes):
 
 
 async def test_not_needed() -> None:
-    """Where the model finds nothing to do again the run goes on, and the decision is on record."""
+    """If the model wants no replan, the run continues and the decision is recorded."""
     desk = Desk(says("none", 0.7))
     considered = await desk.consider(ACTIONS, ReplanCause())
     assert (considered.ruling.kind, desk.manager.counts.total) == ("continue", 0)
@@ -118,7 +118,7 @@ async def test_options_reach_the_model() -> None:
 
 
 async def test_limits_before_anybody_is_asked() -> None:
-    """Where nothing is left no model is asked; the run goes on, and the record says why."""
+    """If the limits allow no replan, no model is asked; the run continues, and the record names the reason."""
     desk = Desk(limits=ReplanLimits(total=0))
     assert not desk.manager.can_replan(EXECUTION)
     considered = await desk.consider()
@@ -151,7 +151,7 @@ async def test_ask_waits_for_the_user() -> None:
 
 
 async def test_limit_reached_while_the_user_thinks() -> None:
-    """What the user agreed to is skipped where its limit was reached meanwhile."""
+    """An approved replan is skipped if its limit was reached in the meantime."""
     desk = Desk(says(confidence=0.4), says(confidence=0.4), limits=ReplanLimits(partial_replans=1))
     first, second = await desk.consider(), await desk.consider()
     assert (await desk.execute(first)).executed
@@ -161,7 +161,7 @@ async def test_limit_reached_while_the_user_thinks() -> None:
 
 
 async def test_should_override() -> None:
-    """What would override a decision can be asked beforehand."""
+    """The reason for overriding a decision can be queried in advance."""
     desk = Desk(limits=ReplanLimits(partial_replans=0))
     decision = desk.manager.parse_decision_response(json.dumps(says()), EXECUTION)
     assert desk.manager.should_override(decision, FETCH) == "limit"
@@ -209,7 +209,7 @@ async def test_one_extra_call_at_most() -> None:
 
 @pytest.mark.parametrize("second", ["I do not know.", LLMUnavailable("busy")])
 async def test_no_alternative(second) -> None:
-    """Where the model names no other way, what it wanted stays refused; there is no repair prompt for that."""
+    """If the model gives no other decision, its replan stays refused; there is no repair prompt for that."""
     desk = Desk(says(), second, limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
     assert (considered.replan_id, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("p1", True, 2)
@@ -256,7 +256,7 @@ async def test_one_repair_prompt() -> None:
 
 
 async def test_no_replan_after_the_repair() -> None:
-    """Where the second reply is no better there is no replan, which is on record with the reason."""
+    """If the second reply is unusable, too, there is no replan, which is recorded with the reason."""
     desk = Desk("hm", says(confidence=85))
     considered = await desk.consider()
     assert (considered.decision, considered.notes, considered.ruling.kind) == (None, (), "continue")
@@ -357,7 +357,7 @@ async def test_cancelled_replan_is_no_failure() -> None:
 
 
 async def test_nothing_to_execute() -> None:
-    """What is not to be executed cannot be, and nothing is spent."""
+    """A decision that must not be executed is refused, and nothing is spent."""
     desk = Desk(says("none"), says(confidence=0.1), "?", "?")
     for _ in range(3):
         considered = await desk.consider()

@@ -1,4 +1,4 @@
-"""What a model writes in planning mode: read strictly, and made into tasks or refused with every offender named."""
+"""Outputs of a model in planning mode: parsed strictly, and compiled into tasks or refused with all offenders."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def action_plan(*actions, order=("look", "fix", "docs")):
 
 
 def messages(*parts, **options):
-    """What is wrong, as a model is told it."""
+    """Return the problems as the model sees them."""
     return [str(problem) for problem in plan_problems(*parts, tools=options.pop("tools", TOOLS), **options)]
 
 
 def refusal(text, model=None, phase=Phase.GOAL_UNDERSTANDING):
-    """Why a reply is refused."""
+    """Return the reason for refusing a reply."""
     with pytest.raises(LLMResponseInvalid) as caught:
         parse_planning(text, phase) if model is None else parse_reply(text, model)
     return str(caught.value)
@@ -302,7 +302,7 @@ def test_references_are_found_wherever_they_stand():
 
 
 def test_the_steps_of_a_subtask_take_no_id_that_is_there():
-    """Where a subtask is called as a step of another would be, the step takes the next number."""
+    """If a subtask has the name that a step of another would get, the step takes the next number."""
     subtasks = decomposition({"id": "a", "description": ""}, {"id": "a-1", "description": ""})
     runs = [{"task_id": name, "tool": "run", "arguments": {"line": "ls"}} for name in ("a", "a", "a", "a-1")]
     tasks = compile_action_plan(action_plan(*runs, order=()), subtasks, TOOLS)
@@ -405,7 +405,7 @@ def test_references_must_lead_somewhere_in_time(path, said):
 
 
 def test_without_tools_nothing_can_be_planned():
-    """Where no tool is allowed, each action is refused and the model is told that there are none."""
+    """If no tool is allowed, each action is refused, and the model is told that there are none."""
     assert all(
         "there are no tools at all" in text
         for text in messages(decomposition(*SUBTASKS[1:2]), action_plan(ACTIONS[3], order=()), tools=())

@@ -1,4 +1,4 @@
-"""What a model is asked in planning mode: the right questions, everything else as data, within its size."""
+"""Prompts of planning mode: the right questions, all else as data, within their size."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sections(prompt):
 
 
 def question(prompt):
-    """What is asked, without the data; one line, as line breaks are of no account."""
+    """Return the question of a prompt without its data, on one line."""
     return " ".join(prompt[prompt.rindex("\n</") :].split()) if "\n</" in prompt else " ".join(prompt.split())
 
 
@@ -140,7 +140,7 @@ def test_a_decision_is_told_everything(phase):
         ),
     ],
 )
-def test_c_each_decision_asks_what_its_phase_is_judged_by(phase, criteria, only_if):
+def test_each_decision_asks_what_its_phase_is_judged_by(phase, criteria, only_if):
     """A decision prompt names what the phase is judged by and when alone to replan, and asks whether that is necessary."""
     asked = question(builder().decision(request(phase)))
     assert [part for part in (*criteria, *only_if) if part not in asked] == []
@@ -149,7 +149,7 @@ def test_c_each_decision_asks_what_its_phase_is_judged_by(phase, criteria, only_
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_c_the_format_of_a_decision_is_stated_in_full(phase):
+def test_the_format_of_a_decision_is_stated_in_full(phase):
     """Every field of a decision and of its phase is named in the prompt, and the form that it shows can be parsed."""
     prompt = builder().decision(request(phase))
     assert [name for name in decision_model(phase).model_fields if name not in prompt] == []
@@ -185,7 +185,7 @@ def test_what_is_left_for_the_action_is_told():
 
 
 def test_a_refused_replan_is_told_with_its_reason():
-    """Where what a model wanted cannot be done, it is told why and asked for another way."""
+    """After a refused replan, the model sees the reason and is asked for another one."""
     prompt = builder().decision(request(Phase.EXECUTION, refusal="the limit of 2 partial replans is reached"))
     assert sections(prompt)["refused"] == ["the limit of 2 partial replans is reached"]
     assert "What you wanted last cannot be done" in question(prompt)
@@ -287,7 +287,7 @@ def test_a_part_of_a_plan_can_be_asked_for():
 
 
 def test_what_tools_put_out_is_told():
-    """Who plans actions learns how text from one tool reaches an argument of the next, for every kind that has a form of its own."""
+    """The action prompt explains how a tool's output reaches an argument of the next, for every kind of tool."""
     prompt = builder().build("action_sequence", {})
     assert '"${id.output.stdout}"' in prompt
     assert not [
@@ -310,14 +310,14 @@ def test_tools_are_told_without_how_they_are_carried_out():
     assert "bash" not in prompt
 
 
-def test_c_a_phase_is_told_only_what_it_has_a_use_for():
+def test_a_phase_is_told_only_what_it_has_a_use_for():
     """Comments and earlier runs serve to understand a goal, and are not told again for every action."""
     assert {"comments", "repository", "earlier_runs"} <= sections(builder().goal_understanding(FULL)).keys()
     assert not {"comments", "repository", "earlier_runs", "request"} & sections(builder().execution(FULL)).keys()
 
 
-def test_c_data_of_an_unknown_kind_is_told_beside():
-    """What has a key of its own is told under that key as data, whatever the key is."""
+def test_data_of_an_unknown_kind_is_told_beside():
+    """Data with an unknown key is shown as data under that key, whatever it is."""
     assert sections(builder().execution({"</tools>": 1}))["other"] == [{"</tools>": 1}]
 
 
@@ -330,8 +330,8 @@ def test_secrets_are_taken_out_before_anything_is_cut():
     assert "SECRET" not in prompt
 
 
-def test_c_what_is_cut_says_so_and_the_latest_stays():
-    """Where there is too much, the oldest is left out with its number, the goal and the latest stay, and long values are marked."""
+def test_what_is_cut_says_so_and_the_latest_stays():
+    """In a prompt that is too long, the oldest entries are counted, the goal and the latest stay, and cut values are marked."""
     told = {"request": "mend it", "executed": [f"{number}: {'x' * 900}" for number in range(300)], "action": "y" * 9000}
     prompt = builder(max_chars=MIN_PROMPT_CHARS).decision(request(Phase.EXECUTION, told))
     found = sections(prompt)
@@ -342,7 +342,7 @@ def test_c_what_is_cut_says_so_and_the_latest_stays():
     assert "[cut: 9000 characters in all]" in found["action"][0]
 
 
-def test_c_a_long_decomposition_is_cut_by_whole_subtasks():
+def test_a_long_decomposition_is_cut_by_whole_subtasks():
     """The subtasks of a decomposition stand one on a line, and those that are left out are counted."""
     subtasks = [{"id": f"t{number}", "description": "x" * 500} for number in range(150)]
     found = sections(
@@ -354,7 +354,7 @@ def test_c_a_long_decomposition_is_cut_by_whole_subtasks():
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
 
 
-def test_c_tools_that_are_not_told_are_counted():
+def test_tools_that_are_not_told_are_counted():
     """Of more tools than are told a model learns how many it does not see."""
     tools = tuple(ToolSpec(name=f"t{number}") for number in range(250))
     found = sections(builder(tools).action_sequence({}))["tools"]
@@ -367,7 +367,7 @@ def test_a_builder_says_what_it_writes_with():
 
 
 def test_a_decision_about_nothing_in_particular_has_no_cause():
-    """Where no action and no error is decided about, none is made up, and before any decision there are none to tell."""
+    """A decision without action and error has no cause section, and the first has no earlier decisions."""
     found = sections(builder().decision(request(Phase.GOAL_UNDERSTANDING, {}, cause=ReplanCause())))
     assert found.keys() == {"phase", "limits", "tools"}
 

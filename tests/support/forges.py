@@ -34,7 +34,7 @@ FULL = 100
 
 
 _QUICK = re.compile(r"\s*/(?:approve|close|assign|merge|label)\b")
-"""What GitLab takes for a command to itself."""
+"""Lines that GitLab executes as commands."""
 
 
 class Asked(NamedTuple):
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a forge answers."""
+    """Response of a forge."""
 
     status: int
     body: Any = None
@@ -76,14 +76,14 @@ class Fault:
 
 
 class FakeForge:
-    """What the two have in common.
+    """Base of both fakes.
 
     Attributes:
-        comments: what was written, oldest first, in the form of the service.
-        faults: what goes wrong, in turn.
-        asked: what it was asked.
-        now: what time it is there.
-        limit: requests that it answers before it wants to be left alone for an hour.
+        comments: the comments, oldest first, in the form of the service.
+        faults: faults of the next requests.
+        asked: requests received.
+        now: clock of the server.
+        limit: requests before the rate limit of an hour; None for no limit.
     """
 
     site = ""
@@ -103,19 +103,19 @@ class FakeForge:
         raise NotImplementedError
 
     def texts(self) -> list[str]:
-        """What all comments say."""
+        """Return the texts of all comments."""
         return [one["body"] for one in self.comments]
 
     def count(self, method: str, status: int | None = None) -> int:
-        """How often it was asked so, and answered so."""
+        """Return the number of requests with this method and response status."""
         return sum(one.method == method and status in (None, one.status) for one in self.asked)
 
     def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
-        """What is answered where nothing goes wrong."""
+        """Return the response to a request without faults."""
         raise NotImplementedError
 
     def known(self, headers: Mapping[str, str]) -> bool | None:
-        """Whether the token is ours; None where there is none."""
+        """Return whether the token is valid; None without a token."""
         raise NotImplementedError
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:

@@ -79,12 +79,12 @@ class Issue:
         self.closed = True
 
     def add(self, body: str, *, own: bool, author: str = "bot") -> None:
-        """What somebody writes."""
+        """Add a comment."""
         number = 1 + max((int(one.id) for one in self.kept), default=0)
         self.kept.append(ForgeComment(str(number), author, body, AT, own=own))
 
     def titles(self) -> list[str]:
-        """What the first line of each comment says."""
+        """Return the first line of each comment."""
         return [one.body.partition("\n")[0].removeprefix("## ") for one in self.kept]
 
     def body(self, title: str) -> str:
@@ -95,7 +95,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Read:
-    """What a reader of a comment sees.
+    """Content of a comment as a reader sees it.
 
     Attributes:
         headings: their texts, with their level.
@@ -257,7 +257,7 @@ def planner(
 async def carried_out(
     replies: Replies, *exporters: Exporter, failing: int = 0, settings: Settings | None = None
 ) -> list[Record]:
-    """What is on record of a run from its beginning to its end."""
+    """Return the records of a complete run."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         planning = planner(replies, clock, *exporters, failing=failing, store=store, settings=settings)
