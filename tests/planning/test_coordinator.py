@@ -28,6 +28,7 @@ from tests.support.planning import (
     go_on,
     replan,
     revision,
+    run,
     summary,
 )
 
@@ -41,7 +42,7 @@ UNCLEAR = replan(
 MAKING = ["goal_understanding", "task_decomposition", "action_sequence"]
 
 
-# What is asked for
+# Requests
 
 ISSUE = TaskRequest(
     goal=Goal(objective="Tell people the news", success_criteria=("everybody knows",)),
@@ -54,8 +55,8 @@ ISSUE = TaskRequest(
 )
 
 
-async def test_what_an_issue_says_is_told_and_kept() -> None:
-    """The issue, its comments, its repository and earlier runs are told as data, and also after a resume by its id."""
+async def test_an_issue_is_shown_to_the_model_and_kept() -> None:
+    """The prompt quotes the issue, its comments, its repository and earlier runs as data, also after a resume by its id."""
     model, store = Model(), MemoryStore()
 
     async with VirtualClock() as clock:
@@ -76,7 +77,7 @@ async def test_what_an_issue_says_is_told_and_kept() -> None:
 
 
 def test_a_request_is_bounded() -> None:
-    """Of a long issue the latest comments and runs are kept, and a text that is cut says so."""
+    """A long issue is truncated to its latest comments and runs, and truncated text is marked."""
     comments = [IssueComment(author="eve", text=str(number)) for number in range(300)]
     long = TaskRequest(goal=Goal(objective="x"), text="y" * 200_000, comments=tuple(comments))
 
@@ -91,13 +92,9 @@ def test_a_request_is_bounded() -> None:
 
 
 async def test_basic_flow() -> None:
-    """The model understands, decomposes, plans and judges after each phase, and what it planned is executed in order."""
-    model, desk = Model(), Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        done = await planning.execute_with_planning()
-
-    assert done
+    """The model understands, decomposes, plans and judges after each phase, and the planned actions run in order."""
+    planning, model, desk = await run({})
+    assert planning.result.status == "succeeded"
     asked = [kind for phase in MAKING for kind in (phase, f"decision:{phase}")]
     assert model.asked == [*asked, "completion", "decision:reflection"]
     assert desk.used == [("write", "write"), ("post", "post")]
@@ -107,23 +104,19 @@ async def test_basic_flow() -> None:
     assert invariant_violations(list(planning.engine.store.read(planning.result.run))) == []
 
 
-async def test_arguments_that_are_not_planned_are_asked_for_when_they_are_needed() -> None:
+async def test_unplanned_arguments_are_requested_at_execution() -> None:
     """An action without arguments gets them from the model when it is executed, also text that looks like a reference."""
     later: JsonObject = {"current_task": "write", "function_call": {"name": "write", "arguments": {"text": "a ${b"}}}
     wrong: JsonObject = {"current_task": "write", "function_call": {"name": "format-disk", "arguments": {}}}
     planned: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}, action("post", "post")]}
-    model, desk = Model({"action_sequence": planned, "execution": (wrong, later)}), Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        done = await planning.execute_with_planning()
-
-    assert done
+    planning, model, _ = await run({"action_sequence": planned, "execution": (wrong, later)})
+    assert planning.result.status == "succeeded"
     assert planning.result.outputs["write"] == "a ${b"
     assert model.asked.count("execution") == 2
 
 
-async def test_only_plan() -> None:
-    """A plan that is only made has every action with its arguments, stands by itself, and nothing was executed."""
+async def test_make_plan_executes_nothing() -> None:
+    """`make_plan` returns a plan of its own with all arguments, and executes nothing."""
     model, desk = Model(), Desk()
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, desk)
@@ -137,8 +130,8 @@ async def test_only_plan() -> None:
     assert desk.used == []
 
 
-async def test_tools_that_are_not_on_the_list_are_not_planned() -> None:
-    """A plan with a tool that was not given is refused, and the model is told which there are."""
+async def test_unknown_tools_are_not_planned() -> None:
+    """A plan with an unknown tool is rejected, and the model makes another."""
     foreign: JsonObject = {"actions": [action("write", "rm-rf"), action("post", "post")]}
     model, desk = Model({"action_sequence": (foreign, ACTIONS)}), Desk()
     async with VirtualClock() as clock:
@@ -147,8 +140,8 @@ async def test_tools_that_are_not_on_the_list_are_not_planned() -> None:
     assert {tool for _, tool in desk.used} == {"write", "post"}
 
 
-async def test_something_dangerous_needs_a_person() -> None:
-    """A plan with a dangerous tool is not carried out before a person has agreed."""
+async def test_a_dangerous_tool_needs_approval() -> None:
+    """A plan with a dangerous tool is not executed before a person approves it."""
     tools = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
     desk, store = Desk(), MemoryStore()
     async with VirtualClock() as clock:
@@ -162,8 +155,8 @@ async def test_something_dangerous_needs_a_person() -> None:
     assert desk.used == [("write", "write"), ("post", "post")]
 
 
-async def test_what_was_only_planned_is_agreed_to_when_it_is_used() -> None:
-    """A plan with a dangerous tool is made without a person; where that run goes on, one is asked before the tool is used."""
+async def test_a_tool_that_was_only_planned_is_approved_at_its_use() -> None:
+    """A dangerous tool is planned without approval; if that run continues, a person is asked before its use."""
     tools = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
     desk = Desk()
     async with VirtualClock() as clock:
@@ -185,11 +178,9 @@ async def test_what_was_only_planned_is_agreed_to_when_it_is_used() -> None:
 
 
 async def test_reflection_on_error() -> None:
-    """When an action fails, the model is asked, and what it decides is done: here, once more."""
-    model, desk = Model({"decision:execution": replan("retry")}), Desk({"write": [MISSING]})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    """When an action fails, the model decides what to do: here, to retry."""
+    planning, _, desk = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING]}))
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write"), ("write", "write"), ("post", "post")]
     (record,) = [record for record in planning.state.records if record.executed]
@@ -197,25 +188,24 @@ async def test_reflection_on_error() -> None:
 
 
 async def test_file_not_found_recovery() -> None:
-    """A missing file leads to a partial replan, whose new actions take the place of what failed and what follows."""
+    """A missing file leads to a partial replan, whose actions replace the failed one and the rest."""
     instead = revision(action("write", "shout"), action("post", "post"))
-    model = Model({"decision:execution": replan("partial_replan"), "revision": instead})
-    desk = Desk({"write": [MISSING]})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run(
+        {"decision:execution": replan("partial_replan"), "revision": instead}, Desk({"write": [MISSING]})
+    )
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write"), ("v2.write", "shout"), ("v2.post", "post")]
     assert [plan.kept for plan in planning.state.plans] == [(), ()]
 
 
-async def test_what_is_done_is_kept_by_a_partial_replan() -> None:
-    """A partial replan keeps what is done, and a failed task is not among that."""
-    model = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))})
-    desk = Desk({"post": [MISSING]})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+async def test_a_partial_replan_keeps_finished_actions() -> None:
+    """A partial replan keeps finished tasks, and not the failed one."""
+    planning, _, desk = await run(
+        {"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))},
+        Desk({"post": [MISSING]}),
+    )
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write"), ("post", "post"), ("v2.post", "shout")]
     assert planning.state.plans[-1].kept == ("write",)
@@ -223,11 +213,9 @@ async def test_what_is_done_is_kept_by_a_partial_replan() -> None:
 
 @pytest.mark.parametrize("kind", ["task_redecomposition", "goal_revision"])
 async def test_another_decomposition_starts_clean(kind: str) -> None:
-    """A new decomposition or goal keeps nothing: everything is done again, under new ids."""
-    model, desk = Model({"decision:execution": (replan(kind), go_on())}), Desk({"post": [MISSING]})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    """A new decomposition or goal repeats everything under new ids."""
+    planning, _, desk = await run({"decision:execution": (replan(kind), go_on())}, Desk({"post": [MISSING]}))
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write"), ("post", "post"), ("v2.write", "write"), ("v2.post", "post")]
 
@@ -236,10 +224,8 @@ async def test_a_declared_fallback_goes_first() -> None:
     """A fallback strategy that names a tool is used without asking the model, and costs no replan."""
     first = action("write", "write", fallback_strategy="shout", expected_outcome="It is written")
     planned: JsonObject = {"actions": [first, action("post", "post")]}
-    model, desk = Model({"action_sequence": planned}), Desk({"write": [MISSING]})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run({"action_sequence": planned}, Desk({"write": [MISSING]}))
+    assert planning.result.status == "succeeded"
 
     assert [tool for _, tool in desk.used] == ["write", "shout", "post"]
     assert planning.state.counts.total == 0
@@ -247,35 +233,30 @@ async def test_a_declared_fallback_goes_first() -> None:
     assert taken.acceptance == ("It is written",)
 
 
-async def test_a_failed_action_is_not_passed_over() -> None:
-    """Where the model decides nothing about a failure and nobody can be asked, the run ends and says why."""
-    async with VirtualClock() as clock:
-        planning = coordinator(Model(), clock, Desk({"write": [MISSING]}))
-        assert not await planning.execute_with_planning()
+async def test_a_failed_action_is_not_skipped() -> None:
+    """If the model decides on nothing after a failure and no person can be asked, the run ends with the reason."""
+    planning, _, _ = await run({}, Desk({"write": [MISSING]}))
 
     assert planning.result.status == "aborted"
     assert "write failed, and no decision helps" in planning.result.reason
 
 
 async def test_retries_are_limited() -> None:
-    """A model that wants to retry for ever is stopped by the limit, and asked once for another way."""
-    model, desk = Model({"decision:execution": replan("retry")}), Desk({"write": [MISSING] * 50})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert not await planning.execute_with_planning()
+    """A model that always wants to retry is stopped by the limit, and asked once for another way."""
+    planning, _, desk = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING] * 50}))
+    assert planning.result.status != "succeeded"
 
     assert len(desk.used) == 4
     assert "the limit of 3 retries" in planning.result.reason
 
 
 async def test_a_lineage_that_has_used_up_its_replans_is_blocked() -> None:
-    """What replaces a failed task inherits its replans: after the third the task is blocked, and no model is asked."""
+    """Replacements of a failed task inherit its replans: after the third the task is blocked, and no model is asked."""
     decided = (*[replan("partial_replan")] * 2, replan("action_regeneration"), replan("task_redecomposition"))
     again = revision(action("write", "write"), action("post", "post"))
-    model, desk = Model({"decision:execution": decided, "revision": again}), Desk({"write": [MISSING] * 9})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert not await planning.execute_with_planning()
+    planning, model, desk = await run(
+        {"decision:execution": decided, "revision": again}, Desk({"write": [MISSING] * 9})
+    )
 
     assert [task for task, _ in desk.used] == ["write", "v2.write", "v3.write", "v4.write"]
     assert model.asked.count("decision:execution") == 3
@@ -285,7 +266,7 @@ async def test_a_lineage_that_has_used_up_its_replans_is_blocked() -> None:
     assert "'v4.write' blocked" in planning.result.reason
 
 
-# Goals that cannot be taken apart
+# Goals that cannot be decomposed
 
 CANNOT: JsonObject = {
     "error": {
@@ -301,13 +282,11 @@ WRITTEN: JsonObject = {"actions": [action("write", "write")]}
 
 
 async def test_a_coarser_split_is_asked_for() -> None:
-    """A goal that cannot be taken apart is divided more coarsely, and what is not possible is on record and told."""
+    """If the goal cannot be decomposed, the model splits it more coarsely; limitations are recorded and shown."""
     model = Model({"task_decomposition": (CANNOT, WRITING), "action_sequence": WRITTEN})
 
-    async with VirtualClock() as clock:
-        desk = Desk()
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run(model)
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write")]
     assert model.asked.count("task_decomposition") == 2
@@ -318,14 +297,12 @@ async def test_a_coarser_split_is_asked_for() -> None:
     assert "it is done without: posting" in model.prompts[-1]
 
 
-async def test_what_is_not_possible_beside_subtasks() -> None:
-    """What a model says is not possible is on record and told, also where it divides the rest at once."""
+async def test_a_partial_decomposition_records_its_limitations() -> None:
+    """Limitations are recorded and shown also if the model decomposes the rest at once."""
     model = Model({"task_decomposition": {"task_decomposition": WRITING, **CANNOT}, "action_sequence": WRITTEN})
 
-    async with VirtualClock() as clock:
-        desk = Desk()
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run(model)
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write")]
     assert model.asked.count("task_decomposition") == 1
@@ -334,13 +311,12 @@ async def test_what_is_not_possible_beside_subtasks() -> None:
 
 
 @pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
-async def test_what_is_possible_and_what_not(how: str, status: str) -> None:
-    """Where not even a coarser split helps, it is said what is possible, what is not, and what is proposed instead."""
+async def test_an_infeasible_goal_is_escalated_with_its_reasons(how: str, status: str) -> None:
+    """If a coarser split fails too, the escalation names what is possible, what is not, and the proposal."""
     settings = Settings.model_validate({"escalation": {"on_no_alternative": how}})
-    model = Model({"task_decomposition": (CANNOT, CANNOT, WRITING), "action_sequence": WRITTEN})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=settings)
-        await planning.execute_with_planning()
+    planning, _, _ = await run(
+        {"task_decomposition": (CANNOT, CANNOT, WRITING), "action_sequence": WRITTEN}, settings=settings
+    )
 
     assert planning.result.status == status
     told = str(planning.state.completion if how != "assume" else planning.state.clarified)
@@ -350,24 +326,20 @@ async def test_what_is_possible_and_what_not(how: str, status: str) -> None:
 
 @pytest.mark.parametrize(("third", "done", "asked"), [(WRITING, True, 3), (CANNOT, False, 4)])
 async def test_a_person_agrees_to_another_approach(third: JsonObject, done: bool, asked: int) -> None:
-    """What is proposed instead is done when a person agrees; where it does not help either, the run ends."""
+    """The proposed approach is taken when a person approves it; if it fails too, the run ends."""
     settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
     model = Model({"task_decomposition": (CANNOT, CANNOT, third), "action_sequence": WRITTEN})
     gate = ScriptedGate([Answer("approve", by="eve")] * 2)
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=settings, gate=gate)
-        assert await planning.execute_with_planning() is done
+    planning, _, _ = await run(model, settings=settings, gate=gate)
+    assert (planning.result.status == "succeeded") is done
 
     assert planning.result.status == ("succeeded" if done else "aborted")
     assert model.asked.count("task_decomposition") == asked
 
 
 async def test_an_unreadable_plan_is_fatal() -> None:
-    """A plan that cannot be read after three repairs ends the run, with a summary that says why."""
-    model = Model({"action_sequence": "I would rather not."})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock)
-        assert not await planning.execute_with_planning()
+    """A plan that is invalid after three repairs ends the run, with the reason in the summary."""
+    planning, model, _ = await run({"action_sequence": "I would rather not."})
 
     assert model.asked.count("action_sequence") == 4
     assert planning.result.status == "aborted"
@@ -376,11 +348,11 @@ async def test_an_unreadable_plan_is_fatal() -> None:
     assert "no usable action_sequence in 4 tries" in str(completion["summary"])
 
 
-# Where things stand
+# Progress
 
 
 async def test_a_decision_prompt_shows_the_progress() -> None:
-    """After a failure the model is told how much is done, how many errors there were, what remains, and what is down."""
+    """After a failure the prompt shows finished and remaining tasks, the number of errors, and unavailable tools."""
     model = Model(
         {
             "decision:execution": replan("retry"),
@@ -408,7 +380,7 @@ async def test_a_decision_prompt_shows_the_progress() -> None:
 
 
 async def test_a_subtask_may_be_called_like_a_phase() -> None:
-    """What the model calls a subtask does not get into the way of the phases."""
+    """A subtask may have the name of a phase."""
     replies: Replies = {
         "task_decomposition": {"subtasks": [{"id": "reflection", "description": "Write it"}]},
         "action_sequence": {"actions": [action("reflection", "write")]},
@@ -468,10 +440,8 @@ async def test_two_revisions_then_success() -> None:
     """Two revisions after reflection are carried out, and the third look finds the goal achieved."""
     wants = replan("plan_revision")
     more = (revision(action("fix", "shout")), revision(action("polish", "shout")))
-    model, desk = Model({"decision:reflection": (wants, wants, go_on()), "revision": more}), Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run({"decision:reflection": (wants, wants, go_on()), "revision": more})
+    assert planning.result.status == "succeeded"
 
     assert [task for task, _ in desk.used] == ["write", "post", "v2.fix", "v3.polish"]
     assert [plan.number for plan in planning.state.plans] == [1, 2, 3]
@@ -486,9 +456,7 @@ async def test_revisions_used_up() -> None:
         "revision": more,
         "completion": summary(achieved=False),
     }
-    async with VirtualClock() as clock:
-        planning = coordinator(Model(replies), clock)
-        assert not await planning.execute_with_planning()
+    planning, _, _ = await run(replies)
 
     assert planning.result.status == "needs_human"
     completion = planning.state.completion
@@ -547,10 +515,7 @@ async def test_no_alternative(how: str, status: str) -> None:
     """A replan that a limit forbids is told to the model once; then a person waits, it is done without, or the run ends."""
     once = {"global": {"same_trigger_max_count": 1}}
     settings = Settings.model_validate({"escalation": {"on_no_alternative": how}, "planning": {"replanning": once}})
-    model = Model({"decision:action_sequence": replan("action_regeneration")})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=settings)
-        await planning.execute_with_planning()
+    planning, model, _ = await run({"decision:action_sequence": replan("action_regeneration")}, settings=settings)
 
     assert planning.result.status == status
     assert model.asked.count("decision:action_sequence") == 3
@@ -608,10 +573,7 @@ async def test_a_plan_is_continued() -> None:
 
 async def test_the_state_is_json() -> None:
     """The state of planning mode can be written as JSON and read back, and is what the journal tells."""
-    model = Model({"decision:execution": replan("retry")})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
-        await planning.execute_with_planning()
+    planning, _, _ = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING]}))
 
     state = planning.state
     assert PlanningState.model_validate_json(state.model_dump_json()) == state

@@ -183,9 +183,8 @@ async def test_an_error_of_a_reflection_is_passed_over() -> None:
         return USUAL.get(kind, go_on())
 
     settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=settings)
-        assert await planning.execute_with_planning()
+    planning, _, _ = await run(model, settings=settings)
+    assert planning.result.status == "succeeded"
     assert [set(one) >= {"action", "error"} for one in planning.state.reflections] == [True, True]
 
 

@@ -10,7 +10,7 @@ from replanning.journal import MemoryStore
 from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.invariants import invariant_violations
-from tests.support.planning import MISSING, TOOLS, Desk, Model, coordinator, done, kind_of, use
+from tests.support.planning import MISSING, TOOLS, Desk, Model, coordinator, done, kind_of, run, use
 from tests.support.resume import RUN, cut
 
 pytestmark = pytest.mark.anyio
@@ -85,9 +85,8 @@ async def test_the_loop_ends() -> None:
     """A model that never comes to an end is stopped by the limit of uses, and the run says so."""
     settings = Settings.model_validate({"planning": {"enabled": False, "max_subtasks": 3}})
     desk = Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(Model({"step": use("write", text="x")}), clock, desk, settings=settings)
-        assert not await planning.execute_with_planning()
+    planning, _, _ = await run({"step": use("write", text="x")}, desk, settings=settings)
+    assert planning.result.status != "succeeded"
 
     assert len(desk.used) == 3
     assert "the limit of 3 uses of tools (planning.max_subtasks) is reached" in planning.result.reason
@@ -98,9 +97,8 @@ async def test_the_loop_keeps_to_the_budget() -> None:
     """A model that cannot be asked within the budget ends the run with the reason."""
     settings = OFF.model_copy(update={"budget": Budget(calls=2)})
     desk = Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(Model({"step": use("write", text="x")}), clock, desk, settings=settings)
-        assert not await planning.execute_with_planning()
+    planning, _, _ = await run({"step": use("write", text="x")}, desk, settings=settings)
+    assert planning.result.status != "succeeded"
 
     assert len(desk.used) == 2
     assert "budget" in planning.result.reason

@@ -27,6 +27,7 @@ from tests.support.planning import (
     go_on,
     replan,
     revision,
+    run,
     use,
 )
 
@@ -123,10 +124,8 @@ async def test_actions_are_executed_in_order_with_what_came_before() -> None:
     """Actions run when what they need is done, get its output, and what came of each is on record and told."""
     model = Model()
 
-    async with VirtualClock() as clock:
-        desk = Desk()
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run(model)
+    assert planning.result.status == "succeeded"
 
     assert [tool for _, tool in desk.used] == ["write", "post"]
     assert planning.result.outputs["post"] == "news"
@@ -142,10 +141,8 @@ async def test_an_outcome_is_compared_with_what_was_expected() -> None:
     model = Model({"action_sequence": planned, "decision:execution": (replan("retry"), go_on())})
 
     settings = Settings.model_validate({"judge_on": "every_action"})
-    async with VirtualClock() as clock:
-        desk = Desk()
-        planning = coordinator(model, clock, desk, settings=settings)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run(model, settings=settings)
+    assert planning.result.status == "succeeded"
 
     judged = model.told("decision:execution")[0]
     assert "the text mentions rain" in judged
@@ -159,10 +156,10 @@ async def test_a_failed_action_is_told_as_it_was_carried_out() -> None:
         "actions": [{"task_id": "write", "tool": "write", "purpose": "to have it"}, action("post", "post")]
     }
     call: JsonObject = {"current_task": "write", "function_call": {"name": "write", "arguments": {"text": "rain"}}}
-    model = Model({"action_sequence": later, "execution": call, "decision:execution": replan("retry")})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
-        assert await planning.execute_with_planning()
+    planning, model, _ = await run(
+        {"action_sequence": later, "execution": call, "decision:execution": replan("retry")}, Desk({"write": [MISSING]})
+    )
+    assert planning.result.status == "succeeded"
 
     (told,) = model.told("decision:execution")
     shown = (
@@ -257,9 +254,8 @@ async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear(
     asks = replan("clarification_request", clarification_needed=True, clarification_questions=["Which people?"])
     model = Model({"goal_understanding": (unclear, GOAL), "decision:goal_understanding": (asks, go_on())})
     gate = ScriptedGate([Answer("approve", by="eve", comment="the neighbours")])
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, gate=gate)
-        assert await planning.execute_with_planning()
+    planning, _, _ = await run(model, gate=gate)
+    assert planning.result.status == "succeeded"
 
     assert planning.state.clarified[0].answer == "the neighbours"
     first = planning.state.outputs[Phase.GOAL_UNDERSTANDING]
@@ -302,10 +298,8 @@ async def test_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
         "decision:execution": replan("partial_replan"),
         "revision": (revision(action(SECRET, "shout"), action("post", "post")), revision(action("write", "shout"))),
     }
-    model = Model(replies)
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
-        assert await planning.execute_with_planning()
+    planning, model, _ = await run(replies, Desk({"write": [MISSING]}))
+    assert planning.result.status == "succeeded"
 
     for kind, number in (("task_decomposition", 2), ("revision", 1)):
         refused, again = model.told(kind)
@@ -331,9 +325,8 @@ async def test_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) -> No
     one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
     model = Model({"task_decomposition": one, **first_and_then(kind, {"text": SECRET}, {"text": "news"})})
     settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=settings)
-        assert await planning.execute_with_planning()
+    planning, _, _ = await run(model, settings=settings)
+    assert planning.result.status == "succeeded"
 
     assert "what looks like a secret cannot be kept: do without it in the arguments" in model.told(kind)[1]
     assert SECRET not in "".join(model.prompts)

@@ -24,6 +24,7 @@ from tests.support.planning import (
     kind_of,
     replan,
     revision,
+    run,
 )
 
 pytestmark = pytest.mark.anyio
@@ -52,10 +53,11 @@ class Says(Desk):
 
 async def test_a_failure_that_the_decision_answers_is_not_asked_about_twice() -> None:
     """After an error the decision is asked for; where it helps, it is on record as the reflection too."""
-    model = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("write", "shout"))})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, Desk({"write": [MISSING]}))
-        assert await planning.execute_with_planning()
+    planning, model, _ = await run(
+        {"decision:execution": replan("partial_replan"), "revision": revision(action("write", "shout"))},
+        Desk({"write": [MISSING]}),
+    )
+    assert planning.result.status == "succeeded"
 
     assert "reflection" not in model.asked
     (told,) = planning.state.reflections
@@ -75,10 +77,8 @@ async def test_on_error_the_model_looks_back_where_its_decision_does_not_help() 
         "decision:reflection": (replan("plan_revision"), go_on()),
         "revision": revision(action("write", "shout"), action("post", "post")),
     }
-    model, desk = Model(replies), Desk({"write": [MISSING]})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
+    assert planning.result.status == "succeeded"
 
     assert desk.used == [("write", "write"), ("v2.write", "shout"), ("v2.post", "post")]
     assert planning.state.counts.plan_revisions == 1
@@ -90,10 +90,10 @@ async def test_on_error_the_model_looks_back_where_its_decision_does_not_help() 
 async def test_reflection_on_error_can_be_switched_off(reflection: JsonObject) -> None:
     """Without reflection on errors, the decision alone counts, and nothing is on record as a reflection."""
     settings = Settings.model_validate({"planning": {"reflection": reflection}})
-    model = Model({"reflection": thought("failure", revise=True)})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings)
-        assert not await planning.execute_with_planning()
+    planning, model, _ = await run(
+        {"reflection": thought("failure", revise=True)}, Desk({"write": [MISSING]}), settings=settings
+    )
+    assert planning.result.status != "succeeded"
 
     assert "reflection" not in model.asked
     assert planning.state.reflections == []
@@ -106,9 +106,8 @@ async def test_an_output_that_states_a_failure_is_unexpected(output: JsonValue) 
     """A tool that ends well and states a failure in a field is looked back at, and may be used once more."""
     replies: Replies = {"reflection": thought("failure"), "decision:execution": (replan("retry"), go_on())}
     model, desk = Model(replies), Says(output)
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert await planning.execute_with_planning()
+    planning, _, _ = await run(model, desk)
+    assert planning.result.status == "succeeded"
 
     assert [tool for _, tool in desk.used] == ["write", "write", "post"]
     assert model.asked.count("reflection") == 1
@@ -183,9 +182,8 @@ async def test_every_so_many_actions_at_once(interval: int) -> None:
 async def test_a_reflection_that_fails_is_passed_over() -> None:
     """A reflection that cannot be read is on record with why, and the run goes on."""
     settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
-    async with VirtualClock() as clock:
-        planning = coordinator(Model({"reflection": "I would rather not."}), clock, settings=settings)
-        assert await planning.execute_with_planning()
+    planning, _, _ = await run({"reflection": "I would rather not."}, settings=settings)
+    assert planning.result.status == "succeeded"
 
     assert ["error" in one for one in planning.state.reflections] == [True, True]
 
@@ -321,10 +319,8 @@ async def test_a_large_plan_is_asked_for_in_parts() -> None:
         return {"actions": [action(name, "nothing" if wrong else "write") for name in parts[-1]]}
 
     settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 0}}})
-    async with VirtualClock() as clock:
-        desk = Desk()
-        planning = coordinator(model, clock, desk, settings=settings)
-        assert await planning.execute_with_planning()
+    planning, _, desk = await run(model, settings=settings)
+    assert planning.result.status == "succeeded"
 
     assert [len(part) for part in parts] == [15, 15, 15, 10]
     assert parts[0] + parts[2] + parts[3] == names
@@ -349,9 +345,8 @@ async def test_an_action_refers_to_those_of_earlier_parts() -> None:
         last = action("s19", "write", arguments={"text": read})
         return {"actions": [*(action(name, "write") for name in names[15:19]), last]}
 
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock)
-        assert await planning.execute_with_planning()
+    planning, _, _ = await run(model)
+    assert planning.result.status == "succeeded"
 
     assert "task 's19' refers to ${s1.output} and does not depend on 's1'" in refused[1]
     assert planning.result.outputs["s19"] == "news, news"
@@ -367,9 +362,8 @@ async def test_a_model_that_cannot_be_asked_ends_a_large_plan() -> None:
             raise LLMUnavailable("busy")
         return script(prompt)
 
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        assert not await planning.execute_with_planning()
+    planning, _, _ = await run(model, desk)
+    assert planning.result.status != "succeeded"
 
     assert desk.used == []
     assert planning.result.reason

@@ -12,7 +12,7 @@ from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, PlanningState, TaskRequest
 from replanning.telemetry import Exporter
-from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
 
 _MARKS: Final = {
     "Ask yourself first": "decision",
@@ -104,13 +104,15 @@ Replies = Mapping[str, JsonValue | tuple[JsonValue, ...]]
 class Model:
     """Model that answers each kind of prompt with its own replies in turn, repeating the last; else as usual.
 
+    A function in place of the replies answers all prompts.
+
     Attributes:
         asked: the kinds of the prompts, in order.
         prompts: the prompts.
     """
 
-    def __init__(self, replies: Replies | None = None) -> None:
-        self._replies = dict(replies or {})
+    def __init__(self, replies: Replies | Callable[[str], JsonValue] | None = None) -> None:
+        self._replies = replies if callable(replies) else dict(replies or {})
         self.asked: list[str] = []
         self.prompts: list[str] = []
 
@@ -118,6 +120,8 @@ class Model:
         kind = kind_of(prompt)
         self.asked.append(kind)
         self.prompts.append(prompt)
+        if callable(self._replies):
+            return self._replies(prompt)
         usual = go_on() if kind.startswith("decision") else USUAL.get(kind)
         said = self._replies.get(kind, usual)
         if isinstance(said, tuple):
@@ -202,16 +206,18 @@ def limits(**counts: object) -> Settings:
 
 
 async def run(
-    replies: Replies | Model,
+    replies: Replies | Callable[[str], JsonValue] | Model,
     desk: Desk | None = None,
     settings: Settings | None = None,
-    gate: ScriptedGate | None = None,
+    gate: HumanGate | None = None,
+    *,
+    tools: Sequence[ToolSpec] | Plan = TOOLS,
 ) -> tuple[PlanningCoordinator, Model, Desk]:
     """Execute the usual goal on a virtual clock."""
     model = replies if isinstance(replies, Model) else Model(replies)
     desk = desk or Desk()
     async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk, settings=settings, gate=gate)
+        planning = coordinator(model, clock, desk, settings=settings, gate=gate, tools=tools)
         await planning.execute_with_planning()
     return planning, model, desk
 
