@@ -56,7 +56,7 @@ from replanning.cli.runner import (
     run_until_stopped,
     summarize,
 )
-from replanning.cli.setup import open_notifiers, open_trace_exporter, provider_names, read_settings
+from replanning.cli.setup import open_notifiers, open_trace_exporter, read_settings
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import run_workers
 from replanning.errors import PlanError
@@ -314,7 +314,7 @@ def _run_to_end(job: _Job) -> RunSummary:
     display = create_display(environment.clock, settings.budget, quiet=options.quiet)
     with closing(open_store(options.store)) as store:
         engine = ReplanningEngine(
-            provider_names(options.providers, settings) if settings.enabled else [],
+            list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
             settings=settings,
             mode="observe" if job.observe else "act",
             gate=create_gate(options.ask, store, display, default_to_terminal=not options.json),

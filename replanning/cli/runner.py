@@ -156,8 +156,12 @@ async def run_until_stopped(
     failure: ReplanningError | None = None
     scope, background_scope = anyio.CancelScope(), anyio.CancelScope()
 
+    stop_signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup, a closed terminal stops nothing
+        stop_signals.append(signal.SIGHUP)
+
     async def handle_signals() -> None:
-        with anyio.open_signal_receiver(*_stop_signals()) as signals:
+        with anyio.open_signal_receiver(*stop_signals) as signals:
             paused = False
             async for number in signals:
                 run = current_run()
@@ -167,14 +171,14 @@ async def run_until_stopped(
                     run.pause(f"{number.name} was received")
                     paused = True
 
-    async def run_background() -> None:
-        if background is not None:
-            with background_scope:
-                await background()
+    async def run_background(listen: Callable[[], Awaitable[object]]) -> None:
+        with background_scope:
+            await listen()
 
     async with display.active(), anyio.create_task_group() as group:
         group.start_soon(handle_signals)
-        group.start_soon(run_background)
+        if background is not None:
+            group.start_soon(run_background, background)
         try:
             with scope:
                 await work()
@@ -189,12 +193,6 @@ async def run_until_stopped(
     if current_run() is None:
         raise KeyboardInterrupt
     return scope.cancelled_caught
-
-
-def _stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that pause a run; a closed terminal is one of them, except under `nohup`."""
-    stopping = (signal.SIGINT, signal.SIGTERM)
-    return stopping if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*stopping, signal.SIGHUP)
 
 
 def summarize(

@@ -197,11 +197,6 @@ def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
     return loaded.settings
 
 
-def provider_names(options: Sequence[str], settings: Settings) -> list[str]:
-    """Return the names of the alternative providers: those of the command line, otherwise those of the settings."""
-    return list(dict.fromkeys(options or settings.provider))
-
-
 def _print_warnings(warnings: Sequence[Problem]) -> None:
     for warning in warnings:
         print_message(f"warning: {warning}")

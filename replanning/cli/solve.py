@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -609,7 +610,7 @@ class _PlanningRun:
                     planning.engine,
                     self.display,
                     lambda: planning.run,
-                    lambda: self._listen_for_comments(planning),
+                    partial(self._listen_for_comments, planning) if self._reads_replies() else None,
                 )
             finally:
                 executor.watch(None)
@@ -647,32 +648,17 @@ class _PlanningRun:
 
     async def _listen_for_comments(self, planning: PlanningCoordinator) -> None:
         """Steer the run by the comments on each issue to which it writes."""
-        if not self._reads_replies():
-            return
         async with anyio.create_task_group() as group:
-            for steering in issue_steerings(planning, self.job.seen_comments, self._show_comment):
-                group.start_soon(steering.listen)
-
-    def _show_comment(self, text: str) -> None:
-        self.display.show_note(Line("✉", text))
-
-
-def issue_steerings(
-    planning: PlanningCoordinator, seen: Sequence[str] | None, show: Callable[[str], None]
-) -> list[Steering]:
-    """Return a steering for each issue to which the exporters of a run write, and announce it there.
-
-    Args:
-        planning: the run to steer.
-        seen: ids of the comments that the request contains already; None to ignore all that exist.
-        show: called with the effect of each comment.
-    """
-    steerings: list[Steering] = []
-    for exporter in planning.engine.exporters:
-        if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
-            exporter.hint = REPLY_HINT.format(exporter.forge.command)
-            steerings.append(Steering(planning, exporter.forge, handled=seen, on_message=show))
-    return steerings
+            for exporter in planning.engine.exporters:
+                if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
+                    exporter.hint = REPLY_HINT.format(exporter.forge.command)
+                    steering = Steering(
+                        planning,
+                        exporter.forge,
+                        handled=self.job.seen_comments,
+                        on_message=lambda text: self.display.show_note(Line("✉", text)),
+                    )
+                    group.start_soon(steering.listen)
 
 
 def _run_planning(

@@ -175,7 +175,7 @@ def test_simulate_shows_how_often_a_plan_is_saved(tmp_path: Path) -> None:
         ("--run-id", "", "--run-id: '' is empty"),
     ],
 )
-def test_values_that_mean_nothing(tmp_path: Path, option: str, value: str, problem: str) -> None:
+def test_invalid_values(tmp_path: Path, option: str, value: str, problem: str) -> None:
     """A store that is none, and a name by which a run could not be found again, are refused in a sentence before it runs."""
     write_plan(tmp_path, {"good": "touch ran"}, "id: one, tool: good")
     done = cli(tmp_path, "run", "plan.yaml", f"{option}={value}")
@@ -184,8 +184,8 @@ def test_values_that_mean_nothing(tmp_path: Path, option: str, value: str, probl
     assert not (tmp_path / "ran").exists()
 
 
-def test_nobody_can_answer_through_memory(tmp_path: Path) -> None:
-    """Whoever wants answers through a store that no other process can see is told so, in place of waiting in vain."""
+def test_memory_store_takes_no_answers(tmp_path: Path) -> None:
+    """`--ask store` is refused for a store that no other process can see."""
     write_plan(tmp_path, ASKING, ASKING_TASKS)
     done = cli(tmp_path, "run", "plan.yaml", "--ask", "store", "--store", "memory")
     assert done.returncode == 2
@@ -203,8 +203,8 @@ def test_help_tells_defaults_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "simulate", "validate"])
-def test_a_file_of_tools_is_no_plan(tmp_path: Path, command: str) -> None:
-    """Whoever takes a file of tools for a plan is told what it is, which commands take it, and what else is wrong with it."""
+def test_file_of_tools_given_as_a_plan(tmp_path: Path, command: str) -> None:
+    """A file of tools given as a plan is named as such, with the commands that take one and its other problems."""
     (tmp_path / "my tools.yaml").write_text("tools: [{name: a, kind: shell, command: 'true'}]\nresources: {cpu: -1}\n")
     done = cli(tmp_path, command, "my tools.yaml")
     assert done.returncode == 2

@@ -56,7 +56,7 @@ def test_show_for_programs(tmp_path: Path, file: Path) -> None:
 
 
 def test_show_what_was_changed(tmp_path: Path, file: Path) -> None:
-    """With --changed only what somebody has set is shown, also if it is set to what it is by default."""
+    """With --changed only settings that were set are shown, even to their default."""
     file.write_text("replanning: {enabled: true}")
     done = cli(tmp_path, "config", "show", "--changed")
     assert done.stdout == "enabled: true  # file replanning.yaml:1:14\n"
@@ -66,7 +66,7 @@ def test_show_what_was_changed(tmp_path: Path, file: Path) -> None:
 
 
 def test_show_no_secrets(tmp_path: Path, file: Path) -> None:
-    """What is a secret, by its shape or because the settings say so, is shown nowhere."""
+    """Secrets, recognised by their shape or declared in the settings, are never shown."""
     file.write_text(
         "replanning:\n  redaction: {environment: [HOUSE]}\n"
         "  llm: {model: sk-abcdefghijklmnopqrstuvwx, prices: {hunter22-large: {input: 1, output: 2}}}\n"
@@ -153,8 +153,8 @@ def test_check_of_a_file_that_is_none(tmp_path: Path, text: str | None, message:
     assert answer(tmp_path, "config", "check", "none.yaml", code=2)["file"] == "none.yaml"
 
 
-def test_an_override_that_nobody_answers_stops_no_run(tmp_path: Path) -> None:
-    """Where the server with a person's settings is gone, a run goes on without them and says so; a check passes."""
+def test_unavailable_override_server_stops_no_run(tmp_path: Path) -> None:
+    """A run without the unavailable server for a user's settings continues with a warning; a check passes."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
     gone = {"REPLANNING_OVERRIDE_URL": "http://localhost:1/users/eve"}
     warning = "warning: override http://localhost:1/users/eve: the server cannot be asked"

@@ -76,7 +76,7 @@ def test_demo_again(tmp_path: Path) -> None:
 
 
 def test_demo_where_nothing_can_be_written(tmp_path: Path) -> None:
-    """Where the present folder takes no files the demo runs in a temporary one; a folder that was named must work."""
+    """The demo uses a temporary folder if the current one is not writable; a folder named by --folder must be."""
     (tmp_path / "file").write_text("in the way")
 
     refused = cli(tmp_path, "demo", "--folder", "file/below")

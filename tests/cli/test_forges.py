@@ -201,7 +201,7 @@ def test_an_issue_that_cannot_be_read(folder: Path, issue: str, token: str, faul
     ],
 )
 def test_no_issue(folder: Path, arguments: tuple[str, ...], told: str) -> None:
-    """What is no issue, or one too many, is said before anybody is asked."""
+    """Names that are not issues, and an issue beside --goal, are refused before any request is made."""
     done = cli(folder, *SOLVE, *arguments, GITHUB_TOKEN=TOKEN, GITLAB_TOKEN=TOKEN)
     assert done.returncode == 2
     assert told in done.stderr
@@ -209,7 +209,7 @@ def test_no_issue(folder: Path, arguments: tuple[str, ...], told: str) -> None:
 
 @both
 def test_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge], issue: str) -> None:
-    """Where nothing can be written after all, the run succeeds, and it is said what is missing below the issue."""
+    """A run succeeds although nothing can be written on its issue, and the missing comments are reported."""
     fake = kind()
     fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
     with world(fake, Service()) as environ:

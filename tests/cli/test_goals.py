@@ -1,4 +1,4 @@
-"""`replanning solve` and `plan` for whoever follows them: people who must agree, and programs that read what came of it."""
+"""`replanning solve` and `plan` for the people who must agree, and for programs that read the result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_programs_see_the_actions_alone(folder: Path) -> None:
 
 
 def test_a_plan_with_danger_is_made_without_asking(folder: Path) -> None:
-    """`plan` executes nothing, so nobody must agree; what may do harm is named, and the plan can be carried out."""
+    """`plan` executes nothing and needs no approval; it names dangerous tools, and its plan can be run."""
     with ScriptedLLMServer(Service(WIPES)) as server:
         planned = cli(folder, "plan", *GOAL, "--save", "plan.yaml", **server.environ())
         tried = json.loads(cli(folder, "solve", *GOAL, "--dry-run", "--json", **server.environ()).stdout)
@@ -77,7 +77,7 @@ def test_a_dry_run_keeps_no_run(folder: Path) -> None:
     assert "--dry-run keeps no run that --run-id could name" in " ".join(done.stderr.split())
 
 
-def test_whoever_agrees_sees_the_whole_plan(folder: Path) -> None:
+def test_approval_shows_the_whole_plan(folder: Path) -> None:
     """A question about something dangerous lists every action, marks what may do harm, and says nothing of phases."""
     with ScriptedLLMServer(Service(WIPES)) as server:
         asked = cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
@@ -91,7 +91,7 @@ def test_whoever_agrees_sees_the_whole_plan(folder: Path) -> None:
 
 
 def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
-    """What waits for a person is told as that wherever a run is looked at, with what they must decide; an answer ends it."""
+    """Every view of a run shows a task that waits for a person with the decision to make; an answer ends the wait."""
     with ScriptedLLMServer(Service(WIPES)) as server:
         ended = cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
         told = {command: cli(folder, *command.split()).stdout for command in LOOKS}
@@ -151,7 +151,7 @@ def test_solving_again_asks_the_model_that_was_named(folder: Path) -> None:
 
 
 def test_a_model_named_later_counts_from_then_on(folder: Path) -> None:
-    """Who resumes with another model goes on with that one, and so does whoever resumes after that."""
+    """A model named for a resume replaces the earlier one, also for later resumes."""
     asks: JsonObject = go_on(clarification_needed=True, clarification_questions=["Which?"])
     with ScriptedLLMServer(Service({**WIPES, "decision:goal_understanding": (asks, go_on())})) as server:
         cli(folder, "solve", *GOAL, "--run-id", "r", **server.environ())
@@ -210,7 +210,7 @@ def test_what_runs_anything_is_asked_about(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_waits_for_a_person_says_for_what(folder: Path) -> None:
-    """Where `plan` needs a decision and nobody can be asked, it ends with code 4, the question, and where it can be answered."""
+    """`plan` that needs a decision without a terminal ends with code 4, the question, and the ways to answer it."""
     unsure = replan("task_redecomposition", confidence=0.4)
     with ScriptedLLMServer(Service({**WIPES, "decision:task_decomposition": unsure})) as server:
         done = cli(folder, "plan", *GOAL, "-q", **server.environ())

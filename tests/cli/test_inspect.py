@@ -112,7 +112,7 @@ def make_run(run_id: str, *failures: str, doubts: bool = False) -> None:
 
 
 def call(*words: str, code: int = 0) -> str:
-    """What a command prints, when it ends as expected."""
+    """Return the output of a command that ends with the expected code."""
     result = CliRunner().invoke(app, words)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
@@ -120,7 +120,7 @@ def call(*words: str, code: int = 0) -> str:
 
 
 def data(*words: str) -> Any:
-    """What a command says as JSON, with nothing else on standard output."""
+    """Return the JSON that a command prints, which is its only output."""
     return json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
 
 
@@ -261,7 +261,7 @@ def test_history_filters() -> None:
 
 
 def test_history_calibration() -> None:
-    """How far confidence could be trusted is shown for all runs or one, and what each source claims with it."""
+    """The calibration of confidence, its parts and sources is shown for all runs or for one."""
     make_run("one", "a", "b")
     make_run("two", "a")
     text = call("history", "--calibration")
@@ -340,11 +340,11 @@ def test_pending() -> None:
     assert [(c["choice"], c["changes"][0]["kind"]) for c in question["candidates"]] == [(1, "replace"), (2, "skip")]
 
 
-# Deciding, where nobody carries the run out
+# Decisions about runs without a process
 
 
 def test_answer_waits_for_resume() -> None:
-    """An answer to a run that nobody carries out is kept, shown, not taken twice, and the resume command is said."""
+    """An answer to a run without a process is kept and shown, cannot be given twice, and needs a resume."""
     make_run("asking", "b", doubts=True)
     assert "go on with: replanning resume asking --store runs/history.db" in call("approve", "asking", "--by", "eve")
     assert "approve by eve waits to be taken" in call("pending")
@@ -470,7 +470,7 @@ def asking(processes: list[Process]) -> Process:
 
 @pytest.mark.slow
 def test_approve_from_elsewhere(asking: Process) -> None:
-    """What one process approves, the one that carries out the run applies and goes on with."""
+    """A run applies a change that another process approves, and continues."""
     assert "owner     process" in call("status", "one")
     assert "has taken it: the plan was changed" in call("approve", "--by", "eve", "--comment", "go", "--wait", "30")
     code, out = asking.end()
@@ -481,7 +481,7 @@ def test_approve_from_elsewhere(asking: Process) -> None:
 
 @pytest.mark.slow
 def test_reject_from_elsewhere(asking: Process) -> None:
-    """What one process rejects is not done, and the run ends as it would without."""
+    """A change that another process rejects is not applied, and the run ends without it."""
     assert "has taken it: the plan is kept" in call("reject", "one", "--wait", "30")
     code, out = asking.end()
     assert (code, json.loads(out)["status"], json.loads(out)["revisions"]) == (1, "failed", [])

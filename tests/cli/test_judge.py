@@ -30,7 +30,7 @@ def test_failed_check_is_replanned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [["--replan-provider", "repair"], ["--no-replan"]])
 def test_no_other_way(tmp_path: Path, options: list[str]) -> None:
-    """Where there is no other way the task is blocked, what depends on it does not run, and the check is quoted."""
+    """A task whose result fails its check without an alternative is blocked with its dependents, and quotes the check."""
     tasks = """
         id: build, tool: only, acceptance: ["$ test -e missing.txt"]
         id: use, tool: only, depends_on: [build]

@@ -80,7 +80,7 @@ def test_auto_finds_the_model(tmp_path: Path, plan: Path) -> None:
 
 @pytest.mark.parametrize("how", [["--replan-provider", "repair"], ["--no-replan"]])
 def test_no_model(tmp_path: Path, plan: Path, how: list[str]) -> None:
-    """Who names `repair`, or no replanning, has no model asked, whatever keys there are."""
+    """With `repair`, or without replanning, no model is asked although keys are set."""
     with ScriptedLLMServer(way_on) as server:
         done = cli(tmp_path, "run", plan, *how, **server.environ())
         assert server.requests == []
@@ -163,7 +163,7 @@ def test_models_that_cannot_be_asked(
 
 
 def test_simulations_ask_no_model(tmp_path: Path, plan: Path) -> None:
-    """A simulation does without models, whatever keys there are, and says so to whoever names one."""
+    """A simulation asks no model although keys are set, and refuses one that is named."""
     with ScriptedLLMServer(way_on) as server:
         simulated = cli(tmp_path, "simulate", plan, "--fail", "pack", "--runs", "3", **server.environ())
         assert (simulated.returncode, server.requests) == (0, [])

@@ -1,4 +1,4 @@
-"""What holds for every command: help without noise, an end without a traceback, problems all at once, honest codes."""
+"""Promises of every command: help without noise, an end without a traceback, all problems at once, true exit codes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_check_of_providers_fails(tmp_path: Path, used: bool, others: bool, code
 
 
 def test_check_of_providers_without_any(tmp_path: Path) -> None:
-    """Where there is no language model to ask, the check fails as well; without it the list is no failure."""
+    """The check fails without any language model; the plain list of providers does not."""
     variables = {name: "" for name in os.environ if name.endswith("_API_KEY")}
     assert cli(tmp_path, "providers", "--check", **variables).returncode == 1
     assert cli(tmp_path, "providers", **variables).returncode == 0

@@ -26,7 +26,7 @@ from tests.support.cli import (
 
 
 def test_nobody_is_there_to_ask(tmp_path: Path) -> None:
-    """Where a person must decide and nobody can be asked, the run ends with code 4 and names the question."""
+    """A run that needs a decision and has no terminal ends with code 4 and names the question."""
     write_plan(tmp_path, ASKING, ASKING_TASKS)
 
     done = cli(tmp_path, "run", "plan.yaml", "--run-id", "r")
@@ -37,7 +37,7 @@ def test_nobody_is_there_to_ask(tmp_path: Path) -> None:
 
 
 def test_ask_through_the_store(tmp_path: Path) -> None:
-    """With --ask store the run waits until somebody answers from another process, and then goes on."""
+    """With --ask store the run waits for an answer from another process, and then continues."""
     write_plan(tmp_path, ASKING, ASKING_TASKS)
 
     with Started(tmp_path, "run", "plan.yaml", "--run-id", "r", "--ask", "store") as started:
@@ -179,7 +179,7 @@ def test_quiet_says_nothing(tmp_path: Path) -> None:
     assert "✓ succeeded" in done.stdout
 
 
-def test_nobody_reads_the_progress(tmp_path: Path) -> None:
+def test_closed_progress_output(tmp_path: Path) -> None:
     """A reader of the progress that goes away, as `| head` does, does not stop the run."""
     gate = Gate(tmp_path / "gate")
     write_plan(tmp_path, {"hold": gate.command}, "id: hold, tool: hold\nid: after, tool: hold, depends_on: [hold]")
@@ -197,7 +197,7 @@ def test_nobody_reads_the_progress(tmp_path: Path) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
-    """What a tool prints cannot steer the terminal of whoever watches."""
+    """Output of tools cannot steer the terminal."""
     write_plan(tmp_path, {"evil": r"printf '\033]0;owned\007' >&2; exit 1"}, "id: a, tool: evil")
 
     done = cli(tmp_path, "run", "plan.yaml", "--no-replan")
@@ -207,7 +207,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
 
 
 def test_output_that_cannot_show_every_character(tmp_path: Path) -> None:
-    """Where the output knows ASCII alone, other characters are written as escapes and nothing fails."""
+    """On an ASCII-only output, other characters are escaped and nothing fails."""
     write_plan(tmp_path, {"good": "echo ü"}, "id: a, tool: good")
 
     done = cli(tmp_path, "run", "plan.yaml", PYTHONIOENCODING="ascii")

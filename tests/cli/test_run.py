@@ -22,6 +22,7 @@ from tests.support.cli import (
     answer,
     cli,
     lines,
+    process,
     write_plan,
 )
 
@@ -125,7 +126,7 @@ def test_set_changes_the_context(tmp_path: Path) -> None:
 
 
 def test_versions_and_hashes_stay_as_they_are(tmp_path: Path) -> None:
-    """What looks like a number and is none stays text, given by --set or written by a command; a number is one."""
+    """Context values such as `1.10` that only resemble JSON numbers stay text; real numbers become numbers."""
     tools = {"tell": 'echo sha=7812345e10 >> "$REPLANNING_CONTEXT"', "say": "echo {version} {half} {many} {sha}"}
     given = "version: '${context.version}', half: '${context.half}', many: '${context.many}', sha: '${context.sha}'"
     tasks = f"""
@@ -140,8 +141,8 @@ def test_versions_and_hashes_stay_as_they_are(tmp_path: Path) -> None:
     assert result["outputs"]["a"]["stdout"] == "1.10 0.5 3 7812345e10"
 
 
-def test_a_command_that_says_no_text_of_the_context(tmp_path: Path) -> None:
-    """What is no UTF-8 fails the task that wrote it, where it would be another value otherwise."""
+def test_context_file_that_is_not_utf8(tmp_path: Path) -> None:
+    """A context file that is not UTF-8 fails the task that wrote it."""
     write_plan(tmp_path, {"tell": "printf 'name=caf\\351\\n' >> \"$REPLANNING_CONTEXT\""}, "id: look, tool: tell")
 
     done = cli(tmp_path, "run", "plan.yaml", "--no-replan")
@@ -402,7 +403,7 @@ def test_killed_run_goes_on(tmp_path: Path) -> None:
     assert lines(tmp_path / "log") == ["first", "hold"]
 
 
-def test_runs_are_named_by_how_they_begin(tmp_path: Path) -> None:
+def test_runs_are_found_by_prefix(tmp_path: Path) -> None:
     """A run is found by the beginning of its id and as the latest; an ambiguous beginning is refused."""
     write_plan(tmp_path, ASKING, ASKING_TASKS)
     for run in ("apple", "apricot"):
@@ -414,7 +415,7 @@ def test_runs_are_named_by_how_they_begin(tmp_path: Path) -> None:
     assert "did you mean 'apple'?" in cli(tmp_path, "resume", "appel").stderr
 
 
-def test_what_has_succeeded_is_not_resumed(tmp_path: Path) -> None:
+def test_succeeded_runs_are_not_resumed(tmp_path: Path) -> None:
     """A run that came to its end is left alone; --from starts a new one from a revision of it."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
     answer(tmp_path, "run", "plan.yaml", "--run-id", "r")
@@ -472,11 +473,11 @@ def test_trace_on_the_console(tmp_path: Path) -> None:
     assert "run-ended succeeded" in done.stderr
 
 
-def test_trace_that_nobody_takes(tmp_path: Path) -> None:
+def test_unreachable_trace_collector(tmp_path: Path) -> None:
     """A collector that does not answer is told of and harms nothing; the result says where the trace should be."""
     write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
 
-    done = cli(tmp_path, "run", "plan.yaml", "--trace", "otlp=http://127.0.0.1:9", "--json")
+    done = process(tmp_path, "run", "plan.yaml", "--trace", "otlp=http://127.0.0.1:9", "--json")
     result = json.loads(done.stdout)
 
     assert (done.returncode, result["status"]) == (0, "succeeded")

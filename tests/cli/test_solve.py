@@ -258,7 +258,7 @@ def test_without_planning_tools_are_used_one_by_one(repository: Path) -> None:
     ],
 )
 def test_wrong_usage(repository: Path, arguments: tuple[str, ...], told: str) -> None:
-    """What is missing or wrong on the command line is named, nothing is run, and the code is 2."""
+    """Missing and wrong arguments are named, nothing is run, and the code is 2."""
     (repository / "bad.yaml").write_text("tools: [{kind: shell}]\n", encoding="utf-8")
     with ScriptedLLMServer(Service({})) as server:
         done = cli(repository, "solve", *arguments, **server.environ())
@@ -284,7 +284,7 @@ def test_another_goal_is_not_what_a_run_was_about(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_stops_a_run_pauses_planning_too(repository: Path, number: signal.Signals) -> None:
+def test_signals_pause_planning(repository: Path, number: signal.Signals) -> None:
     """Ctrl-C, or a terminal that is closed, lets what runs finish, says what stopped it, and leaves nothing behind."""
     gate = Gate(repository / "gate")
     hold = {"name": "hold", "kind": "shell", "command": f"{gate.command}; echo held >> log"}
@@ -306,7 +306,7 @@ def test_what_stops_a_run_pauses_planning_too(repository: Path, number: signal.S
 
 
 def test_a_question_is_no_failure(repository: Path) -> None:
-    """What waits for a person is told as a question, once and in its own words, with how an answer is given."""
+    """A task that waits for a person is shown once as a question, in its own words, with the way to answer."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
     service = Service({"decision:goal_understanding": (asks, go_on())})
     with ScriptedLLMServer(service) as server:
@@ -324,7 +324,7 @@ def test_a_question_is_no_failure(repository: Path) -> None:
     assert "--comment answers in words" in shown.stdout
 
 
-def test_what_is_unclear_is_answered_on_the_terminal(repository: Path) -> None:
+def test_questions_are_answered_on_the_terminal(repository: Path) -> None:
     """Words behind the number of a candidate are the answer, and the model gets to see them; words alone are explained."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
     service = Service(
@@ -369,7 +369,7 @@ def test_a_model_that_cannot_be_asked_is_tried_again(repository: Path) -> None:
 
 
 def test_a_plan_that_could_not_be_saved_is_not_paid_for(repository: Path) -> None:
-    """Where the file of `--save` cannot be written, that is said before a model is asked, with code 2."""
+    """A `--save` file that cannot be written is refused before a model is asked, with code 2."""
     with ScriptedLLMServer(Service({})) as server:
         options = ("--goal", "x", "--tools", "tools.yaml", "--save", "none/plan.yaml")
         done = cli(repository, "plan", *options, **server.environ())
@@ -379,8 +379,8 @@ def test_a_plan_that_could_not_be_saved_is_not_paid_for(repository: Path) -> Non
     assert "--save: none/plan.yaml cannot be written: there is no folder 'none'; no model was asked" in done.stderr
 
 
-def test_nobody_need_read_what_is_told(repository: Path) -> None:
-    """That standard error takes nothing, as on a full disk, keeps no goal from being reached."""
+def test_unwritable_progress_stops_no_run(repository: Path) -> None:
+    """A standard error that cannot be written, as on a full disk, does not stop a run."""
     service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
     with ScriptedLLMServer(service) as server:
         command = f"{shlex.quote(str(SCRIPT))} solve --goal x --tools tools.yaml --llm openai 2>/dev/full"

@@ -223,7 +223,7 @@ class Terminal:
         return self.process.wait(PATIENCE)
 
     def _read(self) -> str:
-        """What has been written since, waiting for it; nothing when the command has ended, or says nothing more."""
+        """Wait for output and return it; empty when the command has ended or is silent."""
         if not select.select([self._screen], [], [], PATIENCE)[0]:
             return ""
         try:
