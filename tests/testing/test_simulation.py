@@ -1,8 +1,8 @@
-"""Thousands of random runs on the virtual clock, each checked from outside against everything that a run promises.
+"""Thousands of random runs on the virtual clock, each checked against every promise of a run.
 
-Every run is drawn from a seed: plan, settings, work that fails or hangs, providers that talk nonsense, people who
-answer late or never, a store that fails, edits by hand. A failure names its seeds; to see one of them alone, with its
-journal::
+Every run is drawn from a seed: plan, settings, work that fails or hangs, providers that propose nonsense, people who
+answer late or never, a store that fails, edits by hand. A failure names its seeds; to run one of them alone and print
+its journal::
 
     REPLANNING_SEED=1234 pytest tests/testing/test_simulation.py
 
@@ -32,14 +32,12 @@ from tests.support.simulation_plans import REAL_SHAPES
 from tests.support.simulation_play import cut, live, play, text_of
 from tests.support.simulation_world import RUN, World
 
-pytestmark = pytest.mark.slow
-
 BLOCK: Final = 100
 Scene = Callable[[int], Awaitable[list[str]]]
 
 
 def seeds(first: int, count: int) -> list[range]:
-    """Seeds in blocks; the environment may ask for others, or for one alone."""
+    """Return blocks of seeds; the environment may select others, or a single one."""
     if one := os.environ.get("REPLANNING_SEED"):
         return [range(int(one), int(one) + 1)]
     if some := os.environ.get("REPLANNING_SEEDS"):
@@ -49,12 +47,12 @@ def seeds(first: int, count: int) -> list[range]:
 
 
 def name(block: range) -> str:
-    """How a block is called among the tests."""
+    """Return the test id of a block."""
     return f"seeds-{block.start}-{block.stop - 1}"
 
 
 def check(scene: Scene, block: range, backend: str = "asyncio") -> None:
-    """Play a scene with every seed of a block, and fail with everything that is wrong."""
+    """Play a scene with every seed of a block, and fail with all problems."""
     failures = []
     # A task that was pulled by a worker which is gone returns when its iterator is collected. When that happens must
     # not depend on what ran in this process before, so garbage is collected between seeds and not during one.
@@ -86,7 +84,7 @@ def _show(records: MemoryStore, problems: list[str], run: RunId = RUN) -> None:
 
 
 async def run_once(seed: int) -> list[str]:
-    """A run with every life it takes; every fifth one twice."""
+    """Play a run to its end; every fifth run twice, with equal journals."""
     world, records = World(seed), MemoryStore()
     problems = await play(world, records)
     if seed % 5 == 0:
@@ -98,7 +96,7 @@ async def run_once(seed: int) -> list[str]:
 
 
 async def leave_and_resume(seed: int) -> list[str]:
-    """A run that the program around it leaves at some record, and that is taken up again."""
+    """Play a run that its program leaves at some record, and resume it."""
     world, records = World(seed), MemoryStore()
     problems = await live(world, records, leave_at=world.rng("leave at").randint(2, 60))
     world.life += 1
@@ -108,7 +106,7 @@ async def leave_and_resume(seed: int) -> list[str]:
 
 
 async def kill_and_resume(seed: int) -> list[str]:
-    """A run whose process is killed at some records, and that another process takes up again each time."""
+    """Play a run whose process is killed at some records, and resume it each time."""
     world, records = World(seed), MemoryStore()
     await live(world, records)
     length = len(list(records.read(RUN)))
@@ -123,7 +121,7 @@ async def kill_and_resume(seed: int) -> list[str]:
 
 
 async def fork_and_resume(seed: int) -> list[str]:
-    """A run that is started anew from one of its revisions, as another run."""
+    """Play a run, and fork another one from one of its revisions."""
     world, records = World(seed), MemoryStore()
     problems = await play(world, records)
     revisions = [record.body.number for record in records.read(RUN) if isinstance(record.body, PlanRevised)]
@@ -136,7 +134,7 @@ async def fork_and_resume(seed: int) -> list[str]:
 
 
 async def keep_in_stores(seed: int, directory: Path) -> list[str]:
-    """A run whose journal is kept in a store of each kind."""
+    """Play a run in a store of each kind."""
     stores = [MemoryStore(), JsonlStore(directory / f"runs-{seed}"), SqliteStore(directory / f"{seed}.db")]
     problems = [problem for store in stores for problem in await play(World(seed), store)]
     texts = [text_of(store) for store in stores]
@@ -146,65 +144,61 @@ async def keep_in_stores(seed: int, directory: Path) -> list[str]:
     return problems
 
 
-async def run_real_shape(seed: int) -> list[str]:
-    """A run of a plan with the shape of a real workflow."""
-    world, records = World(seed, real=True), MemoryStore()
+async def run_random_order(seed: int, *, real: bool = False) -> list[str]:
+    """Play a run that need not come out the same twice; `real` takes a plan with the shape of a real workflow."""
+    world, records = World(seed, real=real), MemoryStore()
     problems = await play(world, records)
     _show(records, problems)
     return problems
 
 
-@pytest.mark.parametrize("block", seeds(0, 2_000), ids=name)
-def test_random_runs(block: range) -> None:
-    """Whatever happens to a run, it ends, keeps every promise, and its journal gives the live plan again."""
-    check(run_once, block)
+SCENES: Final[dict[str, tuple[Scene, int, int, str]]] = {
+    "ends, keeps every promise, and its journal gives the live plan again": (run_once, 0, 2_000, "asyncio"),
+    "does so on trio, where ready tasks run in random order": (run_random_order, 10_000, 200, "trio"),
+    "can be left at any record and taken up again": (leave_and_resume, 20_000, 400, "asyncio"),
+    "loses and repeats nothing finished when its process is killed": (kill_and_resume, 30_000, 300, "asyncio"),
+    "can be started anew from any revision of another": (fork_and_resume, 35_000, 100, "asyncio"),
+}
+"""What a random run does, with the scene, its first seed, the number of its seeds and the event loop."""
 
 
-@pytest.mark.parametrize("block", seeds(10_000, 200), ids=name)
-def test_random_runs_on_trio(block: range) -> None:
-    """The same holds on trio, where tasks that are ready at once run in random order."""
-    check(run_once_in_any_order, block, "trio")
+@pytest.mark.parametrize("promise", SCENES)
+def test_some_random_runs(promise: str) -> None:
+    """A few random runs of each scene keep every promise."""
+    scene, first, _, backend = SCENES[promise]
+    check(scene, range(first, first + 3), backend)
 
 
-async def run_once_in_any_order(seed: int) -> list[str]:
-    """A run that need not come out the same twice."""
-    world, records = World(seed), MemoryStore()
-    problems = await play(world, records)
-    _show(records, problems)
-    return problems
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scene", "block", "backend"),
+    [
+        pytest.param(scene, block, backend, id=f"{promise}-{name(block)}")
+        for promise, (scene, first, count, backend) in SCENES.items()
+        for block in seeds(first, count)
+    ],
+)
+def test_random_runs(scene: Scene, block: range, backend: str) -> None:
+    """Thousands of random runs of each scene keep every promise."""
+    check(scene, block, backend)
 
 
-@pytest.mark.parametrize("block", seeds(20_000, 400), ids=name)
-def test_runs_that_are_left(block: range) -> None:
-    """A run that is cancelled or left at any record is paused in order, and can be taken up again."""
-    check(leave_and_resume, block)
-
-
-@pytest.mark.parametrize("block", seeds(30_000, 300), ids=name)
-def test_runs_whose_process_is_killed(block: range) -> None:
-    """A run that stopped after any record goes on from its journal: nothing finished is lost or done again."""
-    check(kill_and_resume, block)
-
-
-@pytest.mark.parametrize("block", seeds(35_000, 100), ids=name)
-def test_runs_that_are_forked(block: range) -> None:
-    """A run started from any revision of another keeps the same promises, with what was done by then."""
-    check(fork_and_resume, block)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("block", seeds(37_000, 20), ids=name)
 def test_stores_agree(block: range, tmp_path: Path) -> None:
     """The same run has the same journal in every kind of store."""
     check(partial(keep_in_stores, directory=tmp_path), block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", seeds(40_000, 60), ids=name)
-@pytest.mark.skipif(not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are not there: {REAL_SHAPES}")
+@pytest.mark.skipif(not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are missing: {REAL_SHAPES}")
 def test_real_shapes(block: range) -> None:
     """Plans with the shapes of real workflows keep the same promises."""
-    check(run_real_shape, block)
+    check(partial(run_random_order, real=True), block)
 
 
+@pytest.mark.slow
 def test_same_journal_in_another_process() -> None:
     """A seed gives the same journal in every process, whatever order its sets have."""
     one, other = journals(hash_seed=1), journals(hash_seed=2)
@@ -213,7 +207,7 @@ def test_same_journal_in_another_process() -> None:
 
 
 def journals(hash_seed: int) -> list[str]:
-    """A digest of the journal of each of some seeds, made in a process of its own."""
+    """Return digests of the journals of some seeds, made in a process of its own."""
     command = [sys.executable, "-m", "tests.support.simulation_play", "0", "60"]
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     root = Path(__file__).resolve().parents[2]
