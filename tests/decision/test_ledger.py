@@ -298,7 +298,7 @@ def test_exceeded() -> None:
 @pytest.mark.parametrize("amounts", [{"calls": -1}, {"tokens": float("nan")}, {"money": float("inf")}])
 def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
     """Usage is finite and not negative, so that no charge can free a budget."""
-    with pytest.raises(ValueError, match="usage is counted from 0 up"):
+    with pytest.raises(ValueError, match="usage must be finite and not negative"):
         Usage(**amounts)
 
 
