@@ -131,9 +131,7 @@ _MAX_REASON_CHARS: Final = 1000
 
 _SATISFIED_STATES: Final = (TaskState.DONE, TaskState.SKIPPED)
 
-_INHERITED_FIELDS: Final = frozenset(
-    {"goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata"}
-)
+_INHERITED = ("goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
 
 
 class ReplyModel(BaseModel):
@@ -346,18 +344,15 @@ class ProposalParser:
         # Tasks that only prepare others cannot meet the acceptance of the old task.
         parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
         if old is not None and len(parts) == 1:
-            self._check_untried(change.task_id, parts[0])
-            left = [f for f in old.fallbacks if (f.tool, f.arguments) != (parts[0].tool, parts[0].arguments)]
-            parts[0] = parts[0].model_copy(update={"fallbacks": tuple(left)})
+            new = parts[0]
+            for before in self._view.lineage(change.task_id):
+                is_permanent = before.failure is not None and not before.failure.transient
+                task = before.task
+                if is_permanent and (task.tool, task.arguments, task.goal) == (new.tool, new.arguments, new.goal):
+                    raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
+            left = [f for f in old.fallbacks if (f.tool, f.arguments) != (new.tool, new.arguments)]
+            parts = [new.model_copy(update={"fallbacks": tuple(left)})]
         return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
-
-    def _check_untried(self, task_id: str, new: Task) -> None:
-        """Reject a task that repeats a failed one of the same lineage under another id."""
-        use = (new.tool, new.arguments, new.goal)
-        for part in self._view.lineage(task_id):
-            is_permanent = part.failure is not None and not part.failure.transient
-            if is_permanent and use == (part.task.tool, part.task.arguments, part.task.goal):
-                raise _InvalidCandidate(f"the same was tried before as {part.id!r} and failed")
 
     def _convert_modification(self, change: Modify) -> ModifyTask:
         fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
@@ -372,7 +367,7 @@ class ProposalParser:
         self._check_tool(new.tool, new.id)
         fields: JsonObject = new.model_dump(exclude_none=True)
         _check_depth(fields, new.id)
-        names = _INHERITED_FIELDS & old.model_fields_set if old is not None else ()
+        names = [name for name in _INHERITED if old is not None and name in old.model_fields_set]
         try:
             return Task.model_validate({**{name: getattr(old, name) for name in names}, **fields})
         except ValidationError as error:
@@ -404,34 +399,32 @@ class ProposalParser:
             if isinstance(change, AbortRun):
                 yield "a model proposes to end the run"
             elif isinstance(change, AddTask):
-                yield from self._timeout_increases(change.task, None)
-            elif not isinstance(change, ReorderTasks) and (task := self._find_task(change.task_id)) is not None:
-                yield from self._task_approval_reasons(change, task, stated)
-
-    def _task_approval_reasons(self, change: PlanChange, task: TaskView, stated: bool) -> Iterator[str]:
-        if isinstance(change, ReplaceTask):
-            for part in change.tasks:
-                yield from self._timeout_increases(part, task.task)
-        elif isinstance(change, ModifyTask):
-            fields = {name: value for name, value in change.fields.items() if name in ("tool", "timeout")}
-            yield from self._timeout_increases(task.task.model_copy(update=fields), task.task)
-            depends_on = change.fields.get("depends_on")
-            for dependency in task.task.depends_on if isinstance(depends_on, list) and not stated else ():
-                before = self._find_task(dependency)
-                if dependency not in depends_on and before is not None and self._is_required(before):  # type: ignore[operator]  # a list
-                    yield f"a model proposes to let {task.id!r} run without waiting for {dependency!r}"
-        elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(task):
-            yield f"a model proposes to do without {task.id!r}, which the plan requires"
+                yield from self._timeout_increases([change.task], None)
+            elif isinstance(change, ReorderTasks) or (task := self._find_task(change.task_id)) is None:
+                continue
+            elif isinstance(change, ReplaceTask):
+                yield from self._timeout_increases(change.tasks, task.task)
+            elif isinstance(change, ModifyTask):
+                fields = {name: value for name, value in change.fields.items() if name in ("tool", "timeout")}
+                yield from self._timeout_increases([task.task.model_copy(update=fields)], task.task)
+                kept = change.fields.get("depends_on")
+                dropped = [d for d in task.task.depends_on if d not in kept] if isinstance(kept, list) else []
+                for before in map(self._find_task, dropped):
+                    if not stated and before is not None and self._is_required(before):
+                        yield f"a model proposes to let {task.id!r} run without waiting for {before.id!r}"
+            elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(task):
+                yield f"a model proposes to do without {task.id!r}, which the plan requires"
 
     def _is_required(self, task: TaskView) -> bool:
         return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED_STATES)
 
-    def _timeout_increases(self, new: Task, old: Task | None) -> Iterator[str]:
-        """Yield a reason if a task would have more time than the task or tool that it derives from."""
-        tool = self._view.tool(new.tool)
-        limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
-        if limit is not None and new.timeout is not None and new.timeout > limit:
-            yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
+    def _timeout_increases(self, tasks: Sequence[Task], old: Task | None) -> Iterator[str]:
+        """Yield a reason for each task that would have more time than the task or tool that it derives from."""
+        for new in tasks:
+            tool = self._view.tool(new.tool)
+            limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
+            if limit is not None and new.timeout is not None and new.timeout > limit:
+                yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
 
     def _single_line(self, text: str) -> str:
         """Return a text for people on one line, without control characters."""

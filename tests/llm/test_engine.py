@@ -60,7 +60,7 @@ KEYS = ("GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 
 
 class Played:
-    """How a run went whose scanner is broken."""
+    """Result of a run whose scanner is broken."""
 
     def __init__(self, engine: ReplanningEngine, result: RunResult, spans: Spans, elapsed: float) -> None:
         self.engine, self.result, self.spans, self.elapsed = engine, result, spans, elapsed
@@ -72,7 +72,7 @@ class Played:
 
     @property
     def way(self) -> tuple[str, bool]:
-        """How the run ended, and whether its journal is in order."""
+        """Return the end of the run after checking its journal."""
         return self.result.status, not self.broken
 
 
@@ -97,7 +97,7 @@ async def play(*models: LLMReply | list[LLMReply] | LLMProvider | str, **setting
 
 
 def asked(engine: ReplanningEngine) -> list[Any]:
-    """Who is asked for alternatives."""
+    """Providers that are asked for alternatives."""
     return [*engine.generator.path_generator.providers]
 
 
@@ -107,7 +107,7 @@ def _scripted(reply, name, parts) -> ScriptedLLM:
 
 
 async def test_model_repairs() -> None:
-    """What a model proposes is checked, executed and on record under its name, with what it used."""
+    """A model's proposal is checked, executed and recorded under its name, with its usage."""
     run = await play(CAMERA)
     assert run.way == ("succeeded", True)
     assert run.sources[0] == "model1"
@@ -149,7 +149,7 @@ async def test_dear_model_is_not_asked() -> None:
 
 
 async def test_fallback_is_noted() -> None:
-    """Where one model stands in for another, the history says which and why."""
+    """The history says which model answered instead of another, and why."""
     run = await play(raises(LLMUnavailable("it is busy", provider="model1", status=503)), CAMERA)
     assert run.way == ("succeeded", True)
     assert run.sources[0] == "model1,model2"
@@ -222,7 +222,7 @@ async def test_history_says_what_was_spent() -> None:
 
 
 async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the engine made has no connection left after its last run, and is asked again in the next one."""
+    """Clients that the engine created are closed after its last run, and used again in the next one."""
     with ScriptedLLMServer(lambda request: json.loads(CAMERA)) as server:
         for name, value in server.environ().items():
             monkeypatch.setenv(name, value)
@@ -235,7 +235,7 @@ async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_secrets_of_the_engine() -> None:
-    """What the engine knows for a secret reaches no model, whoever made it and whatever stands before it."""
+    """Secrets known to the engine reach no model, whoever created it and whatever wraps it."""
     async with VirtualClock() as clock:
         parts = virtual_environment(clock=clock)
         models = [ScriptedLLM(lambda prompt: CAMERA, environment=parts) for _ in range(3)]
@@ -292,7 +292,7 @@ async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(written: s
     ("written", "taken"), [("[redacted]", True), ("key: [redacted]", False)], ids=("same", "other")
 )
 async def test_what_takes_the_place_of_a_task_with_a_mark_may_have_it_too(written: str, taken: bool) -> None:
-    """Where a plan was opened with a secret, of which it says so, what replaces its task may have what was left of it."""
+    """A task that replaces one with a redacted secret may have the redacted text."""
     lens = {"lens": "AKIAIOSFODNN7EXAMPLE"}
     plan = PLAN.model_copy(update={"tasks": (PLAN.tasks[0].model_copy(update={"arguments": lens}), *PLAN.tasks[1:])})
     reply = CAMERA.replace('"tool": "camera"', f'"tool": "camera", "arguments": {json.dumps({"lens": written})}')

@@ -53,7 +53,7 @@ def test_fenced_object_is_whole(language) -> None:
 
 @given(prose, objects, objects, st.sampled_from(["think", "THINK", "thinking", "reasoning"]), st.booleans())
 def test_thoughts_come_last(text, thought, said, tag, opened) -> None:
-    """What is said is likelier than what is thought, also where the tag that begins the thinking is missing."""
+    """Answers precede thoughts, also if the tag that begins the thinking is missing."""
     begin = f"<{tag}>" if opened else ""
     found = list(extract_json(f"{begin}{text} {json.dumps(thought)}</{tag}> So: {json.dumps(said)}."))
     assert said in found
@@ -105,7 +105,7 @@ def test_a_wrong_object_hides_what_it_holds() -> None:
     ],
 )
 def test_refused(text) -> None:
-    """What is no JSON by the standard, or contradicts itself, is not taken for anything."""
+    """Text that is not JSON by the standard, or contradicts itself, yields nothing."""
     assert list(extract_json(text)) == []
     assert list(extract_json(f"Well: {text}")) == []
 
@@ -142,7 +142,7 @@ def test_line_breaks_in_strings() -> None:
     ],
 )
 def test_hostile_input_takes_time_by_length_alone(unit) -> None:
-    """What looks like many beginnings takes time in proportion and no stack, and megabytes of it are not searched."""
+    """Many apparent beginnings take time in proportion and no stack, and megabytes of them are not searched."""
 
     def seconds(size: int) -> float:
         text = "x" + unit * (size // len(unit))

@@ -101,7 +101,7 @@ def candidate(random: Random) -> JsonObject:
 
 
 def says(random: Random, request: LLMRequest) -> str | None:
-    """What a model says: ways on, with prose around them, cut short, or nothing of use."""
+    """Answer of a model: alternatives, with prose around them, cut short, or useless."""
     if request.kind == "embeddings":
         return None
     reply = json.dumps({"candidates": [candidate(random) for _ in range(random.randrange(4))]})

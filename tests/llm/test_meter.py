@@ -22,7 +22,7 @@ ANSWER = Completion("yes", "scripted", "scripted-1-2025", 120, 30, PRICES.usage(
 
 
 class Played:
-    """What became of a run whose task `a` fails once, and for which models were asked."""
+    """Result of a run whose task `a` fails once, for which models were asked."""
 
     def __init__(self, engine: ReplanningEngine, result: RunResult, spans: Spans) -> None:
         self.result, self.spans = result, spans
@@ -116,7 +116,7 @@ async def test_answer_is_counted() -> None:
 
 
 async def test_failed_replan_is_counted() -> None:
-    """What was used before a provider failed is counted, too."""
+    """The usage of a provider before it failed is counted, too."""
     run = await play([ANSWER, LLMRequestRejected("no such model")], "one", "two")
     assert run.result.status == "failed"
     assert run.charged == [(ANSWER.usage, "asker"), (Usage(calls=1), "asker")]
@@ -178,7 +178,7 @@ async def test_unknown_price_without_a_limit() -> None:
 
 
 async def test_reservations_are_released() -> None:
-    """What was reserved for a call and not used is there for the next one."""
+    """Unused reservations of a call are available to the next one."""
     run = await play([returns("yes")] * 5, *"12345", budget=Budget(tokens=2100), max_tokens=2000)
     assert run.result.status == "succeeded"
     assert len(run.chats) == 5

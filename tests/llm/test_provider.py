@@ -100,7 +100,7 @@ def verdict(**changes) -> str:
 
 
 async def test_options_are_filled_in() -> None:
-    """What an option leaves open is as the provider was made; what it says wins, and the sooner deadline counts."""
+    """Options override the provider's configuration, which fills the others; the sooner deadline counts."""
     clock = VirtualClock()
     model = Scribe(lambda _: "yes", temperature=0.7, max_tokens=50, environment=Environment(clock=clock))
     assert await model.complete("well?") == "yes"
@@ -149,7 +149,7 @@ async def test_a_shape_counts_as_well() -> None:
 
 
 async def test_a_refused_reservation() -> None:
-    """What does not fit the budget is not asked."""
+    """A call that does not fit the budget is not made."""
     model = Scribe(lambda _: "yes")
     with pytest.raises(BudgetExceeded, match="do not fit"):
         await model.complete("what now?", LLMOptions(meter=Book(most=10)))
@@ -186,7 +186,7 @@ async def test_late_answers() -> None:
 
 
 async def test_no_time_left() -> None:
-    """Where no time is left nothing is reserved or sent."""
+    """Without time left nothing is reserved or sent."""
     clock, book = VirtualClock(), Book()
     model = Scribe(lambda _: "yes", environment=Environment(clock=clock))
     with pytest.raises(LLMTimeout, match="nothing was sent"):
@@ -203,7 +203,7 @@ async def test_in_time() -> None:
 
 
 async def test_cancelled() -> None:
-    """Whoever waits for an answer can be cancelled; it is no late answer then."""
+    """A caller that is cancelled gets a cancellation, not a timeout."""
     async with VirtualClock() as clock:
         model = Sleeper(20, environment=Environment(clock=clock))
         with anyio.CancelScope() as scope:
@@ -225,7 +225,7 @@ async def test_errors_of_ours(error) -> None:
 
 @pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("of a plugin", [error])])
 async def test_errors_of_plugins(wrap) -> None:
-    """What else a plugin raises becomes an error of a language model that says what it was, without secrets."""
+    """Any other exception of a plugin becomes an LLMError that names it, without secrets."""
     fault = ZeroDivisionError(f"divided {KEY} by zero")
     with pytest.raises(LLMError) as caught:
         await Scribe(lambda _: wrap(fault)).complete("well?")

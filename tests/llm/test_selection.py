@@ -1,4 +1,4 @@
-"""Which language model is asked: by name, by what is there, in which order, and which is left alone for a while."""
+"""Selection of language models: by name, by key, in order, with circuit breakers and fallbacks."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_no_time_left() -> None:
 
 
 async def test_guarded_is_its_client() -> None:
-    """What is guarded does what its client does, under its name, and passes everything on."""
+    """A guarded model does everything that its client does, under its name."""
     async with VirtualClock() as clock:
         model = scripted(clock, {"sum": 5}, "direct", model="big")
         guarded = GuardedLLM(model)

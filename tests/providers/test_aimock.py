@@ -88,7 +88,7 @@ def plan(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_strangers_are_understood(mock: Callable[..., str], tmp_path: Path, plan: Path, service: str) -> None:
-    """What a server answers that knows nothing of us repairs the plan, whichever service it stands for."""
+    """Answers of an independent server repair the plan, whichever service it simulates."""
     url = mock(USES, SAYS)
     done = cli(tmp_path, "run", plan, "--replan-provider", service, "--run-id", "r", **environ(url))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,7 +41,7 @@ tasks:
 
 
 async def outcome_of(plan: Plan | str, *events: Event, **settings: object) -> Outcome:
-    """How a run ends in a world in which these events happen."""
+    """Run a plan in a world in which these events happen."""
     made = Plan.parse(plan) if isinstance(plan, str) else plan
     async with VirtualClock() as clock:
         chosen = Settings.model_validate({"cooldown": 0, **settings})
@@ -58,7 +58,7 @@ async def outcome_of(plan: Plan | str, *events: Event, **settings: object) -> Ou
     ],
 )
 async def test_substitution_chains(down: list[str], used: list[str]) -> None:
-    """Where a tool goes down, other tools, or a chain of them, give what it would have given."""
+    """If a tool goes down, other tools, or a chain of them, achieve its effects."""
     for after in (0, 1):
         outcome = await outcome_of(RESEARCH, Event(after, down=down))
         assert (outcome.status, outcome.inapplicable) == ("succeeded", []), after
@@ -67,7 +67,7 @@ async def test_substitution_chains(down: list[str], used: list[str]) -> None:
 
 @pytest.mark.parametrize("down", [["search"], ["write"], ["summarise", "crawl"], ["fetch", "archive", "crawl"]])
 async def test_outage_without_substitute(down: list[str]) -> None:
-    """Where no chain gives the same, that is proven and said, and the run does not pretend."""
+    """If no chain achieves the same, the verdict is proven, and the run fails."""
     outcome = await outcome_of(RESEARCH, Event(0, down=down))
     assert outcome.status in ("failed", "needs_human")
     assert any(verdict.startswith("proven-unreachable") for verdict in outcome.verdicts)
@@ -111,7 +111,7 @@ tasks:
 
 
 async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[Alternative], PlanView]:
-    """What the provider proposes once these tasks are done and these facts have ceased."""
+    """Alternatives of the provider once these tasks are done and these facts have ceased."""
     async with open_run(Plan.parse(plan)) as run:
         for task in done:
             run.succeeded(run.started(task))
@@ -137,7 +137,7 @@ async def test_other_branches_stay_as_they_are() -> None:
 
 
 async def test_trigger_names_one_branch_only() -> None:
-    """What the loss of a fact concerns is its branch: only that is held while a way on is looked for."""
+    """The loss of a fact concerns its branch alone: only that is held during the search for a repair."""
     async with open_run(Plan.parse(TWO)) as run:
         run.succeeded(run.started("heat-a"))
         run.observe(ceased=["warm(a)"])
@@ -158,7 +158,7 @@ async def test_both_branches_at_once() -> None:
 
 
 async def test_superfluous_tasks_go() -> None:
-    """What has come about by itself is not done again: its tasks go, and what waited for them goes on."""
+    """Effects that came about by themselves are not repeated: their tasks go, and their dependents continue."""
     plan = TWO.replace("requires: [done(a), done(b)]", "requires: [done(a), done(b), quiet]")
     async with open_run(Plan.parse(plan.replace("facts: [raw(a), raw(b)]", "facts: [raw(a), raw(b), quiet]"))) as run:
         run.succeeded(run.started("heat-a"))

@@ -144,7 +144,7 @@ def _done(run: PlanRun, plan: Plan, steps: int) -> frozenset[str] | None:
 
 
 def _judge(run: PlanRun, alternative: Alternative, now: frozenset[str]) -> None:
-    """Whether the live plan takes it, and what it leaves can be carried out and reaches the goal."""
+    """Return whether the live plan accepts it, and the result is executable and reaches the goal."""
     assert run.live.check(alternative.changes) == ()
     done = {entry.id for entry in run.live if entry.state in ("DONE", "RUNNING")}
     gone = {c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask)}

@@ -28,7 +28,7 @@ described = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=f"there is no d
 
 
 def exchanges(api: str, *, status: int = 200) -> Iterator[dict[str, Any]]:
-    """What was recorded of an API."""
+    """Recorded exchanges of an API."""
     with gzip.open(EXCHANGES, "rt") as lines:
         for exchange in map(json.loads, lines):
             if (exchange["api"], exchange["status"], exchange["stream"]) == (api, status, False):
@@ -41,7 +41,7 @@ def replayed(exchange: dict[str, Any]) -> Network:
 
 
 def openai_text(message: dict[str, Any]) -> str:
-    """What a recorded message says."""
+    """Text of a recorded message."""
     calls = [call["function"]["arguments"] for call in message.get("tool_calls") or []]
     return "\n".join(calls) if calls else message["content"]
 
@@ -120,7 +120,7 @@ async def test_recorded_embeddings() -> None:
 @pytest.mark.integration
 @recorded
 async def test_recorded_descriptions_of_models() -> None:
-    """What Ollama says about a model is no answer of one, and is not taken for it."""
+    """Ollama's description of a model is not taken for an answer."""
     found = list(exchanges("ollama.native"))
     assert len(found) == 2
     for exchange in found:
@@ -185,7 +185,7 @@ def description() -> dict[str, Any]:
 
 
 def objections(schema: str, instance: object) -> list[str]:
-    """What OpenAI's description of its API finds wrong with a request."""
+    """Problems of a request by OpenAI's description of its API."""
     validator = Draft202012Validator(description() | {"$ref": f"#/components/schemas/{schema}"})
     return [error.message for error in validator.iter_errors(instance)]
 

@@ -113,7 +113,7 @@ async def test_ollama() -> None:
     ],
 )
 def test_ollama_host(given, address) -> None:
-    """Where Ollama is may be said in each of the forms that Ollama itself takes."""
+    """Ollama's address may have each of the forms that Ollama itself accepts."""
     assert OllamaProvider(environ={"OLLAMA_HOST": given}).base_url == address
     assert OllamaProvider(base_url=given, environ={}).base_url == address
 
@@ -252,7 +252,7 @@ async def test_names_of_the_limit() -> None:
 
 
 async def test_models_without_a_system() -> None:
-    """What a model is told about its role comes before the question, where it takes no messages of a system."""
+    """The system prompt precedes the question for models without system messages."""
     text = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
     network = Network(fails(400, text), said(OpenAIProvider))
     await sent(client(OpenAIProvider, network), network, system="be brief")
@@ -261,7 +261,7 @@ async def test_models_without_a_system() -> None:
 
 @pytest.mark.parametrize("kind", CLIENTS)
 async def test_objections_to_something_else(kind) -> None:
-    """What is refused for another reason is refused; no feature is given up for it in the calls after that."""
+    """A request rejected for another reason stays rejected, and later calls keep all features."""
     network = Network(fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM))
     model = client(kind, network)
     with pytest.raises(LLMRequestRejected, match="the prompt is too long"):
@@ -292,7 +292,7 @@ async def test_embeddings() -> None:
     [[], {"embedding": []}, {"embedding": "AAAA"}, {"embedding": "~"}, {"embedding": ["a"]}, {"embedding": None}],
 )
 async def test_wrong_embeddings(vector) -> None:
-    """What is no vector is not taken for one."""
+    """A response without a valid vector is an error."""
     network = Network(httpx.Response(200, json={"data": [vector] if vector else []}))
     with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
         await client(OpenAIProvider, network).embed("a wheel")
@@ -302,7 +302,7 @@ async def test_wrong_embeddings(vector) -> None:
 
 
 def test_environment_of_the_process(monkeypatch) -> None:
-    """What is not given comes from the environment of the process; what is given goes before it."""
+    """Arguments precede the environment of the process, which supplies the others."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
     assert OpenAIProvider().base_url == "http://localhost:1/v1"

@@ -1,4 +1,4 @@
-"""What another provider proposes: kept where it is valid, completed where it is a good beginning, replaced where not."""
+"""Proposals of other providers: kept if valid, completed if they are a good beginning, else replaced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def instead(*tools: str) -> Proposer:
 
 
 async def outcome_of(provider: object, *events: Event, text: str = TEA) -> Outcome:
-    """How a run goes on in which water runs dry, with one provider beside `repair`."""
+    """Run a plan whose water runs dry, with one provider beside `repair`."""
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
         engine = ReplanningEngine([provider, "repair"], environment=environment(clock), settings=settings)  # type: ignore[list-item]  # providers of every kind

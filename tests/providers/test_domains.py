@@ -65,7 +65,7 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 async def judged(text: str | Plan, *events: Event) -> Outcome:
-    """How a run of a plan ends in a world of its own."""
+    """Run a plan in a simulated world."""
     plan = Plan.parse(text) if isinstance(text, str) else text
     async with VirtualClock() as clock:
         engine = ReplanningEngine(["repair"], environment=environment(clock), settings=Settings(cooldown=0))
@@ -81,7 +81,7 @@ async def judged(text: str | Plan, *events: Event) -> Outcome:
     ],
 )
 async def test_logistics(after: int, holds: list[str], ceased: list[str], new: int, gone: int) -> None:
-    """What befalls one truck is repaired with the fewest changes, and nothing is changed about the other."""
+    """An accident of one truck is repaired with the fewest changes, without changes to the other."""
     outcome = await judged(LOGISTICS, Event(after, holds, ceased))
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
     assert (len(outcome.added), len(outcome.dropped)) == (new, gone)
@@ -99,14 +99,14 @@ async def test_logistics(after: int, holds: list[str], ceased: list[str], new: i
     ],
 )
 async def test_kitchen(ceased: list[str], added: list[str]) -> None:
-    """What is used up or broken in a kitchen is seen to by what is at hand."""
+    """Used up or broken things in a kitchen are replaced by those at hand."""
     outcome = await judged(KITCHEN, Event(0, [], ceased))
     assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
     assert sorted(outcome.tools[task] for task in outcome.added) == added
 
 
 async def test_nothing_at_hand() -> None:
-    """Where nothing is left that helps, nothing useless is done, and the verdict says that this is certain."""
+    """If no tool helps, nothing useless is done, and the verdict says that this is certain."""
     outcome = await judged(KITCHEN, Event(0, [], ["knife sharp", "stone", "grater"]))
     assert not outcome.reached
     assert outcome.inapplicable == []

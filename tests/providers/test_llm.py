@@ -98,7 +98,7 @@ async def test_what_the_plan_cannot_hold_is_rejected_and_said_to_the_model(chang
 
 
 async def test_the_same_as_before_is_not_tried_again():
-    """What has failed is dropped when it is proposed once more under another id, and the model is told so."""
+    """A failed call that is proposed again under another id is dropped, and the model is told so."""
     way = reply(candidate(replaced("build", "cmake")))
     again = reply(candidate(replaced("new", "cmake", id="newer")))
     found = await played([way, again, reply()], broken={"build": 9, "new": 9}, cooldown=0)
@@ -166,7 +166,7 @@ async def test_a_model_is_told_only_once():
     ],
 )
 async def test_without_a_second_call_the_first_answer_stands(script, budget, why):
-    """Where the model cannot be told what was wrong, its first answer is in the history, with a note on why."""
+    """If the model cannot be asked again, its first answer is in the history, with a note on the reason."""
     found = await played(script, budget=budget)
     considered = found.bodies(AlternativesConsidered)[0]
     assert "there is no tool 'rm'" in considered.candidates[0].rejected
@@ -181,7 +181,7 @@ async def test_a_model_that_never_answers_harms_nothing():
 
 
 async def test_a_tool_of_no_library_must_be_one_that_the_plan_uses():
-    """Where a plan describes no tools, a model can use those that its tasks use, and no other."""
+    """In a plan without tool descriptions a model can use the tools of its tasks, and no other."""
     plan = "goal: {objective: test}\ntasks:\n- {id: build, tool: make}\n- {id: ship, tool: post, depends_on: [build]}"
     bad, good = (candidate(replaced("build", tool, arguments={})) for tool in ("rm", "post"))
     found = await played([reply(bad, good)], plan=plan)
@@ -204,7 +204,7 @@ async def test_a_tool_of_no_library_must_be_one_that_the_plan_uses():
     ],
 )  # fmt: skip
 async def test_some_things_need_a_person_however_sure_a_model_is(changes, why):
-    """What is dangerous, ends the run, gives up what is required or takes longer is asked, never done by itself."""
+    """A person is asked before changes that are dangerous, end the run, give up required tasks or take longer."""
     found = await played([reply(candidate(*changes, confidence=1.0))])
     (question,) = found.bodies(QuestionAsked)
     assert why in question.text

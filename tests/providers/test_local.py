@@ -82,7 +82,7 @@ async def test_what_it_cannot_do() -> None:
 @pytest.mark.integration
 @with_model
 async def test_cancelled() -> None:
-    """Whoever no longer waits is free at once, and the model is free for the next."""
+    """A cancelled caller continues at once, and the model is free for the next call."""
     local = LocalProvider()
     async with anyio.create_task_group() as group:
         group.start_soon(local.complete, "Tell a very long story.", LLMOptions(max_tokens=5_000))

@@ -1,4 +1,4 @@
-"""What a language model is shown of a plan: the right things, within its size, as data, without secrets."""
+"""Prompts about a plan: the relevant data, within the size, marked as data, without secrets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sections(prompt: str) -> dict[str, list[Any]]:
 
 
 async def shown(text: str = RICH, broken: str = "build", **parts: object) -> dict[str, list[Any]]:
-    """What a model is shown at last when a task has failed."""
+    """Last prompt after the failure of a task."""
     found = await played([reply()] * 5, text, broken={broken: 9}, **parts)  # type: ignore[arg-type]
     return sections(found.prompts[-1])
 
@@ -110,7 +110,7 @@ async def test_a_model_is_shown_all_that_a_replanner_needs():
 
 @pytest.mark.anyio
 async def test_a_model_is_shown_what_was_tried_and_decided_before():
-    """What was applied before, how it went, what was rejected and why stand in the next prompt, and the task's lineage too."""
+    """The next prompt has earlier revisions with their outcomes, rejections with reasons, and the task's lineage."""
     way = reply(
         candidate(replaced("build", "cmake"), reason="other tool"), candidate(replaced("build", "rm"), reason="rm")
     )
@@ -129,7 +129,7 @@ async def test_a_model_is_shown_what_was_tried_and_decided_before():
 
 @pytest.mark.anyio
 async def test_without_tasks_the_stuck_ones_are_shown():
-    """When nothing can go on, and no task is named, a model is shown the tasks that are stuck."""
+    """If no task can run and none is named, a model is shown the stuck tasks."""
     found = await shown(PLAN, triggers=["goal-unreachable"], approval={"always_for": []})
     assert [task["id"] for task in found["tasks"]] == ["build"]
 
@@ -264,7 +264,7 @@ def test_data_cannot_leave_its_line(value):
 
 @given(values, st.integers(0, 300))
 def test_what_is_trimmed_fits(value, room):
-    """What is left of a value is not much longer than its room, and is marked where something is missing."""
+    """A truncated value is not much longer than its room, and is marked at the cut."""
     text = encode_data(truncate_value(value, room))
     assert len(text) <= room + 600
     if len(text) > len(encode_data(truncate_value(value, 10_000))):
@@ -322,7 +322,7 @@ def test_no_secret_is_in_a_prompt(secret):
 
 
 def test_secrets_known_by_value_are_taken_out():
-    """What the client knows to be secret is in no prompt, whatever it looks like."""
+    """Secrets known to the client are in no prompt, whatever they look like."""
     plan = Plan(
         goal=Goal(objective="say bluebird"),
         tools=(ToolSpec(name="t"),),

@@ -89,7 +89,7 @@ async def test_model_for_tests() -> None:
     ],
 )
 async def test_errors(error, kind, words) -> None:
-    """What pydantic-ai raises becomes the error that says whether asking again may help, without secrets."""
+    """Errors of pydantic-ai become errors that tell whether a retry may help, without secrets."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         raise error

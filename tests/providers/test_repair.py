@@ -65,7 +65,7 @@ def made(tasks: str, tools: str = "", **fields: object) -> Plan:
 async def executed(
     plan: Plan, script: Script, **parts: object
 ) -> tuple[RunResult, RunStore, ScriptedExecutor, VirtualClock]:
-    """What became of a plan that is run with nothing but the repair provider, by four workers."""
+    """Run a plan with nothing but the repair provider, by four workers."""
     async with VirtualClock() as clock:
         work = ScriptedExecutor(script, clock=clock)
         engine = ReplanningEngine(environment=virtual_environment(clock=clock), **parts)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def rejected(store: RunStore, run: str) -> list[Candidate]:
 
 
 async def proposed(run: PlanRun, *triggers: Trigger, wanted: int = 3) -> Sequence[Alternative]:
-    """What the provider proposes for a run as it stands."""
+    """Alternatives of the provider for the current state of a run."""
     request = ReplanRequest(triggers=triggers, view=run.view, max_alternatives=wanted, deadline=0.0)
     return await RepairProvider().propose(request)
 
@@ -168,7 +168,7 @@ async def test_ids_are_not_shared_between_alternatives() -> None:
 
 
 async def test_failing_fallback_does_not_loop() -> None:
-    """When every fallback fails as well, each was tried once, and the run fails and says why."""
+    """If every fallback fails as well, each was tried once, and the run fails and says why."""
     tasks = "  - {id: a, tool: t0, fallbacks: [{tool: t1}, {tool: t2}]}\n  - {id: b, depends_on: [a]}"
     result, store, work, clock = await executed(made(tasks), {f"t{i}": BROKEN for i in range(3)})
     assert (result.status, result.reason) == ("failed", "'a~3' failed (disk full)")
@@ -249,7 +249,7 @@ async def test_tools_that_failed_are_not_tried_again() -> None:
 
 
 async def test_only_tool_of_its_capability() -> None:
-    """Where no other tool has the capability, the verdict says so."""
+    """The verdict says that no other tool has the capability."""
     async with open_run(made("  - {id: get, tool: a}", "  - {name: a, capability: c}\n  - {name: b}")) as run:
         (verdict,) = await proposed(run, broken(run, "get"))
     assert (verdict.unreachable, "no other tool has the capability 'c'" in verdict.reason) == (
@@ -259,7 +259,7 @@ async def test_only_tool_of_its_capability() -> None:
 
 
 async def test_equal_tool_that_is_down_is_no_proof() -> None:
-    """Where an equal tool is only unavailable now, nothing is proven."""
+    """An equal tool that is only unavailable now proves nothing."""
     tools = "  - {name: a, capability: c}\n  - {name: b, capability: c, available: false}"
     async with open_run(made("  - {id: get, tool: a}", tools)) as run:
         (verdict,) = await proposed(run, broken(run, "get"))
@@ -310,7 +310,7 @@ async def test_optional_task_is_skipped() -> None:
 
 
 async def test_replacement_of_an_optional_task_may_be_skipped() -> None:
-    """What stands in for an optional task is as optional as the task."""
+    """The replacement of an optional task is optional, too."""
     result, _, _, _ = await executed(
         made("  - {id: post, tool: a, optional: true, fallbacks: [{tool: b}]}"), {"a": BROKEN, "b": BROKEN}
     )
@@ -363,7 +363,7 @@ async def test_retries_come_to_an_end() -> None:
 
 
 async def test_cut_off_work_is_not_doubled() -> None:
-    """What was cut off and may have taken effect is not done again by another tool without asking a person."""
+    """An interrupted task that may have taken effect is not repeated by another tool without asking a person."""
     tools = "  - {name: a, capability: c}\n  - {name: b, capability: c}"
     result, _, _, clock = await executed(made("  - {id: get, tool: a, timeout: 5}", tools), {"a": hangs()})
     assert (result.status, clock.elapsed) == ("needs_human", 5)
@@ -379,7 +379,7 @@ async def test_timeout_takes_another_tool() -> None:
 
 
 async def test_timeout_without_another_way_asks() -> None:
-    """Where only trying again is left, a person is asked first, because the task may have taken effect."""
+    """If only a retry is left, a person is asked first, because the task may have taken effect."""
     result, store, _, _ = await executed(made("  - {id: pay, timeout: 5}"), {"pay": hangs()})
     assert (result.status, len(result.questions)) == ("needs_human", 1)
     (decided,) = [body for body in bodies(store, result.run) if isinstance(body, DecisionMade)]
@@ -476,7 +476,7 @@ async def test_outage_of_a_tool_that_many_tasks_need(count: int) -> None:
 
 
 async def test_outage_without_an_equal_tool() -> None:
-    """Where nothing can stand in, the plan waits for the tool; the verdict says so and claims no proof."""
+    """Without a replacement the plan waits for the tool; the verdict says so and claims no proof."""
     plan = made("  - {id: one, tool: a}\n  - {id: two}", "  - {name: a, available: false}")
     result, store, _, _ = await executed(plan, {})
     assert (result.status, result.reason) == ("failed", "nothing can run, and 'one' still must")
@@ -623,7 +623,7 @@ async def test_cancelled_task_is_named() -> None:
 
 
 async def test_stated_facts_leave_the_question_open() -> None:
-    """Where the plan states facts, other tools might still bring about what is needed: that is no proof."""
+    """With stated facts, other tools might still achieve the needed facts: that is no proof."""
     tasks = "  - {id: a, tool: t}"
     for fields, word in (({}, "proven-unreachable"), ({"facts": "[x]"}, "not-found-within-bound")):
         async with open_run(made(tasks, "  - {name: t}", **fields)) as run:

@@ -69,7 +69,7 @@ async def test_text_and_shapes(name: str) -> None:
     ],
 )
 async def test_failures(name: str, replies: Sequence[LLMServerReply], error: type[LLMError], says: str) -> None:
-    """What fails is an error of its kind that says why, after no more requests than that takes."""
+    """A failure is an error of its kind that says why, after no more requests than necessary."""
     async with asked(name, replies) as (model, server):
         with pytest.raises(error, match=says):
             await model.complete("2 + 3?")

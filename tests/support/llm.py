@@ -1,4 +1,4 @@
-"""What tests of language models have in common: a provider that asks one, a price, and plugins of somebody's."""
+"""Support for tests of language models: a provider that asks one, prices, and installed plugins."""
 
 from __future__ import annotations
 

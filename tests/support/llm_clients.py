@@ -1,4 +1,4 @@
-"""What tests of the clients of language models have in common: a network that follows a script, and all the clients."""
+"""Support for tests of HTTP clients of language models: a scripted network, and all clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = "sk-proj-4f9c2a7be01d4c5e8b3a6f"
 CLIENTS: Sequence[type[HTTPLLMProvider]] = (OpenAIProvider, AnthropicProvider, GitHubCopilotProvider, OllamaProvider)
 
 Happening = httpx.Response | httpx.TransportError | Callable[[httpx.Request], httpx.Response] | None
-"""What a request comes to: an answer, an error of the connection, or (None) nothing, ever."""
+"""Result of a request: a response, an error of the connection, or (None) nothing, ever."""
 
 
 class City(BaseModel):

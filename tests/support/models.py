@@ -1,4 +1,4 @@
-"""What tests of a model that replans have in common: a plan that breaks, replies, and how a run of it went."""
+"""Support for tests of models that replan: a plan that breaks, replies, and results of runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BROKEN = raises(RuntimeError("it is broken"))
 
 
 class Played(NamedTuple):
-    """How a run with a model went."""
+    """Result of a run with a model."""
 
     result: RunResult
     records: list[Record]
@@ -92,7 +92,7 @@ async def played(
     size: int = 24_000,
     **settings: object,
 ) -> Played:
-    """What became of a plan whose ways on come from a model.
+    """Run a plan whose alternatives come from a model.
 
     Args:
         script: what the model answers.

@@ -266,7 +266,7 @@ async def test_condition_that_still_cannot_be_told() -> None:
 
 @given(data=st.data())
 def test_context_change_invariant(data: st.DataObject) -> None:
-    """Whoever has finished: the tasks named are exactly those that read the key and still have to run."""
+    """Exactly the tasks that read the key and still have to run are named, whichever have finished."""
     count = data.draw(st.integers(1, 8))
     reads = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
     over = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
@@ -334,7 +334,7 @@ async def test_fact_of_the_goal_that_is_lost() -> None:
 
 
 async def test_fact_that_a_replacement_brings_back() -> None:
-    """What replaced a task on the way counts as that task: the fact that it adds is not missed."""
+    """The replacement of a task counts as that task: the fact that it adds is not missed."""
     tasks = """
   - {id: up, tool: pick, arguments: {x: a}}
   - {id: down, tool: put, arguments: {x: a}, depends_on: [up]}
@@ -401,7 +401,7 @@ async def test_resource_that_shrinks() -> None:
 
 @given(data=st.data())
 def test_resource_change_invariant(data: st.DataObject) -> None:
-    """Whoever has finished, also after being revived: exactly the waiting users of a lost tool are named."""
+    """Exactly the waiting users of a lost tool are named, whichever have finished, also after a retry."""
     count = data.draw(st.integers(1, 8))
     ends = data.draw(st.lists(st.sampled_from(["waits", "done", "running", "revived"]), min_size=count, max_size=count))
     tasks = "\n".join(["  - {id: last}", *(f"  - {{id: t{i}, tool: a}}" for i in range(count))])
@@ -445,7 +445,9 @@ async def test_better_path() -> None:
     (trigger,) = await cheaper(4.0)
     assert isinstance(trigger, BetterPathFound)
     assert (trigger.tasks, trigger.tool, trigger.gain) == (("t3", "t4"), "cheap", 0.5)
-    assert trigger.reason == "'cheap' can take over 2 waiting tasks from 'dear' and makes the remaining plan 50% cheaper"
+    assert (
+        trigger.reason == "'cheap' can take over 2 waiting tasks from 'dear' and makes the remaining plan 50% cheaper"
+    )
 
 
 async def test_better_path_needs_the_minimum_gain() -> None:
@@ -536,7 +538,7 @@ async def test_goal_unreachable() -> None:
 
 
 async def test_goal_unreachable_for_want_of_a_tool() -> None:
-    """What waits for a tool that is not there is named, also where only an optional task waits for it."""
+    """Tasks that wait for a missing tool are named, also if only an optional one does."""
     tasks = "  - {id: a, tool: t, optional: true}\n  - {id: b, depends_on: [a]}"
     trigger = await unreachable(made(tasks, tools="[{name: t, available: false}]"), {})
     assert (trigger.tasks, trigger.reason) == (
