@@ -76,6 +76,13 @@ RESUMABLE_STATUSES: Final = ("paused", "needs_human")
 
 _EXIT_CODES_HELP: Final = "0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store"
 
+AnyRunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default all runs."
+    ),
+]
+
 QuestionArgument = Annotated[
     str | None,
     typer.Argument(
@@ -106,12 +113,7 @@ def _epilog(*examples: str) -> str:
 
 @commands.command(epilog=_epilog("status", "status 20250131-120000-1a2b3c", "status latest --json"))
 def status(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default all runs."
-        ),
-    ] = None,
+    run: AnyRunArgument = None,
     *,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most this many runs.")] = 20,
     store: StoreOption = DEFAULT_STORE,
@@ -265,12 +267,7 @@ class PendingQuestion(NamedTuple):
 @commands.command("questions", hidden=True)
 @commands.command(epilog=_epilog("pending", "pending 20250131-120000-1a2b3c --json"))
 def pending(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default all runs."
-        ),
-    ] = None,
+    run: AnyRunArgument = None,
     *,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,

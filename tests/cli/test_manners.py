@@ -30,10 +30,11 @@ main()
 
 
 def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every command of the program, those of groups included, by the words that one types."""
-    found = (group or get_command(app)).commands
-    inner = [commands(one, (*lead, name)) for name, one in found.items() if hasattr(one, "commands")]
-    return [*((*lead, name) for name in found), *(words for group in inner for words in group)]
+    """Return the words of every command of the program, also of those in groups."""
+    group = group or get_command(app)
+    found = {name: group.resolve_command(None, name.split())[1] for name in group.commands}
+    inner = [commands(command, (*lead, name)) for name, command in found.items() if hasattr(command, "commands")]
+    return [*((*lead, *name.split()) for name in found), *(words for group in inner for words in group)]
 
 
 @pytest.mark.parametrize("words", [(), *commands()], ids=" ".join)
