@@ -43,7 +43,7 @@ UNCLEAR = go_on(clarification_needed=True, clarification_questions=["How?"])
 
 
 class Bench(Desk):
-    """A desk that remembers the arguments of each use as well, and hangs as often as it is to."""
+    """Tools that record the arguments of each use, and hang a given number of times."""
 
     def __init__(self, clock: VirtualClock, *, hangs: int = 0, fails: int = 0) -> None:
         super().__init__({"wipe": [ValueError("no right to")] * fails})
@@ -62,7 +62,7 @@ class Bench(Desk):
 async def attacked(
     replies: Replies, *verdicts: str, hangs: int = 0, fails: int = 0
 ) -> tuple[PlanningCoordinator, Bench, list[str]]:
-    """Take the usual task to its end with a model of these replies; what became of it, and what people were asked."""
+    """Execute the usual goal with these replies; return the coordinator and the questions to people."""
 
     async def run(clock: VirtualClock, gate: ScriptedGate | None) -> tuple[PlanningCoordinator, Bench]:
         bench = Bench(clock, hangs=hangs, fails=fails)
@@ -80,14 +80,14 @@ async def attacked(
 
 
 def used(bench: Bench) -> list[str]:
-    """The tools that were used, in order."""
+    """Return the used tools, in order."""
     return [tool for tool, _ in bench.arguments]
 
 
 # J39: what may do harm takes a person who was told of it
 
 
-async def test_whoever_declines_a_replan_has_not_agreed_to_danger() -> None:
+async def test_declining_a_replan_approves_nothing_dangerous() -> None:
     """A person who declines a replan keeps the plan, and is still asked about the dangerous tools in it."""
     unsure = replan("action_regeneration", confidence=0.4)
     replies: Replies = {"action_sequence": WIPES, "decision:action_sequence": (unsure, go_on())}
@@ -99,14 +99,14 @@ async def test_whoever_declines_a_replan_has_not_agreed_to_danger() -> None:
     assert planning.result.status != "succeeded"
 
 
-async def test_people_see_the_arguments_that_they_agree_to() -> None:
-    """Whoever is asked about a plan with dangerous tools is told with which arguments they would be used."""
+async def test_people_see_the_arguments_that_they_approve() -> None:
+    """The question about a plan with dangerous tools shows their arguments."""
     _, _, (asked,) = await attacked({"action_sequence": WIPES}, "approve")
     assert 'wipe {"text": "news"}' in asked
 
 
-async def test_people_see_every_action_that_they_agree_to() -> None:
-    """Whoever is asked about a plan with dangerous tools sees its other actions, too, cut where they are long."""
+async def test_people_see_every_action_that_they_approve() -> None:
+    """The question about a plan with dangerous tools shows its other actions too, truncated where they are long."""
     long = action("write", "write", arguments={"text": "x" * 900})
     harmful = action("post", "wipe", fallback_strategy="use write")
     _, _, (asked,) = await attacked({"action_sequence": {"actions": [long, harmful]}}, "approve")
@@ -116,8 +116,8 @@ async def test_people_see_every_action_that_they_agree_to() -> None:
     assert second == '  2. post: wipe {"text": "news"} (may do harm), else use write'
 
 
-async def test_arguments_found_later_are_agreed_to_as_well() -> None:
-    """Arguments of a dangerous tool that a model finds in the execution only take a person's agreement, and count then."""
+async def test_arguments_chosen_later_need_approval() -> None:
+    """Arguments of a dangerous tool that the model chooses at execution need approval, and are used then."""
     call = {"current_task": "post", "function_call": {"name": "remove", "arguments": {"mode": "all"}}}
     replies: Replies = {"action_sequence": REMOVES, "execution": call}
     planning, bench, asked = await attacked(replies, "approve", "reject")
@@ -129,8 +129,8 @@ async def test_arguments_found_later_are_agreed_to_as_well() -> None:
     assert (planning.result.status, len(asked)) == ("succeeded", 2)
 
 
-async def test_nobody_there_means_no_danger_later() -> None:
-    """Without anybody to ask, a question about later arguments of a dangerous fallback is kept, and it is not used."""
+async def test_dangerous_fallbacks_wait_without_a_gate() -> None:
+    """Without a gate, the question about arguments of a dangerous fallback is kept, and the fallback is not used."""
     first = action("write", "write", fallback_strategy="use remove")
     call = {"current_task": "x", "function_call": {"name": "remove", "arguments": {"path": "/", "mode": "all"}}}
     planning, bench, _ = await attacked({"action_sequence": {"actions": [first, action("post", "post")]}})
@@ -138,8 +138,8 @@ async def test_nobody_there_means_no_danger_later() -> None:
     assert call["function_call"]
 
 
-async def test_what_was_planned_is_not_exchanged_later() -> None:
-    """A model that is asked for the arguments that are left cannot exchange those that were planned."""
+async def test_planned_arguments_are_not_exchanged_later() -> None:
+    """A model that chooses missing arguments cannot exchange planned ones."""
     planned: JsonObject = {"task_id": "post", "tool": "send", "arguments": {"text": "${write.output}"}}
     call = {"current_task": "post", "function_call": {"name": "send", "arguments": {"text": "spam", "to": "ada"}}}
     replies: Replies = {"action_sequence": {"actions": [action("write", "write"), planned]}, "execution": call}
@@ -148,7 +148,7 @@ async def test_what_was_planned_is_not_exchanged_later() -> None:
 
 
 async def test_arguments_of_the_wrong_kind_are_sent_back() -> None:
-    """Arguments that a model finds later are held to the parameters of the tool before it is used."""
+    """Arguments that the model chooses at execution are checked against the parameters of the tool."""
     planned: JsonObject = {"task_id": "post", "tool": "send", "arguments": {"text": "news"}}
     wrong = {"current_task": "post", "function_call": {"name": "send", "arguments": {"to": ["x"], "more": 3}}}
     right = {"current_task": "post", "function_call": {"name": "send", "arguments": {"to": "ada"}}}
@@ -158,8 +158,8 @@ async def test_arguments_of_the_wrong_kind_are_sent_back() -> None:
 
 
 @pytest.mark.parametrize(("hangs", "fails", "told"), [(1, 0, "cut off"), (0, 1, "may do harm")])
-async def test_an_answer_in_words_repeats_nothing_dangerous(hangs: int, fails: int, told: str) -> None:
-    """Where an action is unclear that was cut off or may do harm, its question takes agreement and says so."""
+async def test_a_free_text_answer_repeats_nothing_dangerous(hangs: int, fails: int, told: str) -> None:
+    """A question about an interrupted or dangerous action needs approval, and says so."""
     replies: Replies = {"action_sequence": WIPES, "decision:execution": UNCLEAR}
     planning, bench, asked = await attacked(replies, "approve", "approve", hangs=hangs, fails=fails)
     assert "How?" in asked[1]
@@ -168,8 +168,8 @@ async def test_an_answer_in_words_repeats_nothing_dangerous(hangs: int, fails: i
     assert used(bench) == ["write", "wipe", "wipe"]
 
 
-async def test_words_below_an_issue_repeat_nothing_dangerous() -> None:
-    """A reply to what is unclear does not have a dangerous action repeated; `/approve` of a member does, with its words."""
+async def test_comments_repeat_nothing_dangerous() -> None:
+    """A free-text answer does not repeat a dangerous action; `/approve` of a member does, with its text."""
     async with VirtualClock() as clock:
         bench = Bench(clock, fails=1)
         replies: Replies = {"action_sequence": WIPES, "decision:execution": UNCLEAR}
@@ -186,7 +186,7 @@ async def test_words_below_an_issue_repeat_nothing_dangerous() -> None:
 
 
 async def test_a_tool_that_was_taken_away_is_not_used() -> None:
-    """A run that goes on with fewer tools uses none of those that were taken away: the model plans something else."""
+    """A run that is resumed with fewer tools uses none of the removed ones: the model plans something else."""
     store = MemoryStore()
     replies: Replies = {
         "decision:execution": (replan("partial_replan"), go_on()),
@@ -202,7 +202,7 @@ async def test_a_tool_that_was_taken_away_is_not_used() -> None:
 
 
 async def test_a_tool_that_has_become_dangerous_is_asked_about() -> None:
-    """A tool that is declared dangerous after the plan was made takes a person's agreement when the run goes on."""
+    """A tool that is declared dangerous after the plan was made needs approval when the run is resumed."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         await coordinator(Model(), clock, Desk(), store=store).plan_actions("r")
@@ -216,8 +216,8 @@ async def test_a_tool_that_has_become_dangerous_is_asked_about() -> None:
     assert 'post {"text": "news"}' in gate.questions[0].text
 
 
-async def test_feedback_supersedes_what_is_asked() -> None:
-    """Feedback on a plan that waits for agreement replaces it: what is agreed to is the new plan, and nobody is asked twice."""
+async def test_feedback_supersedes_an_open_question() -> None:
+    """Feedback on a plan that waits for approval replaces it: the approval is for the new plan, and is asked once."""
     other: JsonObject = {"actions": [action("write", "write"), action("post", "wipe", arguments={"text": "less"})]}
     replies: Replies = {"action_sequence": (WIPES, other), "decision:reflection": (replan("plan_revision"), go_on())}
     asked: list[str] = []
@@ -238,7 +238,7 @@ async def test_feedback_supersedes_what_is_asked() -> None:
 
 
 async def test_a_question_stays_answerable_whatever_else_is_replanned() -> None:
-    """While a person is asked about a new plan, another action fails and is replanned: what was asked can be agreed to."""
+    """If another action fails and is replanned while a person is asked about a plan, that question stays answerable."""
     apart: JsonObject = {"subtasks": [{"id": "write", "description": "Write"}, {"id": "post", "description": "Post"}]}
     causes = (replan("partial_replan", issues_found=["one"]), replan("partial_replan", issues_found=["another"]))
     replies: Replies = {
@@ -271,7 +271,7 @@ async def test_a_question_stays_answerable_whatever_else_is_replanned() -> None:
 
 
 async def test_a_subtask_called_like_a_later_plan() -> None:
-    """Subtasks that are called as those of a later plan would be do not keep that plan from being made."""
+    """Subtasks with names like those of a later plan do not prevent that plan."""
     names: JsonObject = {
         "subtasks": [
             {"id": "v2.write", "description": "Write it"},
@@ -293,10 +293,10 @@ async def test_a_subtask_called_like_a_later_plan() -> None:
 
 @pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
 @pytest.mark.parametrize("title", ["a bell\x07 and \x1b[31mred", "half a \ud83d character", "nothing\x00"])
-async def test_titles_that_are_no_text(
+async def test_titles_with_invalid_characters(
     kind: type[FakeGitHub | FakeGitLab], title: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An issue with control characters, or halves of characters, in its title and text is taken up like any other."""
+    """An issue with control characters or lone surrogates in its title and text is handled like any other."""
     async with VirtualClock() as clock:
         fake = kind(clock.now)
         about = {path: _told(said, title) for path, said in fake._about().items()}  # what it answers
@@ -309,22 +309,22 @@ async def test_titles_that_are_no_text(
 
 
 def _told(said: Any, title: str) -> Any:
-    """An answer in which a title and a text are replaced."""
+    """Return a response with another title and text."""
     if not isinstance(said, dict) or "title" not in said:
         return said
     return {**said, "title": title, **{name: title for name in ("body", "description") if name in said}}
 
 
-def test_something_else_stands_in_place_of_a_file(tmp_path: Path) -> None:
-    """A pipe where the file of a task should be is reported, and keeps nobody waiting for what never comes."""
+def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:
+    """A pipe in place of a task's file is reported without waiting for it."""
     os.mkfifo(tmp_path / "run-1.jsonl")
     store = PlanningHistoryStore(tmp_path, task_uuid="run-1", issue_id="octo/repo#12")
     with pytest.raises(StoreError, match="not a regular file"):
         store.save_plan({"actions": []})
 
 
-async def test_half_a_secret_of_a_server_is_not_told() -> None:
-    """What an MCP server says last is cut so that no part of a secret is left where it begins."""
+async def test_truncation_leaves_no_half_secret() -> None:
+    """The last output of an MCP server is truncated so that no part of a secret is left at its start."""
     said = "import sys; sys.stderr.write('KEY=opensesame-and-more ' * 5_000)"
     server = {"command": [sys.executable, "-c", said], "env": {"KEY": "{env:KEY}"}}
     plan = Plan.model_validate({"goal": {"objective": ""}, "mcp": {"flood": server}})
@@ -336,7 +336,7 @@ async def test_half_a_secret_of_a_server_is_not_told() -> None:
 
 
 def test_a_server_that_trickles_headers() -> None:
-    """A server whose headers never end is waited for as long as settings say, and left out with a warning."""
+    """A server whose headers never end is given up after the configured timeout, with a warning."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         over = threading.Event()
 

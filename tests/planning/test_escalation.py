@@ -1,4 +1,4 @@
-"""What becomes of what goes wrong in planning mode, in whole runs: replies, replans, questions, errors of every level."""
+"""Escalation in whole runs: invalid replies, failed replans, unanswered questions, exhausted limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_an_initial_plan_has_three_repair_prompts() -> None:
-    """A plan that cannot be read is asked for again three times with what is wrong, and then the run ends and says so."""
+    """An invalid plan is requested again three times with its problems; then the run ends with the reason."""
     planning, model, desk = await run({"task_decomposition": "I would rather not."})
     assert model.asked.count("task_decomposition") == 4
     assert (planning.result.status, desk.used) == ("aborted", [])
@@ -41,14 +41,14 @@ async def test_an_initial_plan_has_three_repair_prompts() -> None:
 
 @pytest.mark.parametrize("bad", [1, 2, 3])
 async def test_a_repaired_plan_is_taken(bad: int) -> None:
-    """As long as one of the four replies is a plan, it is carried out."""
+    """A valid plan among the four replies is executed."""
     planning, model, _ = await run({"action_sequence": (*["nonsense"] * bad, ACTIONS)})
     assert planning.result.status == "succeeded"
     assert model.asked.count("action_sequence") == bad + 1
 
 
 async def test_a_decision_that_cannot_be_read_is_none() -> None:
-    """A decision is asked for once more with what is wrong; then nothing is done again, and that is on record."""
+    """An invalid decision is requested once more; then nothing is replanned, and that is recorded."""
     planning, model, _ = await run({"decision:action_sequence": "hm"})
     assert planning.result.status == "succeeded"
     assert model.asked.count("decision:action_sequence") == 2
@@ -57,7 +57,7 @@ async def test_a_decision_that_cannot_be_read_is_none() -> None:
 
 
 async def test_what_cannot_be_evaluated_is_a_problem() -> None:
-    """Where nobody can tell whether the goal was achieved, a person is asked; it is not taken for achieved."""
+    """If the goal cannot be judged, a person is asked; it does not count as achieved."""
     planning, _, _ = await run({"completion": "who knows"})
     assert planning.result.status == "needs_human"
     assert planning.state.completion is not None
@@ -65,7 +65,7 @@ async def test_what_cannot_be_evaluated_is_a_problem() -> None:
 
 
 async def test_a_replan_that_fails_is_told_and_escalates() -> None:
-    """A replan of which no plan comes is told to the model, once; where it knows no other way, the action is not skipped."""
+    """A replan without a valid plan is reported to the model once; without an alternative the action is not skipped."""
     refused = revision(action("write", "no-such-tool"))
     replies: Replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": refused}
     planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
@@ -81,8 +81,8 @@ async def test_a_replan_that_fails_is_told_and_escalates() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "retry", "partial_replan"])
-async def test_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
-    """A question about an action that failed and nobody answers is assumed away, on record, and the action is done again."""
+async def test_an_unanswered_question_about_an_action_is_assumed(kind: str) -> None:
+    """An unanswered question about a failed action is replaced by an assumption, recorded, and the action repeated."""
     asks = go_on(
         replan_needed=kind != "none",
         replan_type=kind,
@@ -103,7 +103,7 @@ async def test_nobody_says_what_is_meant_by_an_action(kind: str) -> None:
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_an_answer_counts_also_where_the_replan_beside_the_question_cannot_be(answered: bool) -> None:
-    """What is meant is answered, or assumed, and told where the phase is done again, also after a replan that loops."""
+    """A clarification, or its assumption, is shown when the phase is repeated, also after a replan that loops."""
     looping = because("task_redecomposition", 0)
     decision = looping["replan_decision"]
     assert isinstance(decision, dict)
@@ -122,7 +122,7 @@ async def test_an_answer_counts_also_where_the_replan_beside_the_question_cannot
 
 
 async def test_only_what_is_unclear_is_assumed() -> None:
-    """What may do harm when it is done again waits for a person also after nobody has said what was meant."""
+    """Repeating a dangerous action waits for a person, also after a clarification question without an answer."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
     tools = (TOOLS[0].model_copy(update={"timeout": 5.0}), *TOOLS[1:])
     async with VirtualClock() as clock:
@@ -142,7 +142,7 @@ async def test_only_what_is_unclear_is_assumed() -> None:
 
 
 async def test_of_two_failures_none_is_passed_over() -> None:
-    """Two actions fail at once, and a person does not answer about the first: the second is decided about all the same."""
+    """If two actions fail at once and the question about the first stays open, the second is decided all the same."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
     apart = {"subtasks": [{"id": "write", "description": "Write it"}, {"id": "post", "description": "Post it"}]}
     both: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
@@ -174,7 +174,7 @@ async def test_an_action_error_is_decided_about_before_the_reflection() -> None:
 
 
 async def test_an_error_of_a_reflection_is_passed_over() -> None:
-    """A reflection on an action that comes to nothing is on record, and the run goes on."""
+    """A failed reflection on an action is recorded, and the run continues."""
 
     def model(prompt: str) -> JsonValue:
         kind = kind_of(prompt)
@@ -189,7 +189,7 @@ async def test_an_error_of_a_reflection_is_passed_over() -> None:
 
 
 async def test_revisions_used_up() -> None:
-    """Revisions that are used up without success ask a person, and the end says that it takes one, with its summary."""
+    """Exhausted revisions without success ask a person, and the summary requires intervention."""
     more = tuple(revision(action(f"more-{number}", "shout")) for number in range(2))
     wanted = tuple(because("plan_revision", number) for number in range(3))
     replies: Replies = {
@@ -208,7 +208,7 @@ async def test_revisions_used_up() -> None:
 
 
 async def test_a_run_that_is_cut_short_is_summed_up() -> None:
-    """A run whose time is up before anybody could sum it up says what was done, and that it takes a person."""
+    """A run that ends by its time budget has a summary of the work that requires intervention."""
     async with VirtualClock() as clock:
 
         class Slow(Desk):

@@ -19,7 +19,7 @@ DANGEROUS = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
 
 
 async def test_tools_are_used_one_after_another() -> None:
-    """Without planning the model says which tool is used next until it says that it is done; each use is a task."""
+    """Without planning the model chooses one tool after another until it is done; each use is a task."""
     model, desk = Model({"step": (use("write", text="a ${b"), use("post", text="news"), done())}), Desk()
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, desk, settings=OFF)
@@ -33,7 +33,7 @@ async def test_tools_are_used_one_after_another() -> None:
 
 
 async def test_a_failure_is_told() -> None:
-    """A use that fails is told to the model, which decides what is done next; the same once more is refused at last."""
+    """The model learns of a failed use and chooses the next; the same use is rejected in the end."""
     model = Model({"step": (*[use("write", text="x")] * 3, use("shout", text="x"), done())})
 
     desk = Desk({"write": [MISSING] * 9})
@@ -47,7 +47,7 @@ async def test_a_failure_is_told() -> None:
 
 
 async def test_only_the_tools_of_the_list() -> None:
-    """A tool that is not on the list, one that is down, and arguments that do not fit are refused with what is wrong."""
+    """An unknown tool, an unavailable one, and wrong arguments are rejected with the problem."""
     tools = (TOOLS[0], TOOLS[1].model_copy(update={"available": False}))
     wrong = (use("rm", path="/"), use("post", text="x"), use("write"), use("write", text=7))
     model = Model({"step": (use("write", text="x"), *wrong[:3], wrong[0], done())})
@@ -68,7 +68,7 @@ async def test_only_the_tools_of_the_list() -> None:
 
 @pytest.mark.parametrize(("verdict", "used"), [("approve", ["write", "post"]), ("reject", ["write", "write"])])
 async def test_the_loop_asks_before_something_dangerous(verdict: str, used: list[str]) -> None:
-    """A dangerous tool is used when a person has agreed; where they decline, the model is told, and may not ask again."""
+    """A dangerous tool is used after approval; if a person declines, the model may not ask again."""
     post = use("post", text="x")
     steps = (use("write", text="x"), post, *((post, use("write", text="y")) if verdict == "reject" else ()), done())
     model, desk = Model({"step": steps}), Desk()
@@ -82,7 +82,7 @@ async def test_the_loop_asks_before_something_dangerous(verdict: str, used: list
 
 
 async def test_the_loop_ends() -> None:
-    """A model that never comes to an end is stopped by the limit of uses, and the run says so."""
+    """A model that never ends is stopped by the limit of uses, with that reason."""
     settings = Settings.model_validate({"planning": {"enabled": False, "max_subtasks": 3}})
     desk = Desk()
     planning, _, _ = await run({"step": use("write", text="x")}, desk, settings=settings)
@@ -105,7 +105,7 @@ async def test_the_loop_keeps_to_the_budget() -> None:
 
 
 async def test_a_goal_that_was_not_achieved_needs_a_person() -> None:
-    """Where the model says that it did not achieve the goal, a person is asked whether what there is will do."""
+    """If the model did not achieve the goal, a person is asked to accept the result."""
     async with VirtualClock() as clock:
         planning = coordinator(Model({"step": done(achieved=False)}), clock, settings=OFF)
         assert not await planning.execute_with_planning()
@@ -119,7 +119,7 @@ async def test_a_goal_that_was_not_achieved_needs_a_person() -> None:
 
 
 async def test_the_loop_hears_people() -> None:
-    """What a person says while the loop goes on is told to the model."""
+    """Feedback during the loop is shown to the model."""
     model = Model({"step": (use("write", text="x"), done())})
 
     async with VirtualClock() as clock:
@@ -138,7 +138,7 @@ async def test_the_loop_hears_people() -> None:
 
 
 def looping(prompt: str) -> JsonValue:
-    """Uses `write`, which fails, then `shout`, then is done; remembers nothing but what it is told."""
+    """Model without a memory that uses `write`, which fails, then `shout`, and ends."""
     assert kind_of(prompt) == "step"
     return (
         done()
@@ -148,7 +148,7 @@ def looping(prompt: str) -> JsonValue:
 
 
 async def test_the_loop_is_resumed_wherever_it_was_cut_off() -> None:
-    """Wherever the loop was cut off, it goes on there, also with planning switched on; no use is done twice."""
+    """A loop that was cut off anywhere continues there, also with planning switched on; no use is repeated."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         desk = Desk({"write": [MISSING]})
@@ -165,7 +165,7 @@ async def test_the_loop_is_resumed_wherever_it_was_cut_off() -> None:
 
 
 async def test_there_is_no_plan_without_planning() -> None:
-    """Only planning is refused with the name of the setting."""
+    """`make_plan` without planning is rejected with the name of the setting."""
     async with VirtualClock() as clock:
         with pytest.raises(SettingsError, match=r"planning\.enabled"):
             await coordinator(Model(), clock, settings=OFF).make_plan()

@@ -1,4 +1,4 @@
-"""Tools of MCP servers where a model plans and people look: prompts, `replanning solve`, `run`, `tools` and `validate`."""
+"""Tools of MCP servers in prompts and in `replanning solve`, `run`, `tools` and `validate`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 
 
 def servers(folder: Path, *arguments: object, more: str = "") -> Path:
-    """A file of tools with the server `web`."""
+    """Write a file of tools with the server `web`."""
     words = json.dumps([sys.executable, str(SERVER), *map(str, arguments)])
     path = folder / "tools.yaml"
     path.write_text(f"mcp:\n  web: {{command: {words}, safe: [say]}}\n{more}", encoding="utf-8")
@@ -53,7 +53,7 @@ def test_prompts_show_the_tools_of_servers():
 
 
 def test_tools_are_listed(tmp_path: Path) -> None:
-    """`replanning tools` says of every tool where it is from, what it takes, and why it cannot be used."""
+    """`replanning tools` shows the origin and parameters of every tool, and why one cannot be used."""
     more = "  gone: {command: no-such-server}\ntools:\n- {name: absent, kind: shell, command: no-such-program-x}\n"
     more += "- {name: find, kind: mcp, server: web, tool: serch}\n"
     found = answer(tmp_path, "tools", servers(tmp_path, more=more))
@@ -71,8 +71,8 @@ def test_tools_are_listed(tmp_path: Path) -> None:
     assert "MCP server 'gone' is not there: the program 'no-such-server' is not found" in shown.stderr
 
 
-def test_what_counts_as_dangerous_is_listed(tmp_path: Path) -> None:
-    """Of a file of tools, what deletes is listed as dangerous, with why, as a model may plan with it; of a plan, what it says."""
+def test_dangerous_tools_are_listed(tmp_path: Path) -> None:
+    """A tool that deletes is listed as dangerous with the reason for a file of tools; a plan's own statement counts."""
     tools = "tools:\n- {name: clear, kind: shell, command: rm -f log}\n"
     (tmp_path / "tools.yaml").write_text(tools, encoding="utf-8")
     (tmp_path / "plan.yaml").write_text(
@@ -87,7 +87,7 @@ def test_what_counts_as_dangerous_is_listed(tmp_path: Path) -> None:
 
 
 def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:
-    """`validate` starts no server; `run` uses their tools, and what they say on stderr is not mixed into ours."""
+    """`validate` starts no server; `run` uses their tools and keeps their stderr out of its output."""
     servers(tmp_path, more="goal: {objective: find}\n").rename(tmp_path / "plan.yaml")
     with (tmp_path / "plan.yaml").open("a", encoding="utf-8") as file:
         file.write("tasks:\n- {id: look, tool: web.search, arguments: {query: x, limit: 1}}\n")
@@ -100,8 +100,8 @@ def test_a_plan_with_servers_is_validated_and_run(tmp_path: Path) -> None:
     assert "searching" not in done.stderr
 
 
-def test_a_server_that_is_not_there_fails_its_task_alone(tmp_path: Path) -> None:
-    """A plan whose server cannot be started says so, and goes on with another tool of the same capability."""
+def test_a_missing_server_fails_only_its_task(tmp_path: Path) -> None:
+    """If a server cannot be started, the task fails with the reason, and another tool of its capability is used."""
     down = tmp_path / "down"
     down.touch()
     more = """goal: {objective: find}
@@ -118,7 +118,7 @@ tasks:
 
 
 def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
-    """`replanning solve` lets the model plan with what the servers have, and carries it out."""
+    """`replanning solve` plans with the tools of servers, and executes the plan."""
     action: JsonObject = {"task_id": "write", "tool": "web.search", "arguments": {"query": "news", "limit": 1}}
     told: JsonObject = {"task_id": "post", "tool": "web.say", "arguments": {"text": "${write.output.json.found[0]}"}}
     model = Model({"action_sequence": {"actions": [action, told]}})

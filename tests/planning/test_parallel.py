@@ -31,7 +31,7 @@ WRITE, POST, END = (action(name, "shout") for name in ("write", "post", "end"))
 
 
 class Telling(Model):
-    """Lets whoever waits for it know that it is asked something, for the first time or a later one."""
+    """Model that signals its first prompt of a kind, or a later one."""
 
     def __init__(self, replies: Replies, kind: str, times: int) -> None:
         super().__init__(replies)
@@ -48,7 +48,7 @@ class Telling(Model):
 async def two_failures(
     kind: str, times: int, wanted: str, *revisions: JsonObject
 ) -> tuple[PlanningCoordinator, list[tuple[str, str]]]:
-    """A run in which `write` fails at once, and `post` when the model is asked something."""
+    """Run in which `write` fails at once, and `post` when the model receives a given prompt."""
     decisions = (because("partial_replan", 0), because(wanted, 1), go_on())
     model = Telling({**AT_ONCE, "revision": revisions, "decision:execution": decisions}, kind, times)
     store = MemoryStore()
@@ -77,7 +77,7 @@ async def two_failures(
 async def test_an_action_that_fails_while_another_is_replanned(
     kind: str, times: int, first: tuple[JsonObject, ...]
 ) -> None:
-    """What was running when a plan was revised, and fails before the plan is in place, is replanned by itself."""
+    """An action that fails while a plan is being revised is replanned by itself."""
     planning, used = await two_failures(kind, times, "partial_replan", revision(*first), revision(POST, END))
 
     assert used == [("v2.write", "shout"), ("v3.end", "shout"), ("v3.post", "shout")]
@@ -86,7 +86,7 @@ async def test_an_action_that_fails_while_another_is_replanned(
 
 @pytest.mark.parametrize("second", [(POST, END), (WRITE, POST, END)])
 async def test_of_two_plans_at_once_the_later_leaves_what_is_begun(second: tuple[JsonObject, ...]) -> None:
-    """Where two failures lead to two plans at once, nothing is done twice, and what the first has begun goes on."""
+    """If two failures lead to two plans at once, nothing is done twice, and the work of the first continues."""
     revisions = revision(WRITE, POST, END), revision(*second)
     _, used = await two_failures("decision:execution", 1, "partial_replan", *revisions)
 
@@ -94,7 +94,7 @@ async def test_of_two_plans_at_once_the_later_leaves_what_is_begun(second: tuple
 
 
 async def test_of_two_plans_at_once_the_same_one_counts_once() -> None:
-    """Where all that the later of two plans wants is being done already, it changes nothing."""
+    """If the work of the later of two plans is under way already, that plan changes nothing."""
     planning, used = await two_failures(
         "decision:execution", 1, "partial_replan", revision(WRITE, POST), revision(WRITE, POST)
     )
@@ -104,14 +104,14 @@ async def test_of_two_plans_at_once_the_same_one_counts_once() -> None:
 
 
 async def test_new_subtasks_for_a_failure_while_another_is_replanned() -> None:
-    """A second failure that has the goal taken apart anew starts clean, whatever the plan for the first one was."""
+    """A second failure that leads to a new decomposition starts clean, whatever the plan for the first one."""
     _, used = await two_failures("revision", 1, "task_redecomposition", revision(WRITE, END))
 
     assert used == [("v2.write", "shout"), ("v3.end", "write"), ("v3.post", "write"), ("v3.write", "write")]
 
 
 async def test_a_plan_for_both_failures_is_not_made_twice() -> None:
-    """Where the plan for one failure does without the other failed action, too, no second plan is asked for."""
+    """If the plan for one failure drops the other failed action too, no second plan is requested."""
     decisions = (because("partial_replan", 0), because("partial_replan", 1), go_on())
     model = Model({**AT_ONCE, "revision": revision(WRITE, POST, END), "decision:execution": decisions})
     desk = Desk({"write": [MISSING, MISSING]})

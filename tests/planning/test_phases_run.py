@@ -1,4 +1,4 @@
-"""The phases of planning mode one by one, and what each of them must do in a run."""
+"""Phases of planning mode, one by one and in whole runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_phases_are_methods() -> None:
-    """Each phase can be asked for by itself: it goes on where the one before paused, and nothing is done twice."""
+    """Each phase has a method that continues after the one before, and repeats nothing."""
     model, desk, store = Model(), Desk(), MemoryStore()
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, desk, store=store)
@@ -62,7 +62,7 @@ async def test_the_phases_are_methods() -> None:
 
 
 async def test_a_judge_is_told_once_what_a_phase_came_to() -> None:
-    """What a phase that makes a plan came to stands in the prompt of its judgement under its own name, and only there."""
+    """The output of a planning phase is in the prompt of its decision once, under its own name."""
     model = Model()
     async with VirtualClock() as clock:
         await coordinator(model, clock, Desk()).execute_with_planning()
@@ -80,7 +80,7 @@ async def test_a_judge_is_told_once_what_a_phase_came_to() -> None:
 
 
 async def test_a_phase_takes_those_before_it_along() -> None:
-    """A phase that is asked for first does those before it, and one that is done is not done again."""
+    """The method of a phase runs those before it, and does not repeat a finished one."""
     model = Model({"decision:task_decomposition": (replan("task_redecomposition"), go_on())})
     async with VirtualClock() as clock:
         planning = coordinator(model, clock)
@@ -95,7 +95,7 @@ async def test_a_phase_takes_those_before_it_along() -> None:
 
 
 async def test_a_phase_that_comes_to_nothing() -> None:
-    """A phase that is not reached comes to nothing, and the result of the run says why."""
+    """The method of a phase that is not reached returns None, and the result of the run has the reason."""
     async with VirtualClock() as clock:
         planning = coordinator(Model({"task_decomposition": "no"}), clock)
         assert await planning.decompose_task() is None
@@ -106,7 +106,7 @@ async def test_a_phase_that_comes_to_nothing() -> None:
 
 
 async def test_the_counters_survive_a_pause() -> None:
-    """What was spent before a pause is spent after it, in another process: a limit does not start anew."""
+    """Limits used before a pause count after it, in another process."""
     store = MemoryStore()
     again = replan("action_regeneration")
     async with VirtualClock() as clock:
@@ -121,7 +121,7 @@ async def test_the_counters_survive_a_pause() -> None:
 
 
 async def test_actions_are_executed_in_order_with_what_came_before() -> None:
-    """Actions run when what they need is done, get its output, and what came of each is on record and told."""
+    """Actions run after their dependencies with their outputs, and each result is recorded and shown."""
     model = Model()
 
     planning, _, desk = await run(model)
@@ -134,7 +134,7 @@ async def test_actions_are_executed_in_order_with_what_came_before() -> None:
 
 
 async def test_an_outcome_is_compared_with_what_was_expected() -> None:
-    """The model is told what was expected of an action beside what came of it; where that differs, it is done again."""
+    """The decision prompt shows the expected outcome beside the output; the model may repeat the action."""
     planned: JsonObject = {
         "actions": [action("write", "write", expected_outcome="the text mentions rain"), action("post", "post")]
     }
@@ -151,7 +151,7 @@ async def test_an_outcome_is_compared_with_what_was_expected() -> None:
 
 
 async def test_a_failed_action_is_told_as_it_was_carried_out() -> None:
-    """Who decides about a failure sees tool, purpose and arguments, also those found late, and no action that has not begun."""
+    """The decision prompt for a failure shows tool, purpose and all arguments, and no action that has not begun."""
     later: JsonObject = {
         "actions": [{"task_id": "write", "tool": "write", "purpose": "to have it"}, action("post", "post")]
     }
@@ -171,7 +171,7 @@ async def test_a_failed_action_is_told_as_it_was_carried_out() -> None:
 
 
 async def test_c_the_current_state_is_told_to_who_sums_up() -> None:
-    """Facts that hold are the state that a reflection is told of."""
+    """The prompt of a reflection shows the facts that hold."""
     tools = Plan(goal=Goal(objective=""), facts=("door(open)",), tools=TOOLS)
     model = Model()
     async with VirtualClock() as clock:
@@ -182,7 +182,7 @@ async def test_c_the_current_state_is_told_to_who_sums_up() -> None:
 
 
 class Strike(Desk):
-    """While whose tool `write` is used, the tool `post` goes down."""
+    """Tools of which `post` goes down while `write` is used."""
 
     planning: PlanningCoordinator
 
@@ -194,7 +194,7 @@ class Strike(Desk):
 
 
 async def test_preconditions_are_checked() -> None:
-    """An action whose tool has gone down does not run: the model is told why, and replans around it."""
+    """An action whose tool is down does not run: the model learns the reason, and replans."""
     desk = Strike()
     model = Model({"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))})
 
@@ -208,7 +208,7 @@ async def test_preconditions_are_checked() -> None:
 
 
 async def test_a_tool_that_is_down_has_its_fallback() -> None:
-    """An action whose tool has gone down is carried out by its declared fallback, and no model is asked."""
+    """An action whose tool is down is replaced by its declared fallback without asking the model."""
     planned: JsonObject = {"actions": [action("write", "write"), action("post", "post", fallback_strategy="shout")]}
     model, desk = Model({"action_sequence": planned}), Strike()
     async with VirtualClock() as clock:
@@ -220,7 +220,7 @@ async def test_a_tool_that_is_down_has_its_fallback() -> None:
 
 
 async def test_a_tool_that_stays_down_is_not_passed_over() -> None:
-    """Where the model decides nothing about a tool that is down, the run ends and says which action needs it."""
+    """Without a decision about a tool that is down, the run ends and names the action that needs it."""
     desk, model = Strike(), Model()
     async with VirtualClock() as clock:
         planning = desk.planning = coordinator(model, clock, desk)
@@ -232,7 +232,7 @@ async def test_a_tool_that_stays_down_is_not_passed_over() -> None:
 
 
 async def test_a_run_that_is_cut_short_has_a_summary() -> None:
-    """A run that its budget ends before anybody could sum it up says how far it came and why, whatever errors hold."""
+    """A run that ends by its budget has a summary with its progress and the reason, whatever its errors contain."""
     failing = Desk({"post": [OSError("\x1b[31mno post\x1b[0m")] * 9})
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"budget": {"calls": 6}})
@@ -248,7 +248,7 @@ async def test_a_run_that_is_cut_short_has_a_summary() -> None:
 
 
 async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear() -> None:
-    """The model says what is unclear beside what it could infer: that is asked, and what was inferred is told."""
+    """An unclear goal leads to a question, and the inferred part is shown in later prompts."""
     error: JsonObject = {"type": "unclear_goal", "message": "who?", "clarification_needed": ["Which people?"]}
     unclear: JsonObject = {"phase": "planning", "goal_understanding": GOAL, "error": error}
     asks = replan("clarification_request", clarification_needed=True, clarification_questions=["Which people?"])
@@ -266,7 +266,7 @@ async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear(
 
 
 async def test_only_the_tools_of_the_list() -> None:
-    """No tool runs that was not given, whatever the model plans or asks for when an action begins."""
+    """No unknown tool runs, whatever the model plans or chooses at execution."""
     later: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}, action("post", "post")]}
     foreign: JsonObject = {
         "current_task": "write",
@@ -289,7 +289,7 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
 async def test_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
-    """An id that no record could hold is refused, in a plan and in its revision, and the model told which it is."""
+    """A subtask id that looks like a secret is rejected in a plan and in a revision, with a label for it."""
     named: JsonObject = {
         "subtasks": [{"id": "write", "description": "Write it"}, {"id": SECRET, "description": "Post it"}]
     }
@@ -309,7 +309,7 @@ async def test_a_subtask_is_not_called_by_what_looks_like_a_secret() -> None:
 
 
 def first_and_then(kind: str, first: JsonObject, then: JsonObject) -> Replies:
-    """Replies whose arguments of the tool `write` are these first and those then, where a model states them."""
+    """Return replies with these arguments of the tool `write` first and those later."""
     both = (first, then)
     if kind == "action_sequence":
         return {kind: tuple({"actions": [action("write", "write", arguments=one)]} for one in both)}
@@ -321,7 +321,7 @@ def first_and_then(kind: str, first: JsonObject, then: JsonObject) -> Replies:
 
 @pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
 async def test_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) -> None:
-    """An argument that no record could hold is refused where it is planned, found, or given without a plan."""
+    """An argument that looks like a secret is rejected when planned, chosen at execution, or used without a plan."""
     one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
     model = Model({"task_decomposition": one, **first_and_then(kind, {"text": SECRET}, {"text": "news"})})
     settings = Settings.model_validate({"planning": {"enabled": kind != "step"}})
@@ -346,7 +346,7 @@ async def test_no_tool_is_used_with_a_mark_in_place_of_a_secret(kind: str) -> No
     ids=("secret", "end"),
 )
 async def test_a_model_does_not_write_the_mark_that_it_was_shown(kind: str, copied: str, why: str) -> None:
-    """What a model copies from text of which it is not shown all is refused, where a file would have lost the rest."""
+    """A truncation mark that the model copies into an argument is rejected, because a file would lose the rest."""
     one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
     replies = first_and_then(kind, {"text": copied}, {"text": "news"})
     model, desk = Model({"task_decomposition": one, **replies}), Desk()
@@ -368,7 +368,7 @@ async def test_a_model_does_not_write_the_mark_that_it_was_shown(kind: str, copi
     ids=("shell", "http"),
 )
 async def test_no_argument_of_a_model_is_passed_over(kind: str, use_of: JsonObject) -> None:
-    """An argument that a command or a request has no place for is refused with what there is, and not left out."""
+    """An argument that a command or a request does not take is rejected with the parameters, and not ignored."""
     one: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
     replies = first_and_then(kind, {"text": "news", "append": True}, {"text": "news"})
     model, desk = Model({"task_decomposition": one, **replies}), Desk()

@@ -31,13 +31,13 @@ pytestmark = pytest.mark.anyio
 
 
 def thought(status: str = "success", *, revise: bool = False) -> JsonObject:
-    """What a model thinks of an action."""
+    """Return a reflection on an action."""
     said: JsonObject = {"action_id": "write", "status": status, "evaluation": "so", "plan_revision_needed": revise}
     return {"reflection": said}
 
 
 class Says(Desk):
-    """Whose tool `write` puts out what it is told to."""
+    """Tools of which `write` returns a given output."""
 
     def __init__(self, *outputs: JsonValue) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Says(Desk):
 
 
 async def test_a_failure_that_the_decision_answers_is_not_asked_about_twice() -> None:
-    """After an error the decision is asked for; where it helps, it is on record as the reflection too."""
+    """After an error the model decides; a decision that helps is recorded as the reflection too."""
     planning, model, _ = await run(
         {"decision:execution": replan("partial_replan"), "revision": revision(action("write", "shout"))},
         Desk({"write": [MISSING]}),
@@ -70,8 +70,8 @@ async def test_a_failure_that_the_decision_answers_is_not_asked_about_twice() ->
     )
 
 
-async def test_on_error_the_model_looks_back_where_its_decision_does_not_help() -> None:
-    """A decision that does not help after an error is followed by a reflection, which may have the plan revised."""
+async def test_a_decision_that_does_not_help_leads_to_a_reflection() -> None:
+    """A decision that does not help after an error is followed by a reflection, which may revise the plan."""
     replies: Replies = {
         "reflection": thought("failure", revise=True),
         "decision:reflection": (replan("plan_revision"), go_on()),
@@ -88,7 +88,7 @@ async def test_on_error_the_model_looks_back_where_its_decision_does_not_help() 
 
 @pytest.mark.parametrize("reflection", [{"trigger_on_error": False}, {"enabled": False}])
 async def test_reflection_on_error_can_be_switched_off(reflection: JsonObject) -> None:
-    """Without reflection on errors, the decision alone counts, and nothing is on record as a reflection."""
+    """Without reflection on errors, only the decision counts, and no reflection is recorded."""
     settings = Settings.model_validate({"planning": {"reflection": reflection}})
     planning, model, _ = await run(
         {"reflection": thought("failure", revise=True)}, Desk({"write": [MISSING]}), settings=settings
@@ -103,7 +103,7 @@ async def test_reflection_on_error_can_be_switched_off(reflection: JsonObject) -
     "output", [{"ok": False}, {"isError": True, "text": "x"}, '{"error": "no paper"}', {"exit_code": 2}]
 )
 async def test_an_output_that_states_a_failure_is_unexpected(output: JsonValue) -> None:
-    """A tool that ends well and states a failure in a field is looked back at, and may be used once more."""
+    """An output with a failure in a field leads to a reflection, and the tool may be used again."""
     replies: Replies = {"reflection": thought("failure"), "decision:execution": (replan("retry"), go_on())}
     model, desk = Model(replies), Says(output)
     planning, _, _ = await run(model, desk)
@@ -115,7 +115,7 @@ async def test_an_output_that_states_a_failure_is_unexpected(output: JsonValue) 
 
 @pytest.mark.parametrize("output", [None, "", [], "error: no paper", {"error": None, "ok": True, "exit_code": 0}, "{"])
 async def test_an_output_is_not_judged_by_its_words(output: JsonValue) -> None:
-    """Empty output and the word error in it are not unexpected: no model is asked."""
+    """An empty output, or one with the word error, is not a failure: no model is asked."""
     model = Model()
     async with VirtualClock() as clock:
         assert await coordinator(model, clock, Says(output)).execute_with_planning()
@@ -123,8 +123,8 @@ async def test_an_output_is_not_judged_by_its_words(output: JsonValue) -> None:
     assert not {"reflection", "decision:execution"} & set(model.asked)
 
 
-async def test_what_looked_wrong_and_is_right_costs_one_call() -> None:
-    """Where the model finds an unexpected output right, it is not asked to decide as well."""
+async def test_an_approved_output_costs_one_call() -> None:
+    """If the reflection approves an unexpected output, the model is not asked to decide as well."""
     planned: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
     model = Model({"reflection": thought(), "action_sequence": planned})
     async with VirtualClock() as clock:
@@ -135,8 +135,8 @@ async def test_what_looked_wrong_and_is_right_costs_one_call() -> None:
 
 
 @pytest.mark.parametrize(("interval", "expected"), [(0, 0), (1, 2), (2, 1), (3, 0)])
-async def test_every_so_many_actions(interval: int, expected: int) -> None:
-    """The model looks back every so many actions, never before the first, and never with an interval of 0."""
+async def test_reflection_interval(interval: int, expected: int) -> None:
+    """The model reflects at the interval, never before the first action, and never with an interval of 0."""
     settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": interval}}})
     model = Model({"reflection": thought()})
     async with VirtualClock() as clock:
@@ -147,8 +147,8 @@ async def test_every_so_many_actions(interval: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("interval", [2, 3])
-async def test_every_so_many_actions_at_once(interval: int) -> None:
-    """Actions that end at once, while the model looks at others, are counted one by one."""
+async def test_reflection_interval_counts_concurrent_actions(interval: int) -> None:
+    """Actions that end while the model reflects on others are counted one by one."""
     names = [f"s{number}" for number in range(6)]
     subtasks: list[JsonValue] = [{"id": name, "description": name} for name in names]
     planned: list[JsonValue] = [action(name, "write") for name in names]
@@ -179,8 +179,8 @@ async def test_every_so_many_actions_at_once(interval: int) -> None:
     assert script.asked.count("reflection") == 6 // interval
 
 
-async def test_a_reflection_that_fails_is_passed_over() -> None:
-    """A reflection that cannot be read is on record with why, and the run goes on."""
+async def test_an_invalid_reflection_is_recorded() -> None:
+    """An invalid reflection is recorded with the reason, and the run continues."""
     settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
     planning, _, _ = await run({"reflection": "I would rather not."}, settings=settings)
     assert planning.result.status == "succeeded"
@@ -189,7 +189,7 @@ async def test_a_reflection_that_fails_is_passed_over() -> None:
 
 
 async def test_after_an_interruption_no_reflection_is_asked_for_twice() -> None:
-    """A run that was cut off after a reflection goes on from it."""
+    """A run that was cut off after a reflection uses it again."""
     settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
     store, model = MemoryStore(), Model({"reflection": thought("failure")})
     async with VirtualClock() as clock:
@@ -209,7 +209,7 @@ EACH = Settings.model_validate({"judge_on": "every_action"})
 
 @pytest.mark.parametrize(("verdict", "used"), [("approve", ["write", "shout"]), ("reject", ["write", "post"])])
 async def test_an_unsure_replan_after_an_action_needs_a_person(verdict: QuestionVerdict, used: list[str]) -> None:
-    """A replan of little confidence after an action that succeeded is asked about; what comes after it waits for that."""
+    """A person approves an unsure replan after a successful action, while the rest waits."""
     unsure = replan("partial_replan", confidence=0.4)
     replies: Replies = {"decision:execution": (unsure, go_on()), "revision": revision(action("post", "shout"))}
     desk, gate = Desk(), ScriptedGate([Answer(verdict, by="eve")])
@@ -225,7 +225,7 @@ async def test_an_unsure_replan_after_an_action_needs_a_person(verdict: Question
 
 @pytest.mark.parametrize("answered", [True, False])
 async def test_a_question_after_an_action_is_asked(answered: bool) -> None:
-    """A question that comes up in the midst of the execution is asked before it goes on, or assumed where nobody answers."""
+    """A question during the execution is asked before the run continues, or its answer assumed."""
     asks = go_on(clarification_needed=True, clarification_questions=["Which paper?"])
     model = Model({"decision:execution": (asks, go_on())})
 
@@ -241,7 +241,7 @@ async def test_a_question_after_an_action_is_asked(answered: bool) -> None:
 
 
 async def test_an_unsure_retry_of_what_succeeded_is_not_done() -> None:
-    """What succeeded is not done again because the model is not sure; that is on record, and the run goes on."""
+    """A successful action is not repeated for an unsure retry; that is recorded, and the run continues."""
     model = Model({"decision:execution": (replan("retry", confidence=0.4), go_on())})
     async with VirtualClock() as clock:
         desk = Desk()
@@ -256,7 +256,7 @@ async def test_an_unsure_retry_of_what_succeeded_is_not_done() -> None:
 
 
 async def limits(model: Model, settings: Settings | None = None, max_tokens: int = 2000) -> dict[str, set[int | None]]:
-    """The most tokens that each kind of answer may have."""
+    """Return the maximum tokens of each kind of reply."""
     async with VirtualClock() as clock:
         environment = virtual_environment(clock=clock)
         llm = ScriptedLLM(model, environment=environment, max_tokens=max_tokens)
@@ -271,7 +271,7 @@ async def limits(model: Model, settings: Settings | None = None, max_tokens: int
 
 
 async def test_the_service_is_told_how_long_an_answer_may_be() -> None:
-    """An answer that makes a plan may have 2000 tokens and a reflection 500; less, where settings say so."""
+    """A plan may have 2000 tokens and a reflection 500; fewer if settings say so."""
     settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
     found = await limits(Model({"reflection": thought()}), settings)
     short = {"reflection": {500}, "completion": {500}}
@@ -283,7 +283,7 @@ async def test_the_service_is_told_how_long_an_answer_may_be() -> None:
 
 
 async def test_an_answer_that_was_cut_off_is_to_be_shorter() -> None:
-    """A model whose answer was cut off is told that, and not only that its JSON is broken."""
+    """The repair prompt for a truncated reply says so, and not only that its JSON is broken."""
     script, seen = Model(), list[str]()
 
     def model(prompt: str) -> LLMReply:
@@ -300,8 +300,8 @@ async def test_an_answer_that_was_cut_off_is_to_be_shorter() -> None:
     assert "cut off after 2000 tokens, so it must be shorter" in seen[1]
 
 
-async def test_a_large_plan_is_asked_for_in_parts() -> None:
-    """The actions of many subtasks are asked for part by part, each part with what was planned before, as one plan."""
+async def test_a_large_plan_is_made_in_batches() -> None:
+    """The actions of many subtasks are planned in batches, each with the earlier ones in its prompt, as one plan."""
     names = [f"s{number}" for number in range(40)]
     subtasks: JsonValue = [
         {"id": name, "description": name, "dependencies": names[:i][-1:]} for i, name in enumerate(names)
@@ -327,8 +327,8 @@ async def test_a_large_plan_is_asked_for_in_parts() -> None:
     assert [task for task, _ in desk.used] == names
 
 
-async def test_an_action_refers_to_those_of_earlier_parts() -> None:
-    """What was planned in an earlier part can be referred to by what waits for it, and by nothing else."""
+async def test_actions_refer_to_earlier_batches() -> None:
+    """Actions may refer to those of earlier batches that they depend on, and to no others."""
     names = [f"s{number}" for number in range(20)]
     subtasks: JsonValue = [
         {"id": name, "description": name, "dependencies": ["s0"] * (name == "s19")} for name in names
@@ -353,7 +353,7 @@ async def test_an_action_refers_to_those_of_earlier_parts() -> None:
 
 
 async def test_a_model_that_cannot_be_asked_ends_a_large_plan() -> None:
-    """A part that cannot be planned ends the phase with the reason, and nothing was executed."""
+    """A batch that cannot be planned ends the phase with the reason, and nothing is executed."""
     subtasks: JsonValue = [{"id": f"s{number}", "description": ""} for number in range(16)]
     script, desk = Model({"task_decomposition": {"subtasks": subtasks}}), Desk()
 

@@ -34,7 +34,7 @@ FAILED: JsonObject = {"reflection": {"action_id": "write", "status": "failure"}}
 
 
 class NotOk(Desk):
-    """Whose tool `write` states a failure, and does not fail."""
+    """Tools of which `write` reports a failure in its output, and does not fail."""
 
     async def __call__(self, task: Task, context: object) -> JsonValue:
         """Use the tool of a task."""
@@ -48,8 +48,8 @@ class NotOk(Desk):
 @pytest.mark.parametrize(
     ("escalation", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")]
 )
-async def test_a_replan_after_an_action_that_cannot_be(escalation: str, status: str) -> None:
-    """A replan that a limit forbids after an action that succeeded is told to the model once, then escalated as set."""
+async def test_an_impossible_replan_after_an_action_is_escalated(escalation: str, status: str) -> None:
+    """A replan that a limit forbids after a successful action is refused once to the model, then escalated by settings."""
     none: JsonObject = {"execution": {"max_partial_replans": 0}}
     stated: JsonObject = {"escalation": {"on_no_alternative": escalation}, "planning": {"replanning": none}}
     model = Model({"decision:execution": (replan("partial_replan"), replan("partial_replan"), go_on())})
@@ -66,8 +66,8 @@ async def test_a_replan_after_an_action_that_cannot_be(escalation: str, status: 
     assert asked == ["decision:execution"] * (3 if escalation == "assume" else 2)
 
 
-async def test_a_person_who_is_told_that_it_cannot_be_has_the_run_go_on() -> None:
-    """Whoever agrees to go on without a replan that cannot be has what is left of the plan carried out."""
+async def test_a_person_may_continue_without_an_impossible_replan() -> None:
+    """A person may approve to continue without an impossible replan; then the rest of the plan is executed."""
     none: JsonObject = {"planning": {"replanning": {"execution": {"max_partial_replans": 0}}}}
     model = Model({"decision:execution": (replan("partial_replan"), replan("partial_replan"), go_on())})
     gate, desk = ScriptedGate([Answer("approve", by="eve")]), Desk()
@@ -80,8 +80,8 @@ async def test_a_person_who_is_told_that_it_cannot_be_has_the_run_go_on() -> Non
     assert ["limit of 0 partial replans" in question.text for question in gate.questions] == [True]
 
 
-async def test_an_output_that_states_a_failure_is_not_passed_over() -> None:
-    """Where what the model wants after a stated failure cannot be, the run does not go on as if nothing had happened."""
+async def test_a_reported_failure_is_not_skipped() -> None:
+    """If the replan after a reported failure is impossible, the run does not continue as if the action had succeeded."""
     none: JsonObject = {"planning": {"replanning": {"execution": {"max_action_retries": 0}}}}
     model = Model({"reflection": FAILED, "decision:execution": replan("retry")})
     desk = NotOk()
@@ -95,7 +95,7 @@ async def test_an_output_that_states_a_failure_is_not_passed_over() -> None:
 
 @pytest.mark.parametrize("verdict", ["approve", "reject"])
 async def test_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict: QuestionVerdict) -> None:
-    """Between 0.3 and 0.5 a person is asked also where no error was raised, but the output states a failure."""
+    """With a confidence between 0.3 and 0.5 a person is asked, also if only the output reports the failure."""
     unsure = replan("retry", confidence=0.4)
     model = Model({"reflection": FAILED, "decision:execution": (unsure, go_on())})
     gate, desk = ScriptedGate([Answer(verdict, by="eve")]), NotOk()
@@ -110,7 +110,7 @@ async def test_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict: Qu
 
 
 async def test_a_retry_that_a_declared_fallback_supersedes_is_on_record() -> None:
-    """Where the model wants a retry of an action that has a fallback, the fallback is used, and the record says so."""
+    """If the model wants to retry an action that has a fallback, the fallback is used, and recorded."""
     planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
     replies: Replies = {
         "action_sequence": planned,
@@ -146,7 +146,7 @@ EACH = Settings.model_validate({"judge_on": "every_action"})
 async def test_an_unsure_replan_with_a_question(
     phase: str, kind: str, desk: dict[str, list[Exception]], settings: Settings | None, answered: bool
 ) -> None:
-    """An unsure replan that comes with a question is done and counted when a person agrees; never because nobody answers."""
+    """An unsure replan with a question is executed and counted when a person approves it, never for lack of an answer."""
     again = revision(action("more", "shout"))
     model = Model({f"decision:{phase}": (replan(kind, **UNSURE), go_on()), "revision": again})
     gate = ScriptedGate([Answer("approve", by="eve", comment="the first")]) if answered else None
@@ -177,7 +177,7 @@ AT_ONCE: Replies = {
 
 
 def steady(clock: VirtualClock) -> Desk:
-    """A desk at which each use of a tool takes as long as any other."""
+    """Tools that all take the same time."""
 
     class Steady(Desk):
         async def __call__(self, task: Task, context: object) -> JsonValue:
@@ -188,13 +188,13 @@ def steady(clock: VirtualClock) -> Desk:
 
 
 def both(**said: JsonValue) -> tuple[JsonObject, ...]:
-    """Decisions that want two replans for two causes, and nothing more."""
+    """Decisions for two replans with two causes, and no more."""
     return (*(replan("partial_replan", issues_found=[issue], **said) for issue in ("a", "b")), go_on())
 
 
 @pytest.mark.parametrize("question", [{}, QUESTION], ids=["approval", "question"])
-async def test_agreement_exceeds_no_limit(question: JsonObject) -> None:
-    """Of two replans that a person agrees to, only so many are done as the limit leaves; the model is told of the other."""
+async def test_approvals_respect_limits(question: JsonObject) -> None:
+    """Of two approved replans, only those within the limit are executed; the model is asked about the other."""
     limits: JsonObject = {"replanning": {"execution": {"max_partial_replans": 1}}}
     settings = Settings.model_validate({"judge_on": "every_action", "planning": limits})
     model = Model({**AT_ONCE, "decision:execution": both(confidence=0.4, **question)})
@@ -223,8 +223,8 @@ async def test_agreement_exceeds_no_limit(question: JsonObject) -> None:
         (QUESTION, False),
     ],
 )
-async def test_of_two_questions_at_once_each_is_asked(said: JsonObject, answered: bool) -> None:
-    """Where two actions raise a question at once, both are asked; the run goes on when both are declined, or are assumed."""
+async def test_two_questions_at_once_are_both_asked(said: JsonObject, answered: bool) -> None:
+    """Questions about two actions at once are both asked; the run continues when both are declined, or assumed."""
     gate = ScriptedGate([Answer("reject", by="eve")] * 2) if answered else None
     model = Model({**AT_ONCE, "decision:execution": both(**said)})
     async with VirtualClock() as clock:
@@ -238,7 +238,7 @@ async def test_of_two_questions_at_once_each_is_asked(said: JsonObject, answered
 
 
 async def test_a_revision_that_limits_forbid_by_now_leaves_the_end_to_be_judged() -> None:
-    """Where limits were lowered before an agreement is heard, the plan stays as it is, and the goal is judged all the same."""
+    """If limits were lowered before an approval arrives, the plan stays, and the goal is judged all the same."""
     lowered = Settings.model_validate({"planning": {"replanning": {"reflection": {"max_plan_revisions": 0}}}})
     model = Model({"decision:reflection": (replan("plan_revision", confidence=0.4), go_on())})
     store, desk = MemoryStore(), Desk()
@@ -269,10 +269,8 @@ GOOD = revision(action("write", "shout"), action("post", "post"))
         ("task_redecomposition", "goal_revision", {"task_decomposition": (SUBTASKS, *["no"] * 4, SUBTASKS)}),
     ],
 )
-async def test_another_replan_takes_the_place_of_one_that_came_to_nothing(
-    wanted: str, other: str, more: Replies
-) -> None:
-    """Told that no plan came of its replan, the model may decide on another one, from an earlier phase on or a later."""
+async def test_another_replan_replaces_one_without_a_plan(wanted: str, other: str, more: Replies) -> None:
+    """After a replan without a valid plan, the model may decide on another one, from an earlier phase or a later one."""
     model = Model({"decision:execution": (because(wanted, 0), because(other, 1), go_on()), **more})
     desk = Desk({"write": [MISSING]})
     async with VirtualClock() as clock:
@@ -297,7 +295,7 @@ async def test_another_replan_takes_the_place_of_one_that_came_to_nothing(
 async def test_without_another_way_it_is_escalated(
     escalation: str, verdict: QuestionVerdict | None, wanted: str, kind: str, replies: tuple[JsonValue, ...]
 ) -> None:
-    """Where no plan comes of a replan and the model knows no other way, a person decides, or the rest is gone on with."""
+    """If a replan yields no valid plan and the model has no alternative, a person decides, or the rest continues."""
     model = Model({"decision:execution": (replan(wanted), go_on()), kind: replies})
     desk = Desk({"write": [MISSING]})
     settings = Settings.model_validate({"escalation": {"on_no_alternative": escalation}})
@@ -312,8 +310,8 @@ async def test_without_another_way_it_is_escalated(
 
 
 @pytest.mark.parametrize("phase", ["goal_understanding", "task_decomposition", "action_sequence", "reflection"])
-async def test_the_model_may_go_on_with_what_there_is(phase: str) -> None:
-    """A phase that is done again and comes to nothing ends no run: what it came to before counts where the model says so."""
+async def test_the_model_may_keep_the_previous_output(phase: str) -> None:
+    """A repeated phase that fails does not end the run: its previous output is used if the model decides so."""
     usual = {"reflection": "revision"}.get(phase, phase)
     first: tuple[JsonValue, ...] = () if phase == "reflection" else (USUAL[phase],)
     model = Model({f"decision:{phase}": (replan(AGAIN[phase]), go_on()), usual: (*first, "no")})
@@ -328,8 +326,8 @@ async def test_the_model_may_go_on_with_what_there_is(phase: str) -> None:
     assert planning.state.counts.total == 1
 
 
-async def test_what_came_to_nothing_is_a_failure_on_record() -> None:
-    """A replan that was carried out and came to nothing counts as failed, also in another process."""
+async def test_a_replan_without_a_plan_is_recorded_as_failed() -> None:
+    """A replan that was executed and yielded no plan counts as failed, also in another process."""
     store = MemoryStore()
     settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
     replies: Replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD}
@@ -349,7 +347,7 @@ async def test_what_came_to_nothing_is_a_failure_on_record() -> None:
 
 
 def absent(prompt: str) -> JsonValue:
-    """A model that is not there when an action has failed."""
+    """A model that is unavailable when an action has failed."""
     kind = kind_of(prompt)
     if kind == "decision:execution":
         raise LLMUnavailable("overloaded")
@@ -357,7 +355,7 @@ def absent(prompt: str) -> JsonValue:
 
 
 async def test_a_failed_action_waits_for_the_model() -> None:
-    """Where the model cannot be asked about a failure, what was done is kept until somebody says to try again."""
+    """If the model is unavailable after a failure, the work is kept until a person wants another try."""
     store, desk = MemoryStore(), Desk({"post": [MISSING]})
     async with VirtualClock() as clock:
         first = coordinator(absent, clock, desk, store=store)
@@ -373,8 +371,8 @@ async def test_a_failed_action_waits_for_the_model() -> None:
 
 
 @pytest.mark.parametrize(("escalation", "done"), [("assume", True), ("abort", False)])
-async def test_settings_say_what_is_done_without_the_model(escalation: str, done: bool) -> None:
-    """Where settings say how to go on without an alternative, nobody is waited for when the model cannot be asked."""
+async def test_settings_decide_if_the_model_is_unavailable(escalation: str, done: bool) -> None:
+    """If settings name a way without an alternative, the run does not wait for a person when the model is unavailable."""
     settings = Settings.model_validate({"escalation": {"on_no_alternative": escalation}})
     async with VirtualClock() as clock:
         planning = coordinator(absent, clock, Desk({"post": [MISSING]}), settings=settings)
@@ -382,8 +380,8 @@ async def test_settings_say_what_is_done_without_the_model(escalation: str, done
     assert planning.result.status == ("succeeded" if done else "aborted")
 
 
-async def test_who_does_not_want_to_try_again_ends_the_run() -> None:
-    """Whoever declines to try again ends the run, which says so."""
+async def test_declining_another_try_ends_the_run() -> None:
+    """Declining another try ends the run with that reason."""
     gate = ScriptedGate([Answer("reject", by="eve")])
     async with VirtualClock() as clock:
         planning = coordinator(absent, clock, Desk({"post": [MISSING]}), gate=gate)

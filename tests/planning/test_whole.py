@@ -38,7 +38,7 @@ async def over_http(
     gate: ScriptedGate | None = None,
     exporters: Sequence[Exporter] = (),
 ) -> AsyncIterator[PlanningCoordinator]:
-    """Planning mode with a model that is asked over HTTP, and real tools."""
+    """Return planning mode with a model over HTTP and real tools."""
     plan = Plan.model_validate({"goal": {"objective": objective}, "tools": specs})
     with ScriptedLLMServer(script) as server:
         model = OpenAIProvider(base_url=f"{server.url}/v1", api_key="any")
@@ -51,14 +51,14 @@ async def over_http(
 
 
 def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[PlanningCoordinator]:
-    """Planning mode on files of a folder, with a scripted model."""
+    """Return planning mode on the files of a folder, with a scripted model."""
     specs = [tool.model_copy(update={"cwd": str(folder)}) for tool in FILES]
     script = Model(replies)
     return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
 
 
 def commits(folder: Path) -> list[str]:
-    """What was committed."""
+    """Return the subjects of the commits."""
     log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
     return log.stdout.splitlines()
 
@@ -91,7 +91,7 @@ async def test_a_coding_task(tmp_path: Path) -> None:
 
 
 def right_notices(told: str) -> None:
-    """What people were told: each thing once, and the checklist in one place, as it is at the end."""
+    """Check that each notice was posted once, and the checklist once in its final form."""
     counts = {
         title: told.count(f"## {title}") for title in ("❓ Clarification Needed", "🔄 Plan Revision Decided", "📋")
     }
@@ -107,7 +107,7 @@ def right_notices(told: str) -> None:
 
 
 def right_history(lines: Sequence[JsonObject]) -> None:
-    """What is kept of the run: the plan, its revision, what was executed and decided, and the end."""
+    """Check the history of the run: plan, revision, actions, decisions and completion."""
     assert all({"type", "timestamp", "task_uuid", "issue_id", "seq"} <= set(line) for line in lines)
     kinds = [str(line["type"]) for line in lines]
     assert (kinds.count("plan"), kinds.count("revision"), kinds.count("completion")) == (1, 1, 1)
@@ -154,7 +154,7 @@ FILES = (
 
 
 def planned(*actions: JsonObject) -> Replies:
-    """A plan of these actions, one after the other, each a subtask."""
+    """Return a plan of these actions, one after the other, each a subtask."""
     names = [str(action["task_id"]) for action in actions]
     parts = [subtask(name, *names[max(0, place - 1) : place]) for place, name in enumerate(names)]
     return {"task_decomposition": {"subtasks": [*parts]}, "action_sequence": {"actions": [*actions]}}
