@@ -86,7 +86,6 @@ def _ancestors(dependencies: Graph, order: Iterable[int], targets: Sequence[int]
 
 
 def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
-    """Yield the sets of nodes that depend on one another (Kosaraju's algorithm)."""
     dependents = reverse_graph(dependencies)
     seen: set[int] = set()
     for root in reversed(_post_order(dependencies, nodes)):

@@ -189,7 +189,6 @@ def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
 
 
 def _is_textless(annotation: object) -> bool:
-    """Return whether a type has only numbers, booleans and None."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return all(map(_is_textless, parts))

@@ -73,7 +73,6 @@ DEFAULT_START_TIMEOUT: Final = 30.0
 
 
 def _split_command(value: object) -> object:
-    """Split a command that is one line into words as a shell would."""
     if not isinstance(value, str):
         return value
     try:

@@ -104,7 +104,6 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
-    """Return the arguments that a tool uses."""
     facts = (*tool.requires, *tool.adds, *tool.removes, *tool.needs, *tool.produces)
     return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
 

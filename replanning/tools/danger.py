@@ -229,7 +229,6 @@ def _remote_command(words: list[str]) -> list[str]:
 
 
 def _strip_launchers(words: list[str]) -> list[str]:
-    """Return a command without the launchers before it."""
     while words and _LAUNCHERS.fullmatch(_program_name(words[0])):
         words = (
             _remote_command(words) if words[0] == "ssh" else list(dropwhile(_OPTION_OR_ASSIGNMENT.fullmatch, words[1:]))
@@ -314,7 +313,6 @@ def _danger_reasons(command: str) -> Iterator[str]:
 
 
 def _candidate_programs(words: list[str]) -> list[str]:
-    """Return the programs that a command may start: its first word, or any word behind a launcher."""
     names = [_program_name(word) for word in words]
     return names if _LAUNCHERS.fullmatch(names[0]) else names[:1]
 
@@ -377,7 +375,6 @@ def _outputs_untrusted_data(words: list[str]) -> bool:
 
 
 def _downloaded_files(words: list[str]) -> Iterator[str]:
-    """Yield the possible names of files that a command has downloaded."""
     if _FETCH_PROGRAMS.fullmatch(_program_name((_strip_launchers(words) or words)[0])):
         for word in filter(re.compile(r"\w").search, words[1:]):
             yield from (word, _program_name(word), f"./{_program_name(word)}")

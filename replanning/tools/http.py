@@ -74,7 +74,39 @@ class Request:
 
 def request_problems(tool: ToolSpec) -> list[str]:
     """Return the problems of the description of an HTTP tool."""
-    return [*_method_problems(tool), *_url_problems(tool), *_header_problems(tool), *_body_problems(tool)]
+    method = (tool.method or "GET").upper()
+    problems = (
+        [] if _METHOD.fullmatch(method) else [f"its method {tool.method!r} is not one of HTTP, such as GET or POST"]
+    )
+    problems += _url_problems(tool)
+    for name, template in tool.headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            problems.append(f"{name!r} cannot be the name of a header")
+        if _CONTROL_CHARS.search(template):
+            problems.append(f"its header {name!r} holds control characters")
+    if any(HOLE_DELIMITER in text for text in iter_strings(tool.body)):
+        problems.append("its body holds the character NUL")
+    problems += [
+        f"its body has {{{name}}} in the name of a member, where nothing is filled in; write the name out"
+        for name in dict.fromkeys(name for member in _member_names(tool.body) for name in placeholders(member))
+    ]
+    if tool.body is not None and method in _SAFE_METHODS:
+        problems.append(f"it has a body, which {method} does not send; give it another `method`, such as POST")
+    return problems
+
+
+def _url_problems(tool: ToolSpec) -> Iterator[str]:
+    if tool.url is None:
+        yield "its kind is 'http', so it needs a `url`"
+        return
+    url = mark_holes(tool.url)
+    if _CONTROL_CHARS.search(tool.url) or " " in tool.url:
+        yield f"its url {tool.url!r} holds blanks or control characters"
+    elif not _BASE_PLACEHOLDER.match(url) and not _HTTP_URL_START.match(url):
+        yield f"its url {tool.url!r} must begin with http:// or https:// and a host"
+    elif _is_host_templated(url) and _sends_secrets(tool):
+        danger = "lets an argument choose the host, which would receive its secrets"
+        yield f"its url {tool.url!r} {danger}; write the host out"
 
 
 def build_request(
@@ -97,41 +129,6 @@ def build_request(
         headers["Idempotency-Key"] = quote(idempotency_key, safe="/:")
     url = _build_url(tool.url or "", arguments, secrets)
     return Request(method, url, headers, content, secrets.redact(f"{method} {url}"))
-
-
-def _method_problems(tool: ToolSpec) -> Iterator[str]:
-    if tool.method is not None and not _METHOD.fullmatch(tool.method):
-        yield f"its method {tool.method!r} is not one of HTTP, such as GET or POST"
-
-
-def _url_problems(tool: ToolSpec) -> Iterator[str]:
-    if tool.url is None:
-        yield "its kind is 'http', so it needs a `url`"
-        return
-    url = mark_holes(tool.url)
-    if _CONTROL_CHARS.search(tool.url) or " " in tool.url:
-        yield f"its url {tool.url!r} holds blanks or control characters"
-    elif not _BASE_PLACEHOLDER.match(url) and not _HTTP_URL_START.match(url):
-        yield f"its url {tool.url!r} must begin with http:// or https:// and a host"
-    elif _is_host_templated(url) and _sends_secrets(tool):
-        yield f"its url {tool.url!r} lets an argument choose the host, which would receive its secrets; write the host out"
-
-
-def _header_problems(tool: ToolSpec) -> Iterator[str]:
-    for name, template in tool.headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            yield f"{name!r} cannot be the name of a header"
-        if _CONTROL_CHARS.search(template):
-            yield f"its header {name!r} holds control characters"
-
-
-def _body_problems(tool: ToolSpec) -> Iterator[str]:
-    if any(HOLE_DELIMITER in text for text in iter_strings(tool.body)):
-        yield "its body holds the character NUL"
-    for name in dict.fromkeys(name for member in _member_names(tool.body) for name in placeholders(member)):
-        yield f"its body has {{{name}}} in the name of a member, where nothing is filled in; write the name out"
-    if tool.body is not None and (tool.method or "GET").upper() in _SAFE_METHODS:
-        yield f"it has a body, which {(tool.method or 'GET').upper()} does not send; give it another `method`, such as POST"
 
 
 def _member_names(value: JsonValue) -> Iterator[str]:
@@ -207,7 +204,6 @@ def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets
 
 
 def _scalar_text(name: str, value: JsonValue) -> str:
-    """Return a value as text in a place for a single word."""
     if isinstance(value, list | dict):
         raise ValueError(
             f"{name!r} is {'a list' if isinstance(value, list) else 'an object'}, which has no place there"
@@ -343,7 +339,6 @@ async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
 
 
 def _decompress(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
-    """Return the decompressed body, bounded by the output limit."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "identity" or not packed:
         return packed
@@ -364,7 +359,6 @@ def _decompress(call: ToolCall, request: Request, response: httpx.Response, pack
 
 
 def _status_error(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
-    """Return the error for an answer that is no success."""
     status = response.status_code
     passing = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
     advice = ""

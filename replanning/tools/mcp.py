@@ -324,7 +324,6 @@ class McpToolRunner:
         return session
 
     def _report_availability(self, session: McpSession) -> None:
-        """Report changes in the availability of the tools of a server."""
         if self._listener is None:
             return
         for tool in [tool for tool in self._tools.values() if tool.server == session.name]:
@@ -373,7 +372,6 @@ def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
 
 
 def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:
-    """Yield the path and name of every tool that tasks and their fallbacks use."""
     for index, task in enumerate(plan.tasks):
         if task.tool is not None:
             yield (index,), task.tool
@@ -383,7 +381,6 @@ def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int,
 
 
 def _unavailable_tools(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
-    """Return the tools of missing servers that tasks use."""
     known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
     for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in known):
         for server, session in sessions.items():

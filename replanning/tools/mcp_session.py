@@ -402,7 +402,6 @@ class McpSession:
         return _Connection(ServerHandle(self.name, self.secrets))
 
     async def _run_connection(self, connection: _Connection) -> None:
-        """Start the server and wait until it has ended in any way."""
         self._starting = True
         try:
             await self._serve_connection(connection)
@@ -441,7 +440,6 @@ class McpSession:
             raise ServerStartError(f"it did not say within {server.timeout:g} s what it can do")
 
     async def _refresh_tools(self, connection: _Connection, client: Client) -> None:
-        """Request the tools again whenever the server reports changes."""
         while True:
             await connection.tools_changed.wait()
             connection.tools_changed = anyio.Event()
@@ -483,17 +481,14 @@ async def _call_tool(connection: _Connection, tool: str, arguments: JsonObject) 
 
 
 def _is_session_expired(outcome: object) -> bool:
-    """Return whether a server refuses a session that it has dropped."""
     return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _SESSION_TERMINATED)
 
 
 def _is_connection_lost(outcome: object) -> bool:
-    """Return whether the outcome of a call means that the server is gone."""
     return _is_session_expired(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
 
 
 async def _list_tools(client: Client) -> dict[str, Tool]:
-    """Return the tools of a server, up to a bound."""
     found: dict[str, Tool] = {}
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
@@ -507,7 +502,6 @@ async def _list_tools(client: Client) -> dict[str, Tool]:
 
 
 def _error_text(error: BaseException, url: str | None = None) -> str:
-    """Return why a server cannot be used, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:

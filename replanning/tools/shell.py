@@ -123,7 +123,6 @@ async def _run_script(call: ToolCall, script: Script) -> _CompletedProcess:
 
 
 def _exit_error(call: ToolCall, finished: _CompletedProcess) -> Exception:
-    """Return the error for a command that failed."""
     tool, code = call.tool, finished.exit_code
     stderr = call.secrets.redact(finished.stderr.decode(errors="replace"))
     if code in tool.transient:
@@ -135,7 +134,6 @@ def _exit_error(call: ToolCall, finished: _CompletedProcess) -> Exception:
 
 
 def _missing_program(tool: str, stderr: str) -> str | None:
-    """Return the program that the shell did not find, from its message."""
     said = re.findall(rf"^{re.escape(tool)}: (?:line )?\d+: (.+?): (?:command )?not found$", stderr, re.MULTILINE)
     return said[-1] if said else None
 
