@@ -103,7 +103,7 @@ def test_written_and_read() -> None:
     assert dump_change(ONE_OF_EACH[1]) == {"kind": "remove", "task_id": "d"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_changes_are_read_back(data: st.DataObject) -> None:
     """Whatever changes are drawn, reading what was written gives the same, also by its hash."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -574,6 +574,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan.model_validate({**fields, "tasks": tasks})
 
 
+@settings(max_examples=30)
 @given(plans())
 def test_round_trip(plan):
     """A plan that is written and read again is the same plan, in both formats."""

@@ -197,7 +197,14 @@ async def test_a_server_that_ends_while_nobody_uses_it(pulse: Pulse):
     assert [seen[1] for seen in reports.seen if not seen[1]] == []
 
 
-@pytest.mark.parametrize("apart", [(), ("--apart",), ("--apart", "--restless")])
+@pytest.mark.parametrize(
+    "apart",
+    [
+        (),
+        pytest.param(("--apart",), marks=pytest.mark.deep),
+        pytest.param(("--apart", "--restless"), marks=pytest.mark.deep),
+    ],
+)
 async def test_nothing_is_left_of_a_server_that_is_killed(pulse: Pulse, apart: tuple[str, ...]):
     """What a killed server has started does not live on, also where that has left its process group."""
     async with (

@@ -182,6 +182,7 @@ async def test_an_address_where_nobody_is():
         assert executor.unavailable_servers["web"].startswith(f"{url} cannot be reached: ConnectError")
 
 
+@pytest.mark.deep
 async def test_a_server_over_http_that_comes_back():
     """A server over HTTP that is there again at its address is reached again, and answers."""
     reports, go = Reports(), anyio.Event()

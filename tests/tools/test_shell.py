@@ -342,6 +342,7 @@ async def test_artifact_that_is_not_clear(tmp_path: Path):
     assert "wheel" not in await use(shell("true {out}", produces=["wheel"]), {"out": "nowhere"}, cwd=tmp_path)
 
 
+@pytest.mark.deep
 async def test_directory_of_many_files(tmp_path: Path):
     """A directory of more than ten thousand files is not searched."""
     tool = shell("seq 1 10001 | xargs touch; touch new.whl; true {out}", produces=["whl"])
@@ -471,6 +472,7 @@ anyio.run(executor, task(), Attempt(on_note=die), backend=sys.argv[2])
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux to wait for a process of someone else")
 async def test_killed_before_the_note(tmp_path: Path, anyio_backend_name: str):
     """When we are killed before a process group is recorded, its command never runs."""
