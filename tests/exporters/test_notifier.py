@@ -67,10 +67,11 @@ async def test_one_checklist_comment() -> None:
     assert issue.closed
 
 
-async def test_cut_off_after_any_record() -> None:
-    """Wherever a process ends, the next one goes on: in the end every comment is there, once, and says the same."""
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.deep)])
+async def test_cut_off_after_any_record(step: int) -> None:
+    """Wherever a process ends, the next one continues: in the end every comment is there once, with the same text."""
     records, expected = await whole()
-    for length in range(1, len(records)):
+    for length in range(1, len(records), step):
         issue = Issue()
         async with VirtualClock() as clock:
             first = attached(issue, records[:length], clock)
@@ -87,11 +88,12 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_cut_off_within_any_request(arrived: bool) -> None:
-    """A process that ends while it writes, whether or not that arrived, leaves nothing doubled and nothing out."""
+async def test_cut_off_within_any_request(arrived: bool, step: int) -> None:
+    """A process that ends while it writes, whether or not the request arrived, repeats nothing and omits nothing."""
     records, expected = await whole()
-    for number in range(expected.posts):
+    for number in range(0, expected.posts, step):
         issue = Issue([*[None] * number, Killed()], effective=arrived)
         async with VirtualClock() as clock:
             first = attached(issue, records, clock)

@@ -73,7 +73,7 @@ def spent(decision, times: int, **cause) -> ReplanCounts:
 
 
 @pytest.mark.parametrize(("phase", "kind", "name", "most"), OWN_LIMIT)
-def test_to_d6_own_limits(phase, kind, name, most) -> None:
+def test_each_kind_has_a_limit(phase, kind, name, most) -> None:
     """Each kind of replan runs as often as its limit says, and no more; the override says which limit it was."""
     decision = decided(phase, kind)
     assert getattr(LIMITS, name) == most
@@ -87,7 +87,7 @@ def test_to_d6_own_limits(phase, kind, name, most) -> None:
 
 
 @pytest.mark.parametrize(("phase", "kind", "name", "most"), OWN_LIMIT)
-def test_to_d6_checked_before_anybody_is_asked(phase, kind, name, most) -> None:
+def test_limits_are_checked_before_the_model_is_asked(phase, kind, name, most) -> None:
     """A kind of replan that has used up its limit is not open any more, before any model is asked."""
     decision = decided(phase, kind)
     assert kind in available_replan_types(phase, LIMITS, spent(decision, most - 1), ReplanCause())
