@@ -70,7 +70,7 @@ async def test_alternative_applied_after_the_run_returned() -> None:
 
 
 async def test_a_provider_error_that_ends_the_process() -> None:
-    """Whatever a provider raises, the orchestrator carries on with what is left of the plan."""
+    """The orchestrator carries on with the rest of the plan after any exception of a provider."""
     for error in (RuntimeError("no answer"), ExceptionGroup("both", [ValueError(), OSError()]), RecursionError()):
         engine = ReplanningEngine([ScriptedProvider([raises(error), raises(error)])])
         tasks = (Task(id="a"), Task(id="b"), Task(id="c", depends_on=("b",)))
@@ -158,26 +158,6 @@ async def test_confidence_0_treated_as_unknown() -> None:
         assert bool(candidate.rejected) is (confidence == 0.0)
 
 
-async def test_history_that_never_feeds_the_score() -> None:
-    """What a tool achieved, here and in earlier runs, moves the score of the next alternative that uses it."""
-    store = MemoryStore()
-
-    def with_tool(request: ReplanRequest) -> list[Alternative]:
-        new = Task(id=request.view.unused_id("bad"), tool="flaky")
-        return [alternative(ReplaceTask(task_id=request.triggers[0].tasks[0], tasks=(new,)))]
-
-    scores = []
-    for outcome in (returns(), raises(ValueError()), raises(ValueError())):
-        engine = ReplanningEngine([Proposer(with_tool)], store=store)
-        work = ScriptedExecutor({"x": outcome, "bad": raises(ValueError())})
-        tasks = (Task(id="x", tool="flaky", optional=True), Task(id="bad"))
-        result = await engine.execute(plan(*tasks), work, max_concurrency=1)
-        for body in bodies(store, result.run, AlternativesConsidered):
-            scores += [candidate.score.past_success for candidate in body.candidates if candidate.score]
-    assert scores[0] == pytest.approx(2 / 3)
-    assert len(set(scores)) > 2
-
-
 async def test_the_first_failure_silently_lost() -> None:
     """The very first failure, of the very first task, reaches the providers."""
     provider = Proposer(again)
@@ -188,7 +168,7 @@ async def test_the_first_failure_silently_lost() -> None:
 
 
 async def test_an_approval_that_does_not_pause_or_never_runs() -> None:
-    """What a question is about waits for the answer, and what was approved runs."""
+    """The tasks of a question wait for the answer, and the approved candidate runs."""
     async with VirtualClock() as clock:
         gate = ScriptedGate([returns(Answer("approve", by="ada"), after=60)], clock=clock)
         engine = asking(clock, gate=gate)
@@ -357,7 +337,7 @@ async def test_torn_jsonl_that_loses_the_history(tmp_path: Path) -> None:
 
 
 async def test_a_resume_that_resets_the_limits() -> None:
-    """What was counted in a run is counted on after a resume, a fork and a success in between."""
+    """The counts of a run continue after a resume, a fork and a success in between."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
 
@@ -418,7 +398,7 @@ async def test_replacement_tasks_that_never_run() -> None:
 
 
 async def test_the_limit_checked_after_the_planner_was_paid() -> None:
-    """Where a limit forbids to replan, no provider is asked and nothing is spent."""
+    """No provider is asked, and nothing is spent, if a limit forbids the replan."""
     provider = ScriptedProvider(again, estimate=Usage(calls=1), usage=Usage(calls=1))
     engine = ReplanningEngine([provider], settings=Settings.model_validate({"limits": {"replans_per_lineage": 0}}))
     result = await engine.execute(chain("a"), failing("a"))
@@ -440,7 +420,7 @@ async def test_a_stuck_plan_reported_as_success() -> None:
 
 
 async def test_failed_replans_that_cost_no_budget() -> None:
-    """What a provider used is charged also when it fails, and is missing for the next one."""
+    """The usage of a provider that fails is charged, and reduces the budget of the next one."""
     usage = Usage(calls=1, tokens=700)
 
     provider = ScriptedProvider([raises(RuntimeError("cut off"))] * 5, estimate=usage, usage=usage)
@@ -523,7 +503,7 @@ async def test_failures_recognised_by_words_in_the_output() -> None:
 
 
 async def test_a_plan_from_a_model_applied_without_validation() -> None:
-    """Whatever a provider proposes is checked against the live plan; what does not fit is rejected with the reason."""
+    """Every proposal is checked against the live plan and rejected with the reason if it does not fit."""
 
     def wild(request: ReplanRequest) -> list[Alternative]:
         return [

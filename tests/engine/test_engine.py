@@ -43,7 +43,7 @@ from tests.support.runs import Proposer, again, alternative, bodies, chain, envi
 
 
 def decisions(engine: ReplanningEngine, run: str) -> list[tuple[str, str]]:
-    """What was decided, and by which rule."""
+    """Return the decisions with their rules."""
     return [(body.decision, body.rule) for body in bodies(engine.store, run, DecisionMade)]
 
 
@@ -357,7 +357,7 @@ async def test_edit_while_a_provider_thinks(looks: bool) -> None:
 
 
 async def test_outcomes_are_recorded() -> None:
-    """How an applied alternative worked out is recorded with the alternative it belongs to."""
+    """The outcome of an applied alternative is recorded with that alternative."""
     engine = ReplanningEngine([Proposer(again)])
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -370,7 +370,7 @@ async def test_outcomes_are_recorded() -> None:
 
 
 async def test_past_success_counts() -> None:
-    """What a tool achieved before, in earlier runs too, moves the score of alternatives that use it."""
+    """Earlier outcomes of a tool, in earlier runs too, move the score of alternatives that use it."""
     store = MemoryStore()
 
     def propose(request: ReplanRequest) -> list[Alternative]:
@@ -402,7 +402,7 @@ async def test_abort() -> None:
 
 
 async def test_budget_stops_the_run() -> None:
-    """What work charges counts against the budget of the plan, which ends the run when it is exceeded."""
+    """Usage that work charges counts against the budget of the plan, which ends the run when it is exceeded."""
     engine = ReplanningEngine([])
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -514,7 +514,7 @@ async def test_unknown_provider() -> None:
 
 
 async def test_no_plan() -> None:
-    """Whoever gives the name of a file in place of a plan is told how a file is read."""
+    """The error for a file name in place of a plan explains how a file is read."""
     with pytest.raises(TypeError, match=r"expected a Plan, got 'plan.yaml'; Plan.load reads a file"):
         await ReplanningEngine().execute("plan.yaml", failing())  # type: ignore[arg-type] # that is the mistake
 

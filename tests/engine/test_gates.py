@@ -124,7 +124,7 @@ async def test_a_reminder_that_fails(reminder: str) -> None:
 
 
 async def test_a_gate_is_cancelled_when_its_time_is_up() -> None:
-    """Whatever the gate has open is closed when the deadline passes: its call is cancelled."""
+    """The call of a gate is cancelled when the deadline passes."""
     async with VirtualClock() as clock:
         closed = []
 
@@ -141,7 +141,7 @@ async def test_a_gate_is_cancelled_when_its_time_is_up() -> None:
 
 
 async def test_secrets_in_the_error_of_a_gate() -> None:
-    """What a gate raises is recorded without the secrets in it."""
+    """An exception of a gate is recorded without the secrets in it."""
     secret = "sk-4f9c2a7be01d4c5e8b3a6f"
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate([raises(ValueError(f"401 for {secret}"))]))
@@ -205,7 +205,7 @@ async def test_store_gate(tmp_path: Path) -> None:
 
 
 async def test_store_gate_is_left_by_its_deadline(tmp_path: Path) -> None:
-    """When nobody answers through the store, the run pauses and can be taken up again."""
+    """A run without an answer through the store pauses, and can be resumed."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         engine = asking(clock, gate=StoreGate(), store=store)

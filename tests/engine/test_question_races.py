@@ -65,7 +65,7 @@ def each(request: ReplanRequest) -> list[Alternative]:
 async def two_fail(
     propose: Propose, *answers: Answer, apart: bool = False
 ) -> tuple[RunResult, list[str], list[tuple[str, ...]], float]:
-    """What comes of a run in which two tasks fail at once: with what was said, what was asked about, and how long it took."""
+    """Run a plan in which two tasks fail at once; return result, dialogue, triggers of the questions and seconds."""
     steps = [returns(answer, after=10) for answer in answers]
     async with VirtualClock() as clock:
         gate = ScriptedGate((lambda question: steps["ab".index(question.holds[0])]) if apart else steps, clock=clock)
@@ -96,7 +96,7 @@ async def test_asked_apart(answers: tuple[Answer, ...], status: str, outputs: di
 
 
 async def test_one_of_two_is_approved() -> None:
-    """Where a question offers a way on for each of two tasks, whoever approves of one is asked about the other at once."""
+    """A person who approves of one of two candidates for different tasks is asked about the other task at once."""
     result, said, triggers, elapsed = await two_fail(each, APPROVE, APPROVE)
     assert (result.status, result.outputs, elapsed) == ("succeeded", {"a": "a~2", "b": "b~2", "c": "c"}, 20)
     assert triggers == [("t1", "t2"), ("t2",)]
@@ -107,7 +107,7 @@ async def test_one_of_two_is_approved() -> None:
 
 
 async def test_both_are_declined() -> None:
-    """Whoever rejects a question that offers a way on for each of two tasks is not asked about either of them again."""
+    """A person who rejects a question about two tasks is not asked about either of them again."""
     result, said, triggers, _ = await two_fail(each, REJECT)
     assert (result.status, triggers) == ("failed", [("t1", "t2")])
     assert said[:4] == ["asked q1", "ask low-confidence", "q1 reject", "keep person-reject"]
@@ -232,7 +232,7 @@ class World:
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_at_any_time(seed: int) -> None:
-    """Whenever answers, edits, failures and pauses come, the journal keeps every promise and replays to the live plan."""
+    """The journal keeps every promise and replays to the live plan, however answers, edits and failures interleave."""
     async with VirtualClock() as clock:
         world = World(seed, clock)
         run_id = None

@@ -148,7 +148,7 @@ async def test_kinds_that_always_ask(kind: str) -> None:
 
 
 async def test_an_unreachable_goal_asks_by_default() -> None:
-    """When nothing can run any more, a person decides, unless the settings take the kind off the list."""
+    """A person decides when nothing can run any more, unless the settings take that trigger off the list."""
     for default, status in ((True, "needs_human"), (False, "succeeded")):
         async with VirtualClock() as clock:
 
@@ -249,7 +249,7 @@ async def test_a_ready_task_is_held() -> None:
 
 
 async def test_a_held_task_cannot_be_started() -> None:
-    """What a question holds cannot be started by a report, nor by a worker that had pulled it already."""
+    """A task that a question holds cannot be started by a report, nor by a worker that had pulled it already."""
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate([returns(REJECT, after=60)], clock=clock))
         async with engine.open(plan(Task(id="c"))) as run:
@@ -331,7 +331,7 @@ async def test_two_questions_at_once() -> None:
 
 @pytest.mark.parametrize(("choice", "outputs"), [(0, {"a": "a~2", "b": "b"}), (1, {"a": None, "b": "b"})])
 async def test_approve(choice: int, outputs: dict[str, object]) -> None:
-    """Whichever candidate is approved is the one that is carried out, and the record says by whom."""
+    """The approved candidate is the one that is applied, and the record names the person."""
     async with VirtualClock() as clock:
         gate = ScriptedGate([returns(Answer("approve", by="ada", choice=choice), after=5)], clock=clock)
         engine = asking(clock, gate=gate)
@@ -463,7 +463,7 @@ async def test_answers_that_are_none() -> None:
 
 
 async def test_the_comment_has_no_secrets() -> None:
-    """What a person writes is cleaned of secrets before it is recorded."""
+    """Secrets are removed from the words of a person before they are recorded."""
     secret = "sk-4f9c2a7be01d4c5e8b3a6f"
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate([Answer("reject", comment=f"use {secret}")]))
@@ -478,7 +478,7 @@ async def test_the_comment_has_no_secrets() -> None:
     ("outcome", "status"), [("abort", "aborted"), ("skip", "succeeded"), ("continue", "failed"), ("pause", "paused")]
 )
 async def test_nobody_answers(outcome: str, status: str) -> None:
-    """When nobody answers in time, what the settings say happens, and is recorded as decided by the timeout."""
+    """An unanswered question is closed as the settings say, and recorded as decided by the timeout."""
     async with VirtualClock() as clock:
         engine = asking(clock, gate=ScriptedGate(), approval={"on_timeout": outcome})
         result = await engine.execute(chain("a", "b"), failing("a"))

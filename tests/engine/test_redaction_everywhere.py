@@ -102,7 +102,7 @@ def document() -> Plan:
 
 
 def proposals(request: ReplanRequest) -> Sequence[Alternative]:
-    """What a provider proposes and notes, with secrets in all of it."""
+    """Propose alternatives and notes, with secrets in all of them."""
     request.add_note(told("note"))
     task_id = request.triggers[0].tasks[0] if request.triggers[0].tasks else "b"
     new = Task(id=request.view.unused_id(task_id), tool="post", goal=told("new-goal"))
@@ -163,7 +163,7 @@ async def work(run: PlanRun, *, hand: bool) -> None:
 
 
 class Lived:
-    """What was left of a run with secrets everywhere."""
+    """The journal and other traces of a run with secrets everywhere."""
 
     def __init__(self, store: RunStore, spans: Spans, models: Sequence[ScriptedLLM], engine: ReplanningEngine) -> None:
         self.store, self.spans, self.models, self.engine = store, spans, models, engine
@@ -237,7 +237,7 @@ async def test_spans_prompts_and_logs(caplog: pytest.LogCaptureFixture, capfd: p
 
 
 async def test_reports() -> None:
-    """What is told of a run later, in any form, has no secrets either."""
+    """Reports on a run, in any form, have no secrets either."""
     left = await lived(MemoryStore())
     history = left.engine.history("run")
     for text in (text_report(history), markdown_report(history), export_history(history)):
@@ -314,7 +314,7 @@ async def test_no_tool_gets_a_mark_for_a_secret(argument: JsonValue) -> None:
 
 
 async def test_a_mark_among_other_text_is_handed_on_and_told() -> None:
-    """What only holds a secret among other things is of use without it, and it is on record which argument lacks it."""
+    """A value is handed on without the secret in it, and the record names the argument that lacks it."""
     arguments: JsonObject = {"log": "${a.output}", "all": ["${a.output}"], "said": "[redacted] ${a.output}", "n": 1}
     tasks = (Task(id="a"), Task(id="b", depends_on=("a",), arguments=arguments))
     store, got = MemoryStore(), {}

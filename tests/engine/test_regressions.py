@@ -82,7 +82,7 @@ async def test_output_that_is_not_json_survives_a_failing_store() -> None:
 
 
 async def test_triggers_that_wait_at_an_early_end_are_dropped() -> None:
-    """When the goal is reached early, what still waits to be decided is dropped on record, before the end and not after."""
+    """Triggers that wait when the goal is reached early are dropped on record, before the end and not after."""
     async with VirtualClock() as clock:
         environment = virtual_environment(clock=clock)
         provider = ScriptedProvider([hangs()], clock=clock)
@@ -222,7 +222,7 @@ async def test_what_was_concluded_late_is_not_dropped() -> None:
 async def decisions_about_two_failures(
     fails: Callable[[str, int], bool] = lambda operation, number: False,
 ) -> list[object]:
-    """What is decided where two tasks fail at once for which another waits, and the store fails now and then."""
+    """Run a plan in which two tasks fail at once while the store fails now and then; return the decisions."""
     async with VirtualClock() as clock:
         store = FlakyStore(fails=fails)
         engine = ReplanningEngine([ScriptedProvider(again)], store=store, environment=virtual_environment(clock=clock))
@@ -266,7 +266,7 @@ async def test_what_waits_for_the_store_does_not_begin_after_a_pause() -> None:
 
 
 async def test_nothing_is_reported_as_started_after_a_pause() -> None:
-    """Who reports the start of a task that was handed out before a pause is told that nothing more begins."""
+    """The start of a task that was handed out before a pause is refused, because no attempt can start."""
     engine = ReplanningEngine([], monitor=PlanMonitor([]))
     async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
         attempt = run.started("a")

@@ -118,7 +118,7 @@ def llm(clock: VirtualClock, *script: LLMReply, max_tokens: int = 2000) -> Scrip
     st.booleans(),
 )
 def test_order(judgement: Judgement, may_run: bool, may_replan: bool) -> None:
-    """What was not verified blocks, then success, continuing and replanning go before one another, and the rest blocks."""
+    """An unverified judgement blocks; then success, continuation and replanning take precedence; others block."""
     follows = disposition(judgement, can_retry=may_run, can_replan=may_replan)
     ways = [
         ("blocked", judgement.unverified),
@@ -137,7 +137,7 @@ async def test_success_is_done() -> None:
 
 
 async def test_continue_runs_again_with_feedback() -> None:
-    """What is to be continued is run again, and work is told what the judge said and what is missing."""
+    """A task to be continued is run again, and work reads the judge's feedback and the missing requirements."""
     played = await play(Scripted(GO_ON, DONE))
     assert (played.result.status, played.states) == ("succeeded", {"a": "DONE"})
     assert played.told == ["", "add the tests\nmissing: tests"]
@@ -284,7 +284,7 @@ def test_states() -> None:
 
 
 async def test_states_on_the_way() -> None:
-    """What a judge sends back stands as NEEDS_CONTINUATION until it runs again, also by the journal alone."""
+    """A task that a judge sends back is NEEDS_CONTINUATION until it runs again, also in a replay of the journal."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
         async with engine.open(plan(Task(id="a"))) as run:
@@ -313,7 +313,7 @@ async def test_feedback_outlives_the_process() -> None:
 
 
 async def test_children_inherit_the_count() -> None:
-    """What takes the place of a rejected task counts on from it, names the original and says why."""
+    """The replacement of a rejected task continues its count, names the original and says why."""
     async with VirtualClock() as clock:
         settings = Settings()
         engine = ReplanningEngine(
@@ -341,7 +341,7 @@ async def test_smaller_tasks_take_the_place() -> None:
 
 
 async def test_limit_before_the_planner() -> None:
-    """Where the limit of the lineage is reached, the planner is not asked, and the task is blocked with the limit."""
+    """A task whose lineage has reached its limit is blocked with that reason, without a request to the planner."""
     clock = VirtualClock()
     model = llm(clock, SMALLER)
     played = await play(
@@ -388,7 +388,7 @@ async def test_prompt_of_the_planner() -> None:
     ],
 )
 async def test_planner_that_fails(reply: LLMReply, said: str) -> None:
-    """Where the planner errs, hangs or proposes what does not fit, the task is blocked with the reason and the rest runs."""
+    """A task is blocked, and the rest runs, if the planner fails, hangs or proposes an unfit change."""
     clock = VirtualClock()
     model = llm(clock, reply, reply)
     played = await play(
@@ -504,7 +504,7 @@ async def test_judge_is_asked_again() -> None:
 
 
 async def test_budget_of_the_judge() -> None:
-    """What judging costs counts for the run, and what does not fit the budget is not asked."""
+    """The cost of judging counts for the run, and a call that does not fit the budget is not made."""
     clock = VirtualClock()
     model = llm(clock, {"success": True}, max_tokens=100)
     both = plan(Task(id="a"), Task(id="b"), budget=Budget(calls=1))
@@ -515,7 +515,7 @@ async def test_budget_of_the_judge() -> None:
 
 
 async def test_result_is_data() -> None:
-    """What work came to stands in the prompt as data that cannot pass for an instruction, and is bounded."""
+    """The output of work is in the prompt as bounded data that cannot pass for an instruction."""
     clock = VirtualClock()
     model = llm(clock, {"success": True})
 
@@ -563,7 +563,7 @@ async def test_run_that_ends_while_judging() -> None:
 
 
 async def test_last_task_meets_the_acceptance() -> None:
-    """What the original must meet is checked of the task that ends the work, and not of those that prepare it."""
+    """The requirements of the original are checked on the final task of the replacement, and not on those before it."""
     clock = VirtualClock()
     checked: list[str] = []
 

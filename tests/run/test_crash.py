@@ -162,7 +162,7 @@ def killed_as_soon_as(command: list[str], pid: Path) -> int:
 @LINUX
 @pytest.mark.parametrize("also_its_parent", [False, True])
 async def test_grandchildren_are_killed(also_its_parent: bool, tmp_path: Path) -> None:
-    """What a tool started and a killed process left running is gone before the task is run again."""
+    """Processes that a tool started and a killed process left running are gone before the task is run again."""
     document = hanging(tmp_path)
     (tmp_path / "plan.json").write_text(document.model_dump_json())
     command = [sys.executable, "-c", HANGS, str(tmp_path / "plan.json"), str(tmp_path / "history.db")]
@@ -244,7 +244,7 @@ async def test_others_are_left_alone(key: str, changes: dict[str, str]) -> None:
 
 @LINUX
 async def test_finished_work_keeps_its_processes() -> None:
-    """What an attempt that succeeded left running on purpose is not killed by a resume, nor by a fork."""
+    """A process that a successful attempt left running on purpose is killed neither by a resume nor by a fork."""
     with process_of(f"{RUN}/a") as process:
         store = MemoryStore()
         engine = ReplanningEngine([], store=store)

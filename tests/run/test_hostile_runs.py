@@ -104,7 +104,7 @@ async def test_flood_of_failures() -> None:
 
 
 def replanning(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a command says."""
+    """Return the output of a command."""
     command = [sys.executable, "-m", "replanning", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 

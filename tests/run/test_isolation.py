@@ -24,7 +24,7 @@ from replanning import (
 )
 from replanning.changes import SkipTask
 from replanning.journal import AttemptInterrupted, ErrorContained, MemoryStore, TaskFailed
-from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
+from replanning.orchestrators import SwarmOrchestrator
 from replanning.telemetry import Exporter
 from replanning.testing import ScriptedGate
 from tests.engine.test_regressions import ASKING
@@ -81,7 +81,7 @@ def replaced(request: ReplanRequest) -> list[Alternative]:
 
 
 async def carried_out(engine: ReplanningEngine) -> RunResult:
-    """How a run comes out of which one task fails."""
+    """Return the result of a run in which one task fails."""
     result = await engine.execute(plan(*BESIDE), work)
     assert bodies(engine.store, result.run, AttemptInterrupted) == []
     return result
@@ -211,8 +211,9 @@ async def test_taking_up_a_long_journal() -> None:
     assert beats >= 40
 
 
-async def test_a_swarm_whose_work_never_waits() -> None:
-    """However many workers have work that never waits, others have a turn after a few hundred tasks."""
+@pytest.mark.parametrize(("workers", "tasks", "most"), [(1, 1_000, 257), (100, 3_000, 356)])
+async def test_work_that_never_waits(workers: int, tasks: int, most: int) -> None:
+    """Other tasks have a turn after a few hundred tasks of work that never waits, by one worker or a hundred."""
     done = 0
 
     async def work(task: Task, context: TaskContext) -> None:
@@ -222,26 +223,10 @@ async def test_a_swarm_whose_work_never_waits() -> None:
     heart = Heart(lambda: done)
     async with anyio.create_task_group() as group:
         group.start_soon(heart.beat)
-        result = await ReplanningEngine().attach(SwarmOrchestrator(work, max_concurrency=100)).run(flat(3_000))
+        result = await ReplanningEngine().attach(SwarmOrchestrator(work, max_concurrency=workers)).run(flat(tasks))
         group.cancel_scope.cancel()
-    assert (result.status, done) == ("succeeded", 3_000)
-    assert 1 <= heart.most <= 2 * 356  # trio gives turns in any order, so that two may pass between two beats
-
-
-async def test_one_worker_whose_work_never_waits() -> None:
-    """Also a single worker leaves a turn to others after a few hundred tasks."""
-    done = 0
-
-    async def work(task: Task, context: TaskContext) -> None:
-        nonlocal done
-        done += 1
-
-    heart = Heart(lambda: done)
-    async with anyio.create_task_group() as group:
-        group.start_soon(heart.beat)
-        await ReplanningEngine().attach(SequentialOrchestrator(work)).run(flat(1_000))
-        group.cancel_scope.cancel()
-    assert 1 <= heart.most <= 2 * 257
+    assert (result.status, done) == ("succeeded", tasks)
+    assert 1 <= heart.most <= 2 * most  # trio gives turns in any order, so that two may pass between two beats
 
 
 async def test_hash_worked_out_with_pauses() -> None:
@@ -258,8 +243,9 @@ async def test_hash_worked_out_with_pauses() -> None:
         other.pause()
 
 
+@pytest.mark.deep
 async def test_opening_leaves_little_for_the_collector() -> None:
-    """What a plan of 20,000 tasks was made into does not wait for the garbage collector to go through it all at once."""
+    """The objects of a plan of 20,000 tasks do not wait for the garbage collector to go through them all at once."""
     new = sum(len(gc.get_objects(generation)) for generation in (0, 1))
     async with ReplanningEngine().open(flat(20_000)) as run:
         assert sum(len(gc.get_objects(generation)) for generation in (0, 1)) - new < 10_000

@@ -43,21 +43,27 @@ def engine(store: RunStore, propose: Callable[[ReplanRequest], Sequence[Alternat
 # Cut off
 
 
-async def test_cut_off_after_any_record() -> None:
+QUICK_AND_DEEP = pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.deep)])
+"""Cut after a few of the records, or after each of them."""
+
+
+@QUICK_AND_DEEP
+async def test_cut_off_after_any_record(step: int) -> None:
     """Cut off after any record of an eventful run, a resumed run ends with the same results by the same decisions."""
     result, records = await from_start()
     assert (result.status, story(records)["broken"]) == ("succeeded", [])
-    for seen in range(1, len(records)):
+    for seen in range(1, len(records), step):
         again, all_records = await resumed(records[:seen])
         assert (again.status, again.outputs) == (result.status, result.outputs), seen
         assert all_records[:seen] == records[:seen]
         assert story(all_records) == story(records), (seen, records[seen - 1])
 
 
-async def test_cut_off_twice() -> None:
+@QUICK_AND_DEEP
+async def test_cut_off_twice(step: int) -> None:
     """Cut off again soon after it was resumed, or later, a run still ends with the same results by the same decisions."""
     result, records = await from_start()
-    for seen in range(1, len(records)):
+    for seen in range(1, len(records), step):
         _, second = await resumed(records[:seen])
         for more in (1, 8):
             if seen + more < len(second):
@@ -67,7 +73,7 @@ async def test_cut_off_twice() -> None:
 
 
 async def test_replay_equals_live() -> None:
-    """At the end of a resumed run the live plan is the one that its journal tells of."""
+    """At the end of a resumed run the live plan equals a replay of its journal."""
     _, records = await from_start()
     for seen in range(1, len(records), 7):
         store = cut(records[:seen])
@@ -77,7 +83,7 @@ async def test_replay_equals_live() -> None:
 
 
 async def test_not_idempotent_asks() -> None:
-    """What was running and may not be repeated is not run again by itself: a person is asked."""
+    """A task that was running and is not idempotent is not run again by itself: a person is asked."""
     store = MemoryStore()
     async with engine(store).open(plan(Task(id="pay")), run_id=RUN) as run:
         run.started("pay")
@@ -93,7 +99,7 @@ async def test_not_idempotent_asks() -> None:
 
 
 async def test_idempotent_runs_again() -> None:
-    """What was running and may be repeated runs again at once, under the next number."""
+    """An idempotent task that was running runs again at once, under the next number."""
     store = MemoryStore()
     async with engine(store).open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
         run.started("a")
@@ -184,7 +190,7 @@ async def test_left_by_its_program() -> None:
 
 
 async def test_backoff_goes_on() -> None:
-    """What waits for its next attempt waits for the rest of its time after a resume, and no longer."""
+    """A task that is backing off waits for the rest of its delay after a resume, and no longer."""
     store = MemoryStore()
     task = Task(id="a", retry=Retry(delay=100, jitter=False, max_attempts=2))
     async with VirtualClock() as clock:
@@ -324,7 +330,7 @@ async def test_fork_is_a_run_of_its_own() -> None:
 
 
 async def test_fork_of_work_under_way() -> None:
-    """What ran when the checkpoint was reached is interrupted in the fork, which did not start it."""
+    """Attempts that were running at the checkpoint are interrupted in the fork, which did not start them."""
     store = MemoryStore()
     async with engine(store).open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
         attempt = run.started("a")
@@ -365,7 +371,7 @@ async def test_fork_cut_off() -> None:
     _, records = await from_start()
     flaky = FlakyStore(cut(records), fails=lambda operation, number: operation == "append" and number == 20)
     async with VirtualClock() as clock:
-        with pytest.raises(StoreError, match="told to fail"):
+        with pytest.raises(StoreError, match="scheduled to fail"):
             engine_for(flaky, clock).fork(RUN, 4, new_id="half")
         with pytest.raises(
             StoreError, match=r"'half' was being forked from run 'run-1' at revision 4 .* fork it again"

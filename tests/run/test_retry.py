@@ -22,7 +22,7 @@ CUT_OFF = Failure("Interrupted", "killed", kind="interrupted")
 def after(
     failure: Failure, round_: int = 1, failures: int = 0, *, threshold: int = 1, chance: float = 0.5, **task: object
 ) -> tuple[float | None, bool]:
-    """What follows, at 100, when a task's so-manieth attempt in a row fails; half a second between attempts."""
+    """Return the retry at time 100 after a number of failed attempts in a row; the delay is half a second."""
     entry = TaskEntry(Task.model_validate({"id": "t", **task}), 0, None)
     entry.attempts_in_round, entry.failures = round_, failures
     settings = Settings(retry=Retry(delay=0.5, jitter=False), failure_threshold=threshold)
@@ -59,7 +59,7 @@ def test_interruption_costs_nothing() -> None:
 
 
 def test_own_word() -> None:
-    """What a task declares itself goes before the default."""
+    """The retries that a task declares take precedence over the default."""
     own = {"max_attempts": 2, "delay": 4, "exponential": False, "jitter": True}
     assert after(PASSING, 1, chance=0.25, retry=own) == (103.0, False)
     assert after(PASSING, 2, retry=own) == (None, True)
@@ -67,7 +67,7 @@ def test_own_word() -> None:
 
 @given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True), st.booleans())
 def test_delays_are_bounded(round_: int, delay: float, chance: float, exponential: bool) -> None:
-    """However often a task was tried, it is run again within an hour."""
+    """The delay of a retry is at most an hour, after any number of attempts."""
     retry = {"max_attempts": round_ + 1, "delay": delay, "exponential": exponential}
     due, used_up = after(PASSING, round_, chance=chance, retry=retry)
     assert not used_up

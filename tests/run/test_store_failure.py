@@ -82,7 +82,7 @@ async def test_transient() -> None:
 
 
 async def test_failure_at_any_record() -> None:
-    """Whichever record the store refuses at first, three times, the run ends with the same results and decisions."""
+    """A run ends with the same results and decisions if the store refuses any one record three times."""
     result, records = await from_start()
     for seq in range(2, len(records) + 1):
         left = iter(range(3))
@@ -247,7 +247,7 @@ async def test_lasting() -> None:
 
 
 async def test_back_when_the_run_is_left() -> None:
-    """What finished after patience was over is on record all the same, if the store works when the run is left."""
+    """A task that finished after patience was over is on record if the store works when the run is left."""
     async with VirtualClock() as clock:
 
         async def work(task: Task, context: TaskContext) -> str:
@@ -358,7 +358,7 @@ async def test_first_record_refused() -> None:
 
 
 async def test_lease_lost() -> None:
-    """Who loses the lease writes nothing more, stops what runs here, and says why; the new owner is not disturbed."""
+    """A process that loses the lease stops its attempts, writes nothing more and says why."""
     store = MemoryStore()
     async with VirtualClock() as clock:
         stopped = []
@@ -514,7 +514,7 @@ async def test_proposals_that_cannot_be_kept(tmp_path: Path) -> None:
 
 
 async def test_store_that_takes_less() -> None:
-    """Where a store cannot keep what JSON could, the event is kept without it, and the run goes on."""
+    """A value that the store cannot keep is left out of its record, and the run goes on."""
 
     def why(record: Record) -> Exception | None:
         return RecordNotSerializable("no NUL") if "\x00" in repr(record.body) or "\\x00" in repr(record.body) else None
@@ -535,7 +535,7 @@ async def test_store_that_takes_less() -> None:
 
 
 async def test_unstorable_after_an_outage() -> None:
-    """What was kept while the store failed and then proves to be unstorable is put on record as that."""
+    """A deferred record that proves to be unstorable is replaced by a record that says so."""
     async with VirtualClock() as clock:
 
         def why(record: Record) -> Exception | None:
