@@ -24,6 +24,7 @@ from replanning.journal.records import Candidate, Score
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, TaskState
+from replanning.plan.messages import truncate
 from replanning.plan.types import TaskId
 
 MAX_NODES: Final = 60
@@ -66,7 +67,7 @@ def mermaid(before: LivePlan, after: LivePlan) -> str:
 
 def escape_label(text: str) -> str:
     """Escape a text for use between the quotes of a label."""
-    short = text if len(text) <= _MAX_LABEL_CHARS else f"{text[: _MAX_LABEL_CHARS - 1]}…"
+    short = truncate(text, _MAX_LABEL_CHARS)
     return "".join(_escape_char(c, first=i == 0) for i, c in enumerate(short))
 
 

@@ -23,7 +23,7 @@ from replanning.journal.records import (
     dump_body,
     load_body,
 )
-from replanning.plan.messages import brief_repr, did_you_mean
+from replanning.plan.messages import brief_repr, did_you_mean, error_lines
 from replanning.plan.types import JsonObject, RunId
 
 
@@ -232,9 +232,7 @@ def decode_body(kind: str, text: str | bytes) -> RecordBody:
     try:
         return load_body(kind, text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"not a valid {kind}: {where}{': ' if where else ''}{first['msg']}") from error
+        raise ValueError(f"not a valid {kind}: {error_lines(error, 1)[0]}") from error
     except PlanError as error:
         raise ValueError(f"not a valid {kind}: {error.problems[0]}") from error
 
