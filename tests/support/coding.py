@@ -53,7 +53,7 @@ def note(folder: str, attempt: str) -> None:
 
 
 def repository(folder: Path) -> Path:
-    """An empty git repository."""
+    """Return an empty git repository."""
     folder.mkdir(exist_ok=True)
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
     (folder / ".git/info/exclude").write_text(".effects\n.tried\n__pycache__\n")
@@ -91,34 +91,34 @@ def tools(folder: Path) -> tuple[ToolSpec, ...]:
 
 
 def section(prompt: str, name: str) -> str:
-    """What a prompt tells under a name."""
+    """Return a section of a prompt."""
     return prompt.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
 
 
 def subtask(name: str, *needs: str) -> JsonObject:
-    """A part of the work."""
+    """Return a subtask."""
     return {"id": name, "description": name, "dependencies": list(needs)}
 
 
 def use(name: str, tool: str, /, **arguments: JsonValue) -> JsonObject:
-    """An action."""
+    """Return an action."""
     return {"task_id": name, "tool": tool, "arguments": dict(arguments)}
 
 
 class Coder:
-    """A model that does the task: asks first, divides too coarsely, and writes a program that is wrong."""
+    """Model that does the task: asks first, decomposes too coarsely, and writes a wrong program."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
         self.asked: list[str] = []
 
     def __call__(self, request: LLMRequest) -> LLMServerReply:
-        """The reply to a request, as text."""
+        """Return the reply to a request, as text."""
         self.asked.append(kind_of(request.prompt))
         return json.dumps(self.reply(request.prompt))
 
     def reply(self, prompt: str) -> JsonValue:
-        """What it says to a prompt."""
+        """Return the reply to a prompt."""
         match kind_of(prompt):
             case "goal_understanding":
                 return {"main_objective": "sums.add adds", "success_criteria": ["the test passes"]}

@@ -1,4 +1,4 @@
-"""What a journal tells of the limits of planning mode, counted anew with none of the code that counts while it runs."""
+"""Independent recount of the limits of planning mode from a journal, without the code under test."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     ),
     "reflection": frozenset({"plan_revision", "none"}),
 }
-"""What the specification lets each phase decide."""
+"""Replans that each phase may decide on."""
 
 
 @dataclass
 class Told:
-    """What a journal tells of replans, counted anew from what was decided and done.
+    """Replans of a journal, counted from its decisions and effects.
 
     Attributes:
         counts: replans that were executed, by what limits call them; `total` is all of them.
@@ -70,7 +70,7 @@ _FULL_TARGETS: Final = {"action_sequence": 3, "task_decomposition": 4, "goal_und
 
 
 def told(records: Sequence[Record]) -> Told:
-    """Count what was executed, from records alone, with none of the code that counts while it runs."""
+    """Count the executed replans from records alone."""
     found, streak, asked, counted = Told(), Counter[str](), set[str](), set[str]()
     approved = any(isinstance(r.body, QuestionAnswered) and r.body.verdict in _YES for r in records)
     for record in records:
@@ -126,7 +126,7 @@ def _count(found: Told, streak: Counter[str], done: JsonObject, approved: bool) 
 
 
 def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[str]:
-    """The limits that were exceeded, in words that begin with their names; or those that were just reached."""
+    """Return the exceeded limits, or those that were just reached, each beginning with its name."""
     replanning = settings.planning.replanning
     revisions, most_replans = settings.planning.revision.max_revisions, replanning.overall.max_total_replans
     if replanning.enabled:
@@ -157,7 +157,7 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
 
 
 def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
-    """What of the budget was overrun, in words; a model that writes more than it was let is not asked again after that."""
+    """Return the overrun budgets; a model whose reply is too long may not be asked again."""
     used = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
     budget, found = settings.budget, list[str]()
     if budget.calls is not None and (calls := sum(one.calls for one in used)) > budget.calls:
@@ -168,12 +168,12 @@ def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
 
 
 def begun(records: Sequence[Record]) -> int:
-    """How many attempts at phases and actions were begun."""
+    """Return the number of attempts at phases and actions."""
     return sum(isinstance(record.body, AttemptStarted) for record in records)
 
 
 def answered(records: Sequence[Record]) -> int:
-    """How often a person, or the time that passed, answered a question, or somebody asked for a replan."""
+    """Return the number of answers, timeouts and requests for a replan."""
     wishes = (record.body for record in records if isinstance(record.body, TriggerFired))
     answers = sum(isinstance(record.body, QuestionAnswered) for record in records)
     return answers + sum(isinstance(body.trigger, HumanRequest) for body in wishes)

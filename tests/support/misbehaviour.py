@@ -1,4 +1,4 @@
-"""Models, tools and people that misbehave in every way that is known."""
+"""Models, tools and people that misbehave in all known ways."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS: Final = (
 PHASES: Final = tuple(ALLOWED)
 
 
-# What a model may say
+# Replies
 
 
 def _wanting(rng: Random, kind: str, **more: JsonValue) -> JsonObject:
@@ -170,7 +170,7 @@ def _subtasks(rng: Random, *, good: bool) -> JsonValue:
 
 
 def _actions(rng: Random, prompt: str, *, good: bool) -> list[JsonObject]:
-    """Actions for the subtasks that a prompt names."""
+    """Return actions for the subtasks in a prompt."""
     names = [name for name in "abcd" if f'{{"id": "{name}"' in prompt] or ["more"]
     if not good:
         names = rng.choice([["nobody"], names[:-1], [*names, *names, "z"]])
@@ -190,7 +190,7 @@ def _section(prompt: str, name: str) -> str:
 
 
 def _open(prompt: str) -> str:
-    """The subtasks of a prompt without those that are done."""
+    """Return the decomposition in a prompt without finished subtasks."""
     done = [line for line in _section(prompt, "executed").splitlines() if '"state": "DONE"' in line]
     found = _section(prompt, "task_decomposition")
     for name in "abcd":
@@ -200,11 +200,11 @@ def _open(prompt: str) -> str:
 
 
 class Wild:
-    """A model of a seed: it has a way of its own, which it keeps to more or less, in decisions or in everything.
+    """Model of a seed that misbehaves in one way or in all, more or less often, in decisions or everywhere.
 
     Attributes:
-        asked: what it was asked, by kind.
-        ways: the ways in which it misbehaved, and how often.
+        asked: number of prompts by kind.
+        ways: number of misbehaviours by way.
     """
 
     def __init__(self, seed: int) -> None:
@@ -284,7 +284,7 @@ class Clumsy(Desk):
 
 
 def settings_of(rng: Random) -> Settings:
-    """Settings by chance; half of the time limits are the usual ones."""
+    """Return random settings; half of them keep the default limits."""
     planning: dict[str, object] = {
         "reflection": {"enabled": rng.random() < 0.7, "trigger_interval": rng.randrange(4)},
         "strategy": rng.choice(["chain_of_thought", "hierarchical", "simple"]),
@@ -314,7 +314,7 @@ def settings_of(rng: Random) -> Settings:
 
 
 def people(rng: Random, clock: VirtualClock) -> HumanGate | None:
-    """Somebody who is asked: nobody, one who never answers, or one who answers anything."""
+    """Return a random gate: none, one that never answers, or one that answers anything."""
     match rng.randrange(6):
         case 0:
             return ScriptedGate(clock=clock)
@@ -333,8 +333,8 @@ class Played:
     """A run of a seed.
 
     Attributes:
-        planning: what was run.
-        model: who was asked.
+        planning: the coordinator.
+        model: the model.
         records: the journal.
     """
 
@@ -344,7 +344,7 @@ class Played:
 
 
 async def play(seed: int, before: Sequence[Record] = ()) -> Played:
-    """Run planning mode with everything that a seed stands for, to its end; or go on after what is on record."""
+    """Run planning mode of a seed to its end, or resume it after the given records."""
     rng = Random(~seed)
     async with VirtualClock(*(record.at for record in before[-1:])) as clock:
         desk, model = Clumsy(seed, clock), Wild(seed)

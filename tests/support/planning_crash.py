@@ -1,4 +1,4 @@
-"""Kills real processes in planning mode, and checks what is left after each kill and at the end."""
+"""Campaign that kills real processes in planning mode, and checks the journal after each kill and at the end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ AIMS: Final = (
 
 
 class Said(TypedDict):
-    """What a process says at its end."""
+    """Output of a process at its end."""
 
     status: str
     reason: str
@@ -64,7 +64,7 @@ class Said(TypedDict):
 
 
 class Sniper:
-    """A model that answers as always, and kills who asks at a certain request."""
+    """Model that answers as usual, and kills the asking process at a given request."""
 
     def __init__(self, coder: Coder) -> None:
         self._coder = coder
@@ -92,14 +92,14 @@ class Life:
     reading: int
 
     def ticks(self) -> Iterator[str]:
-        """What it tells, line by line as it comes, until it ends."""
+        """Yield the lines of its output until it ends."""
         with open(self.reading, encoding="utf-8", closefd=False) as lines:  # it has no path
             yield from lines
 
 
 @contextmanager
 def living(folder: Path, server: ScriptedLLMServer) -> Iterator[Life]:
-    """A process that is gone afterwards."""
+    """Run a process that is ended afterwards."""
     reading, writing = os.pipe()
     arguments = [str(folder / "history"), RUN, str(folder / "work"), str(writing)]
     with (folder / "errors").open("ab") as errors:
@@ -140,7 +140,7 @@ class Campaign:
     after: Counter[str] = field(default_factory=Counter)
 
     def play(self, name: str, kills: int) -> tuple[Said, list[Record]]:
-        """Take a task to its end, killing its process so many times; says how it ended."""
+        """Run a task to its end, killing its process a number of times; return its output and journal."""
         folder = self.place / name
         folder.mkdir()
         repository(folder / "work")
@@ -165,7 +165,7 @@ class Campaign:
                     return said, records
 
     def _live(self, folder: Path, server: ScriptedLLMServer, sniper: Sniper, *, kills: int) -> Said | None:
-        """Let a process work until it ends, or is killed at a moment of chance."""
+        """Run a process until it ends, or is killed at a random moment."""
         aim, count = self._aim()
         with living(folder, server) as life:
             sniper.target, sniper.left = life.process.pid, 0
@@ -184,7 +184,7 @@ class Campaign:
         return found
 
     def _aim(self) -> tuple[str, int]:
-        """When to kill a process: as it asks the model, at any record, or at a kind of record."""
+        """Choose the moment to kill a process: a request to the model, any record, or a kind of record."""
         match self.rng.randrange(5):
             case 0 | 1:
                 return "request", self.rng.randint(1, 5)
@@ -194,7 +194,7 @@ class Campaign:
 
 
 def answer(folder: Path, records: Sequence[Record]) -> None:
-    """Answer the question that waits, as a person does from another process."""
+    """Answer the open question as a person does from another process."""
     with closing(SqliteStore(folder / "history")) as store:
         engine = ReplanningEngine([], store=store)
         (question,) = engine.pending(RUN)
@@ -203,12 +203,12 @@ def answer(folder: Path, records: Sequence[Record]) -> None:
 
 
 def asked(records: Sequence[Record]) -> list[QuestionAsked]:
-    """The questions to people."""
+    """Return the questions to people."""
     return [record.body for record in records if isinstance(record.body, QuestionAsked)]
 
 
 def check(records: Sequence[Record], before: Sequence[Record]) -> None:
-    """What must hold after every kill."""
+    """Return the violated invariants after a kill."""
     old, new = list(map(text, before)), list(map(text, records))
     assert new[: len(old)] == old, "what was on record is not any more"
     assert invariant_violations(records) == [] or not records
@@ -226,7 +226,7 @@ def check(records: Sequence[Record], before: Sequence[Record]) -> None:
 
 
 def check_told(folder: Path) -> None:
-    """No notice is posted twice, there is one checklist, and no line of the history is written twice."""
+    """Check that no notice is posted twice, there is one checklist, and no line of the history is repeated."""
     told = folder / "notices.md"
     marks = Counter(_MARK.findall(told.read_text(encoding="utf-8")) if told.exists() else ())
     assert set(marks.values()) <= {1}, f"posted twice: {marks}"
@@ -242,7 +242,7 @@ _COUNTED: Final = ("considered", "total", "clarifications", "redecompositions", 
 
 
 def story(records: Sequence[Record]) -> dict[str, object]:
-    """What must be the same however often a run was cut off."""
+    """Return the parts of a journal that interruptions must not change."""
     state = PlanningState.from_records(records)
     executed = [record for record in state.records if record.executed]
     return {
@@ -255,7 +255,7 @@ def story(records: Sequence[Record]) -> dict[str, object]:
 
 
 def told(folder: Path) -> list[str]:
-    """What people were told of in the end, without replans of the kind that each kill may cause."""
+    """Return the notices at the end, without those for replans that a kill may cause."""
     text = (folder / "notices.md").read_text(encoding="utf-8")
     posts = re.split(r"^<!-- comment .* -->$", text, flags=re.MULTILINE)
     return sorted(title for post in posts for title in _TITLE.findall(post) if "retry" not in post)
@@ -265,13 +265,13 @@ _TITLE: Final = re.compile(r"^## .*", re.MULTILINE)
 
 
 def kept(folder: Path) -> list[str]:
-    """What is kept of plans in the end."""
+    """Return the kinds of plans in the history at the end."""
     lines = PlanningHistoryStore(folder / "planning_history", task_uuid=RUN).entries()
     return [str(line["type"]) for line in lines if line["type"] in ("plan", "revision", "completion")]
 
 
 def retries(records: Sequence[Record]) -> tuple[int, int]:
-    """How often actions were done again on the word of the model, and how often that was due: each failure once."""
+    """Return the numbers of retries that the model decided on, and of failures that were due one."""
     state = PlanningState.from_records(records)
     planned = {task for plan in state.plans for task in plan.tasks.values()}
     ends = (AttemptFailed, AttemptInterrupted, AttemptTimedOut)
@@ -281,5 +281,5 @@ def retries(records: Sequence[Record]) -> tuple[int, int]:
 
 
 def charged(records: Sequence[Record]) -> int:
-    """The calls of the model that are on record."""
+    """Return the number of journaled calls of the model."""
     return sum(record.body.usage.calls for record in records if isinstance(record.body, UsageCharged))

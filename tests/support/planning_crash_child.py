@@ -1,4 +1,4 @@
-"""A program that takes a coding task to its end in planning mode, to be killed at any moment and started again.
+"""Program that runs a coding task in planning mode, to be killed at any moment and started again.
 
     python -m tests.support.planning_crash_child PLACE RUN FOLDER TICKS
 
@@ -30,7 +30,7 @@ CALLS = 200
 
 
 def settings() -> Settings:
-    """Nobody is waited for, and what is unclear waits for a person; each kill may cost a retry."""
+    """Return settings without waiting; questions stay open, and each kill may cost a retry."""
     replanning = {
         "goal_understanding": {"auto_assume_on_no_response": False},
         "execution": {"max_action_retries": 20},
@@ -40,7 +40,7 @@ def settings() -> Settings:
 
 
 async def solve(store: RunStore, run: str, folder: Path) -> tuple[RunResult, list[str]]:
-    """Solve the task, or go on with it; also says how its live plan differs from its journal, which it must not."""
+    """Run or resume the task; return its result and the differences of its live plan from its journal."""
     specs = tools(folder)
     plan = Plan.model_validate({"goal": {"objective": OBJECTIVE}, "tools": specs})
     async with OpenAIProvider() as model, ToolExecutor(plan) as work:
@@ -64,7 +64,7 @@ async def solve(store: RunStore, run: str, folder: Path) -> tuple[RunResult, lis
 
 
 def main() -> None:
-    """Do as the arguments say."""
+    """Run the task that the arguments name."""
     place, run, folder, ticks = sys.argv[1:]
     os.environ["LEASE"] = "inf"
     with closing(store_at("sqlite", place, int(ticks))) as store:
