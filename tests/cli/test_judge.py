@@ -1,4 +1,4 @@
-"""The command line holds tasks to the checks among their acceptance (SPEC K1)."""
+"""The command line runs the checks in the acceptance of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What work comes to is judged before it counts as done (SPEC K)."""
+"""Work is judged before it counts as done."""
 
 from __future__ import annotations
 
