@@ -134,7 +134,7 @@ class _ExporterQueue:
             try:
                 exported = self._exporter.export(self._lifecycle.run_id, record)
                 await (exported if self.detached else isolate(exported))  # the rest is handed over by the caller's task
-            except Exception as error:  # noqa: BLE001 - law 7: an exporter must not harm the run
+            except Exception as error:  # noqa: BLE001 - an exporter must not harm the run
                 self._record_failure("failed", describe_error(error))
 
     def _record_failure(self, kind: str, text: str) -> None:
@@ -161,7 +161,7 @@ async def _close_exporter(exporter: Exporter, clock: Clock, redactor: Redactor) 
     async with move_on_after(EXPORTER_TIMEOUT_SECONDS, clock):
         try:
             await isolate(exporter.aclose())
-        except Exception as error:  # noqa: BLE001 - law 7: likewise
+        except Exception as error:  # noqa: BLE001 - likewise
             text = redactor.text(describe_error(error))
             _log.warning("exporter %r failed when it was closed: %s", exporter.name, text)
         closed = True

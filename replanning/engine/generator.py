@@ -367,7 +367,7 @@ async def _ask_provider(reply: Reply, request: ReplanRequest, life: Lifecycle, v
         reply.notes.append(f"{name} could ask no further: {error}")
     except LLMError as error:  # its message is meant for people
         reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:_MAX_NOTE_CHARS])
-    except Exception as error:  # noqa: BLE001 - law 7: a failing provider is contained
+    except Exception as error:  # noqa: BLE001 - a failing provider is contained
         reply.notes.append(f"{name} failed: {describe_error(error)}"[:_MAX_NOTE_CHARS])
     finally:
         alarm.cancel()

@@ -66,7 +66,7 @@ class ProviderRegistry:
         """Close the connections of the language models that were made here; a later call opens them again."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
             for model in self._models:
-                with suppress(Exception):  # law 7: a plugin that fails to close does no harm
+                with suppress(Exception):  # a plugin that fails to close does no harm
                     await model.aclose()
 
     def _resolve_one(self, spec: ProviderSpec) -> AlternativeProvider:

@@ -370,7 +370,7 @@ class _Conversation:
             raise ReplanningError(f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}")
         except (StaleAnswer, UnknownQuestion, NotRunning):
             return
-        except Exception as error:  # noqa: BLE001 - law 7: a failing gate is contained, and the question stays open
+        except Exception as error:  # noqa: BLE001 - a failing gate is contained, and the question stays open
             self._record_failure("gate", error)
 
     async def _submit(self, question_id: QuestionId, answer: Answer) -> None:
@@ -390,7 +390,7 @@ class _Conversation:
         self._lifecycle.commit_or_defer(QuestionReminded(question.id))
         try:
             await isolate(self._gate.remind(question))
-        except Exception as error:  # noqa: BLE001 - law 7: likewise
+        except Exception as error:  # noqa: BLE001 - likewise
             self._record_failure("gate reminder", error)
 
     def _record_failure(self, where: str, error: Exception) -> None:

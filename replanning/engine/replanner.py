@@ -284,7 +284,7 @@ class Replanner:
                 await self._lifecycle.wait_for_store()
                 self.queue.in_progress = []
                 self.queue.reload()  # everything that was recorded before the store failed need not be done again
-        except Exception as error:  # noqa: BLE001 - law 7: the engine never makes things worse
+        except Exception as error:  # noqa: BLE001 - the engine never makes things worse
             self._drop_failed_batch(error)
 
     def _drop_failed_batch(self, error: Exception) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Final, NamedTuple
 
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.journal.records import Record
-from replanning.journal.store import Lease, decode_body, encode_body, lease_lost, record_out_of_order
+from replanning.journal.store import LOCK_TIMEOUT, Lease, decode_body, encode_body, lease_lost, record_out_of_order
 
 try:
     import fcntl
@@ -44,10 +46,31 @@ def file_lock(path: Path) -> Iterator[int]:
     """Lock a file exclusively, against this and other processes, for the block; yields its descriptor."""
     guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     try:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+        _lock(guard, fcntl.LOCK_EX, path)
         yield guard
     finally:
         os.close(guard)
+
+
+def _lock(guard: int, operation: int, path: Path) -> None:
+    """Lock an open file; a process that holds it and is suspended must not stop others for ever.
+
+    Raises:
+        StoreError: another process held the lock for `LOCK_TIMEOUT` seconds.
+    """
+    end = None
+    while True:
+        try:
+            return fcntl.flock(guard, operation | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            now = time.monotonic()
+            if end is None:
+                end = now + LOCK_TIMEOUT
+            elif now > end:
+                raise StoreError(
+                    f"{path}: another process kept the file locked for {LOCK_TIMEOUT:g} seconds; try again"
+                ) from error
+            threading.Event().wait(0.002)
 
 
 def read_lease_state(path: Path) -> LeaseState:
@@ -57,7 +80,7 @@ def read_lease_state(path: Path) -> LeaseState:
     except FileNotFoundError:
         return LeaseState()
     try:
-        fcntl.flock(guard, fcntl.LOCK_SH)
+        _lock(guard, fcntl.LOCK_SH, path)
         return parse_lease_state(read_lease_bytes(guard), path)
     finally:
         os.close(guard)
@@ -179,7 +202,7 @@ class JournalFile:
 
     def append(self, lease: Lease, record: Record, line: bytes) -> None:
         """Append a record if the lease is current and the record follows the last one."""
-        fcntl.flock(self._lease_file, fcntl.LOCK_EX)
+        _lock(self._lease_file, fcntl.LOCK_EX, self._lease_path)
         try:
             if self._current_epoch() != lease.epoch:
                 raise lease_lost(lease)

@@ -15,6 +15,7 @@ from replanning.errors import JournalCorrupt, RunOwned, StoreError
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RunOpened
 from replanning.journal.store import (
+    LOCK_TIMEOUT,
     CurrentRunStatus,
     InboxMessage,
     Lease,
@@ -38,8 +39,6 @@ from replanning.plan.types import RunId
 Synchronous = Literal["normal", "full", "off"]
 
 _APPLICATION_ID: Final = 0x5265506C  # "RePl": marks a file as ours
-
-_BUSY_TIMEOUT: Final = 5.0
 
 _MAX_WAL_ATTEMPTS: Final = 100
 
@@ -99,7 +98,7 @@ _SQLITE_ADVICE: Final = {
     "SQLITE_READONLY": "the file may not be written; check the permissions of the file and of its folder",
     "SQLITE_PERM": "the file may not be opened; check its permissions",
     "SQLITE_CANTOPEN": "check that the path names a file, not a folder, and that it may be opened",
-    "SQLITE_BUSY": f"another process kept the file locked for {_BUSY_TIMEOUT:g} seconds; try again",
+    "SQLITE_BUSY": f"another process kept the file locked for {LOCK_TIMEOUT:g} seconds; try again",
     "SQLITE_NOTADB": "it is not a SQLite database; name another file, or move this one away",
     "SQLITE_CORRUPT": "the file is damaged; restore it from a copy, or move it away and begin a new history",
     "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
@@ -117,7 +116,7 @@ def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Every statement is its own transaction unless one is begun; calls are serialised by the store.
-        connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
     except OSError as error:
         raise StoreError(f"the folder of {path} cannot be made: {error.strerror}; name another path") from error
     except sqlite3.Error as error:

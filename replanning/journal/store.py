@@ -174,6 +174,9 @@ CurrentRunStatus = RunStatus | Literal["running"]
 MAX_RUN_ID_BYTES: Final = 200
 """Longest run id in bytes of UTF-8; with a suffix it must still fit into a file name."""
 
+LOCK_TIMEOUT: Final = 5.0
+"""Seconds that a store in files waits for another process to release a lock."""
+
 _STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
 
 _MAX_UNCHECKED_CHARS: Final = 400

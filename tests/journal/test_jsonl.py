@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from contextlib import closing
@@ -243,3 +244,16 @@ def test_folder_in_the_way(tmp_path):
     (tmp_path / "r.jsonl").mkdir()
     with pytest.raises(StoreError, match=r"r\.jsonl cannot be read: Is a directory"):
         list(JsonlStore(tmp_path).read(RUN))
+
+
+@pytest.mark.deep
+def test_lock_that_is_never_released(tmp_path):
+    """A process that holds the lock file and never releases it costs a few seconds and a clear error, not for ever."""
+    with closing(JsonlStore(tmp_path)) as store:
+        lease = store.create(RunId("run"), "me", 0.0, 30.0)
+        (lock,) = tmp_path.glob(".run.lease")
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(StoreError, match="kept the file locked for 5 seconds; try again"):
+                store.renew(lease, 1.0, 30.0)
+        store.renew(lease, 2.0, 30.0)
