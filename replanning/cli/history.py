@@ -102,7 +102,7 @@ def history(
 ) -> None:
     """Show the replans of a run, each with cause, decision, changes and outcome, and the edits by hand.
 
-    As JSON and without a filter it is an export, which ReplanHistory.from_json imports.
+    As JSON and without a filter it is an export, which replanning.history.import_history reads.
     """
     _check_kind("trigger", trigger, get_args(TriggerKind))
     _check_kind("decision", decision, get_args(DecisionKind))
