@@ -14,8 +14,7 @@ from replanning.live.view import PlanView
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, replan_reason
-from replanning.planning.limits import ReplanCause
+from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanType, replan_reason
 from replanning.planning.manager import Consideration
 from replanning.planning.outputs import (
     ExecutionReply,

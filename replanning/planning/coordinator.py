@@ -23,9 +23,8 @@ from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
 from replanning.planning.phases import PhaseExecutor
 from replanning.planning.recovery import LineagePolicy, PlanningAlternativeProvider
-from replanning.planning.request import TaskRequest
 from replanning.planning.session import PlanningSession
-from replanning.planning.state import PlanningState, latest_phase_output, validate_output
+from replanning.planning.state import PlanningState, TaskRequest, latest_phase_output, validate_output
 from replanning.planning.tasks import PlanningTask, initial_plan, is_action, is_phase_reached, phase_of, with_tools
 from replanning.run.attempts import TaskContext, Work, validate_work
 from replanning.run.run import PlanRun, RunResult

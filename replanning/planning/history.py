@@ -53,8 +53,7 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.planning.decisions import Phase
 from replanning.planning.manager import DecisionRecord, ReplanNote
-from replanning.planning.request import request_of
-from replanning.planning.state import PlanningState, PlanVersion
+from replanning.planning.state import PlanningState, PlanVersion, request_of
 from replanning.planning.tasks import PlanningTask, is_action, phase_of, tool_name
 from replanning.telemetry.exporter import Exporter, ExporterContext
 

@@ -25,23 +25,21 @@ from replanning.llm.provider import LLMProvider
 from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
     NormalisedDecision,
-    Phase,
-    ReplanDecision,
-    ReplanType,
-    decision_model,
-    normalise,
-    parse_decision,
-)
-from replanning.planning.limits import (
     OverrideReason,
+    Phase,
     ReplanCause,
     ReplanCounts,
+    ReplanDecision,
     ReplanLimits,
+    ReplanType,
     Ruling,
     available_replan_types,
+    decision_model,
     exhausted_limits,
     exhausted_lineage,
     make_ruling,
+    normalise,
+    parse_decision,
 )
 
 ReplanStage = Literal["idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"]

@@ -8,14 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import islice
-from types import MappingProxyType
 from typing import Final
 
 from replanning.llm.quoting import DataSection, encode_data, escape_markup, fit_sections, truncate_value
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
-from replanning.planning.decisions import LEVEL_DESCRIPTIONS, REPLAN_TARGETS, Phase, ReplanType
-from replanning.planning.limits import ReplanCause, is_within_limits
+from replanning.planning.decisions import (
+    LEVEL_DESCRIPTIONS,
+    REPLAN_TARGETS,
+    Phase,
+    ReplanCause,
+    ReplanType,
+    exhausted_limit,
+)
 from replanning.planning.manager import DecisionRecord, DecisionRequest
 from replanning.planning.tasks import tool_parameters
 from replanning.settings import PlanningSettings
@@ -26,9 +31,7 @@ def prompt_templates() -> Mapping[str, str]:
     """Return the templates by name, such as `goal_understanding` and `decide_execution`; they are read once."""
     folder = resources.files("replanning.planning") / "prompts"
     files = (entry for entry in folder.iterdir() if entry.name.endswith(".md"))
-    return MappingProxyType(
-        {entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8").strip() for entry in files}
-    )
+    return {entry.name.removesuffix(".md"): entry.read_text(encoding="utf-8").strip() for entry in files}
 
 
 # Decisions
@@ -42,12 +45,10 @@ _LIMITED_COUNTS: Final = (
     "plan_revisions",
 )
 
-_REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = MappingProxyType(
-    {
-        ReplanType.CLARIFICATION_REQUEST: "ask the user, and understand the goal again with the answer",
-        ReplanType.PLAN_REVISION: "revise the plan; what is done stays done, and what is missing is added",
-    }
-)
+_REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
+    ReplanType.CLARIFICATION_REQUEST: "ask the user, and understand the goal again with the answer",
+    ReplanType.PLAN_REVISION: "revise the plan; what is done stays done, and what is missing is added",
+}
 """Descriptions of replan types that the description of their level does not explain."""
 
 
@@ -99,7 +100,7 @@ def _replan_options(request: DecisionRequest) -> str:
     lines = ['- "none": go on (`replan_needed` false)']
     for kind in request.replan_types:
         for level, target in REPLAN_TARGETS[kind].items():
-            if is_within_limits(kind, target, request.limits, request.counts, request.cause):
+            if not exhausted_limit(kind, target, request.limits, request.counts, request.cause):
                 description = _REPLAN_DESCRIPTIONS.get(kind, LEVEL_DESCRIPTIONS[level])
                 lines.append(f'- "{kind}", level {level}, target "{target}": {description}')
     return "\n".join(lines)
@@ -123,45 +124,44 @@ MAX_PLAN_TOKENS: Final = 2000
 MAX_REFLECTION_TOKENS: Final = 500
 """Longest reflection, in tokens."""
 
-MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = MappingProxyType(
-    {"reflection": MAX_REFLECTION_TOKENS, "completion": MAX_REFLECTION_TOKENS}
-)
+MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = {
+    "reflection": MAX_REFLECTION_TOKENS,
+    "completion": MAX_REFLECTION_TOKENS,
+}
 """Longest replies of these kinds, in tokens; all others may have `MAX_PLAN_TOKENS`."""
 
 BATCH_KEY: Final = "part"
 """Section with the subtasks whose actions are asked for, if a plan is made in batches."""
 
-SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "phase": "after which phase is decided",
-        "cause": "what is decided about: an action, what it replaced first, an error",
-        "request": "what is asked for: the issue or the goal in words",
-        "comments": "what people wrote below it, oldest first",
-        "repository": "what is known of the place where the work is done",
-        "earlier_runs": "plans and executions of the same issue before, oldest first",
-        "context": "values and constraints of the run",
-        "answers": "what the user answered when asked, and what was assumed where not",
-        "feedback": "what people said of the work, oldest first",
-        "goal_understanding": "how the goal was understood",
-        "task_decomposition": "the subtasks",
-        "action_plan": "the plan as it stands",
-        "part": "the ids of the subtasks whose actions are wanted now",
-        "why": "why this is done again, or the plan is to be revised",
-        "progress": "how many actions of how many are done, how many errors there were, and how many in a row",
-        "executed": "the actions that were executed and what came of each, oldest first",
-        "remaining": "the actions that are still to be executed",
-        "state": "what is there now",
-        "action": "the action that this is about",
-        "result": "what came of the action, or of the work as a whole",
-        "reflection": "what the model thought of it",
-        "errors": "what went wrong",
-        "tool_status": "what is known of tools and their servers beside what each tool states",
-        "limits": "how often may still be replanned",
-        "replans": "the decisions so far and what became of each, oldest first",
-        "refused": "why what the model wanted last cannot be done",
-        "rejected": "answers that could not be used, and why",
-    }
-)
+SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
+    "phase": "after which phase is decided",
+    "cause": "what is decided about: an action, what it replaced first, an error",
+    "request": "what is asked for: the issue or the goal in words",
+    "comments": "what people wrote below it, oldest first",
+    "repository": "what is known of the place where the work is done",
+    "earlier_runs": "plans and executions of the same issue before, oldest first",
+    "context": "values and constraints of the run",
+    "answers": "what the user answered when asked, and what was assumed where not",
+    "feedback": "what people said of the work, oldest first",
+    "goal_understanding": "how the goal was understood",
+    "task_decomposition": "the subtasks",
+    "action_plan": "the plan as it stands",
+    "part": "the ids of the subtasks whose actions are wanted now",
+    "why": "why this is done again, or the plan is to be revised",
+    "progress": "how many actions of how many are done, how many errors there were, and how many in a row",
+    "executed": "the actions that were executed and what came of each, oldest first",
+    "remaining": "the actions that are still to be executed",
+    "state": "what is there now",
+    "action": "the action that this is about",
+    "result": "what came of the action, or of the work as a whole",
+    "reflection": "what the model thought of it",
+    "errors": "what went wrong",
+    "tool_status": "what is known of tools and their servers beside what each tool states",
+    "limits": "how often may still be replanned",
+    "replans": "the decisions so far and what became of each, oldest first",
+    "refused": "why what the model wanted last cannot be done",
+    "rejected": "answers that could not be used, and why",
+}
 """Sections of data in prompts, in their order; the tools follow."""
 
 CUT_ORDER: Final = (
@@ -220,26 +220,22 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 _BACKGROUND_SECTIONS: Final = frozenset({"comments", "repository", "earlier_runs"})
 
-_OMITTED_SECTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
-    {
-        Phase.TASK_DECOMPOSITION: frozenset({"comments", "earlier_runs"}),
-        Phase.ACTION_SEQUENCE: _BACKGROUND_SECTIONS,
-        Phase.EXECUTION: _BACKGROUND_SECTIONS
-        | {"request", "replans", "limits", "task_decomposition", "action_plan", "remaining"},
-        Phase.REFLECTION: _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition"},
-        "revision": _BACKGROUND_SECTIONS,
-        "completion": _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition", "action_plan"},
-    }
-)
+_OMITTED_SECTIONS: Final[Mapping[str, frozenset[str]]] = {
+    Phase.TASK_DECOMPOSITION: frozenset({"comments", "earlier_runs"}),
+    Phase.ACTION_SEQUENCE: _BACKGROUND_SECTIONS,
+    Phase.EXECUTION: _BACKGROUND_SECTIONS
+    | {"request", "replans", "limits", "task_decomposition", "action_plan", "remaining"},
+    Phase.REFLECTION: _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition"},
+    "revision": _BACKGROUND_SECTIONS,
+    "completion": _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition", "action_plan"},
+}
 """Sections left out of the prompts of a phase; decision prompts have all."""
 
-_DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "deep": "\nLook deep: also for causes behind the causes, for effects on what was done before, and for better ways.",
-        "moderate": "",
-        "shallow": "\nBe brief: one sentence is enough for each text.",
-    }
-)
+_DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = {
+    "deep": "\nLook deep: also for causes behind the causes, for effects on what was done before, and for better ways.",
+    "moderate": "",
+    "shallow": "\nBe brief: one sentence is enough for each text.",
+}
 
 _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
 
@@ -296,61 +292,39 @@ class ReplanPromptBuilder:
         Raises:
             KeyError: there is no such kind.
         """
-        kinds = {
-            "goal_understanding": self.goal_understanding,
-            "task_decomposition": self.task_decomposition,
-            "action_sequence": self.action_sequence,
-            "execution": self.execution,
-            "reflection": self.reflection,
-            "revision": self.revision,
-            "completion": self.completion,
-            "step": self.step,
+        level = _fill_template(
+            self._templates[f"level_{self._settings.decomposition_level}"], {"most": str(self._settings.max_subtasks)}
+        )
+        slots = {
+            "strategy": self._templates[f"strategy_{self._settings.strategy}"],
+            "level": level,
+            "part": ", but only for those whose ids <part> lists" if data.get(BATCH_KEY) else "",
+            "depth": _DEPTH_INSTRUCTIONS[self._settings.reflection.depth],
+            "tokens": str(MAX_TOKENS_BY_KIND.get(kind, MAX_PLAN_TOKENS)),
         }
-        return kinds[kind](data)
+        omitted = _OMITTED_SECTIONS.get(kind, frozenset())
+        used = {key: value for key, value in data.items() if key not in omitted}
+        return self._assemble(used, [_fill_template(self._templates[kind], slots)])
 
     def goal_understanding(self, data: JsonObject) -> str:
         """Return the prompt that asks for the objective and its success criteria."""
-        return self._build_phase_prompt(Phase.GOAL_UNDERSTANDING, data, strategy=self._strategy())
+        return self.build(Phase.GOAL_UNDERSTANDING, data)
 
     def task_decomposition(self, data: JsonObject) -> str:
         """Return the prompt that asks for the subtasks."""
-        level = self._templates[f"level_{self._settings.decomposition_level}"]
-        most = str(self._settings.max_subtasks)
-        return self._build_phase_prompt(
-            Phase.TASK_DECOMPOSITION,
-            data,
-            strategy=self._strategy(),
-            level=_fill_template(level, {"most": most}),
-            tokens=str(MAX_PLAN_TOKENS),
-        )
+        return self.build(Phase.TASK_DECOMPOSITION, data)
 
     def action_sequence(self, data: JsonObject) -> str:
         """Return the prompt that asks for the actions; with the key `part`, for those of some subtasks."""
-        part = ", but only for those whose ids <part> lists" if data.get(BATCH_KEY) else ""
-        return self._build_phase_prompt(
-            Phase.ACTION_SEQUENCE, data, strategy=self._strategy(), part=part, tokens=str(MAX_PLAN_TOKENS)
-        )
+        return self.build(Phase.ACTION_SEQUENCE, data)
 
     def execution(self, data: JsonObject) -> str:
         """Return the prompt that asks for a tool call."""
-        return self._build_phase_prompt(Phase.EXECUTION, data)
+        return self.build(Phase.EXECUTION, data)
 
     def reflection(self, data: JsonObject) -> str:
         """Return the prompt that asks for the evaluation of an action."""
-        depth = _DEPTH_INSTRUCTIONS[self._settings.reflection.depth]
-        return self._build_phase_prompt(Phase.REFLECTION, data, depth=depth, tokens=str(MAX_REFLECTION_TOKENS))
-
-    def revision(self, data: JsonObject) -> str:
-        """Return the prompt that asks for a revision of the plan."""
-        return self._build_phase_prompt("revision", data, strategy=self._strategy(), tokens=str(MAX_PLAN_TOKENS))
-
-    def completion(self, data: JsonObject) -> str:
-        """Return the prompt that asks for the summary."""
-        return self._build_phase_prompt("completion", data, tokens=str(MAX_REFLECTION_TOKENS))
-
-    def step(self, data: JsonObject) -> str:
-        """Return the prompt that asks for the next tool call of a run without a plan."""
-        return self._build_phase_prompt("step", data)
+        return self.build(Phase.REFLECTION, data)
 
     def decision(self, request: DecisionRequest) -> str:
         """Return the prompt that asks whether to replan, for another replan after a refusal, or for a usable reply."""
@@ -360,14 +334,6 @@ class ReplanPromptBuilder:
             _fill_template(self._templates["decision"], {"types": _replan_options(request), "refused": refused}),
         ]
         return self._assemble({**request.prompt_data, **_decision_data(request)}, closing)
-
-    def _build_phase_prompt(self, name: str, data: JsonObject, **slots: str) -> str:
-        omitted = _OMITTED_SECTIONS.get(name, frozenset())
-        used = {key: value for key, value in data.items() if key not in omitted}
-        return self._assemble(used, [_fill_template(self._templates[name], slots)])
-
-    def _strategy(self) -> str:
-        return self._templates[f"strategy_{self._settings.strategy}"]
 
     def _assemble(self, data: JsonObject, closing: list[str]) -> str:
         """Return a prompt: the data in sections, cut to size, then the closing paragraphs with the question."""

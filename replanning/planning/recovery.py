@@ -17,8 +17,14 @@ from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.actions import reflect, reflection_from_decision
-from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, replan_reason
-from replanning.planning.limits import ReplanCause, exhausted_lineage
+from replanning.planning.decisions import (
+    Phase,
+    ReplanCause,
+    ReplanDecision,
+    ReplanType,
+    exhausted_lineage,
+    replan_reason,
+)
 from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
 from replanning.planning.outputs import ActionPlan
 from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession

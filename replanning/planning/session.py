@@ -16,8 +16,7 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanDecision
-from replanning.planning.limits import ReplanCause, ReplanLimits
+from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanLimits
 from replanning.planning.manager import (
     ApplyReplan,
     Consideration,
@@ -28,15 +27,16 @@ from replanning.planning.manager import (
 )
 from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
-from replanning.planning.request import TaskRequest, request_of
 from replanning.planning.state import (
     ExecutionStatus,
     HoldReason,
     PlanningState,
     TaskHold,
+    TaskRequest,
     action_counts,
     executed_actions,
     latest_phase_output,
+    request_of,
     unresolved_failures,
 )
 from replanning.planning.tasks import PlanningTask, is_tool_loop

@@ -21,8 +21,7 @@ from replanning.journal.records import (
 from replanning.llm.quoting import truncate_text
 from replanning.plan.types import RunId
 from replanning.planning.coordinator import PlanningCoordinator
-from replanning.planning.request import TaskRequest, request_of
-from replanning.planning.state import PlanningState
+from replanning.planning.state import PlanningState, TaskRequest, request_of
 from replanning.run.isolation import error_message, isolate
 from replanning.run.run import PlanRun
 

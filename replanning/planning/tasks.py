@@ -25,7 +25,7 @@ from replanning.plan.messages import NameSuggester, brief_repr
 from replanning.plan.references import find_references, placeholders, rename_references
 from replanning.plan.tasks import PLANNING_KEY, Fallback, Goal, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, carried_over_tasks, keeps_finished
+from replanning.planning.decisions import Phase, keeps_finished
 from replanning.planning.outputs import Action, ActionPlan, Subtask, TaskDecomposition
 
 PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
@@ -696,7 +696,11 @@ def _with_dependencies(task: Task, depends_on: tuple[TaskId, ...]) -> Task:
 
 def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
     """Return the tasks of earlier plans that are done or running, if a replan that returns to the target keeps them."""
+    if not keeps_finished(target):
+        return {}
     entries = {name: live.entry(TaskId(task_id)) for name, task_id in earlier.items()}
-    done = [name for name, entry in entries.items() if is_action_done(live, entry) or entry.state is TaskState.RUNNING]
-    kept = carried_over_tasks(target, earlier, done, [name for name in entries if name not in done])
-    return {name: earlier[name] for name in kept}
+    return {
+        name: earlier[name]
+        for name, entry in entries.items()
+        if is_action_done(live, entry) or entry.state is TaskState.RUNNING
+    }

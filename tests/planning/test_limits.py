@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from replanning.errors import SettingsError
 from replanning.planning import Phase, ReplanLimits, ReplanType
-from replanning.planning.decisions import ALLOWED_REPLANS, REPLAN_TARGETS, decision_model, normalise
-from replanning.planning.limits import ReplanCause, ReplanCounts, available_replan_types, fingerprint, make_ruling
+from replanning.planning.decisions import (
+    ALLOWED_REPLANS,
+    REPLAN_TARGETS,
+    ReplanCause,
+    ReplanCounts,
+    available_replan_types,
+    decision_model,
+    fingerprint,
+    make_ruling,
+    normalise,
+)
 from replanning.settings import PlanningSettings
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase

@@ -13,7 +13,7 @@ from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid
 from replanning.llm import LLMOptions
 from replanning.plan import JsonObject
 from replanning.planning import Phase, ReplanLimits, ReplanManager, ReplanType
-from replanning.planning.limits import ReplanCause, ReplanCounts
+from replanning.planning.decisions import ReplanCause, ReplanCounts
 from replanning.planning.manager import Consideration, DecisionRecord, DecisionRequest, ReplanNote
 from replanning.testing import ScriptedLLM, VirtualClock, hangs, returns, virtual_environment
 

@@ -9,7 +9,6 @@ from replanning.planning.decisions import (
     ALLOWED_REPLANS,
     LEVEL_DESCRIPTIONS,
     REPLAN_TARGETS,
-    carried_over_tasks,
     keeps_finished,
 )
 
@@ -89,21 +88,3 @@ def test_carry_over_by_type() -> None:
         ReplanType.RETRY: {1},
         ReplanType.PLAN_REVISION: {2},
     }
-
-
-def test_carried_over_by_id() -> None:
-    """Tasks are carried over by id, in the order of the new plan; new ones are not finished."""
-    assert carried_over_tasks(Phase.EXECUTION, ["d", "a", "b"], ["a", "b", "c"], []) == ("a", "b")
-    assert carried_over_tasks(Phase.ACTION_SEQUENCE, ["x", "a"], ["a"], []) == ("a",)
-
-
-def test_failed_task_is_never_carried_over() -> None:
-    """A failed task counts as open in every new plan, also where an earlier attempt at it was finished."""
-    for target in Phase:
-        assert "a" not in carried_over_tasks(target, ["a", "b"], ["a", "b"], ["a"])
-
-
-def test_clean_start() -> None:
-    """A plan made from a new decomposition or a new goal has nothing finished before it starts."""
-    for target in (Phase.TASK_DECOMPOSITION, Phase.GOAL_UNDERSTANDING):
-        assert carried_over_tasks(target, ["a", "b"], ["a", "b"], []) == ()

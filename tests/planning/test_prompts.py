@@ -15,8 +15,14 @@ from replanning import ToolSpec
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import Phase, ReplanLimits, ReplanPromptBuilder, ReplanType
-from replanning.planning.decisions import ALLOWED_REPLANS, decision_model, parse_decision
-from replanning.planning.limits import ReplanCause, ReplanCounts, available_replan_types
+from replanning.planning.decisions import (
+    ALLOWED_REPLANS,
+    ReplanCause,
+    ReplanCounts,
+    available_replan_types,
+    decision_model,
+    parse_decision,
+)
 from replanning.planning.manager import DecisionRecord, DecisionRequest
 from replanning.planning.outputs import parse_planning
 from replanning.planning.prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS, prompt_templates
