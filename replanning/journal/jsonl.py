@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,11 +13,11 @@ from pathlib import Path
 from threading import RLock
 from typing import ClassVar, Final
 
-from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
+from replanning.errors import JournalCorrupt, LeaseLost, RunOwned
 from replanning.journal.lines import (
     JournalFile,
     LeaseState,
-    append_line,
+    append_lines,
     file_lock,
     parse_lease_state,
     read_lease_bytes,
@@ -27,7 +25,7 @@ from replanning.journal.lines import (
     read_lines,
     read_records,
     record_line,
-    scan_complete_lines,
+    store_error,
     write_lease_state,
 )
 from replanning.journal.owner import is_lease_free
@@ -50,16 +48,6 @@ from replanning.plan.types import JsonObject, RunId
 
 _MAX_OUTCOMES_BYTES: Final = 1 << 18
 """Size of the file of outcomes at which it is rotated; the file rotated before is then deleted."""
-
-_ERRNO_ADVICE: Final = {
-    errno.ENOSPC: "make room on the disk and resume the run",
-    errno.EDQUOT: "make room within the quota and resume the run",
-    errno.EFBIG: "raise the limit on the size of files and resume the run",
-    errno.EROFS: "name a folder that can be written to",
-    errno.ENOTDIR: "a file has the name of the folder: name another folder",
-    errno.EEXIST: "a file has the name of the folder: name another folder",
-    errno.EMFILE: "too many files are open: raise the limit, or run fewer plans at once",
-}
 
 _STATUS_RECORD: Final = re.compile(rb'"run-(?:opened|resumed|ended)"')
 
@@ -142,7 +130,7 @@ class JsonlStore(RunStore):
         """Append a line to the inbox of the run."""
         with self._operation(f"take a message for run {run!r}"), self._locked_run(run):
             last = max((number for number, _ in _read_inbox(self._inbox_path(run))), default=0)
-            _append_lines(
+            append_lines(
                 self._inbox_path(run), to_json_line({**_message_fields(message), "id": last + 1}).encode() + b"\n"
             )
 
@@ -173,7 +161,7 @@ class JsonlStore(RunStore):
             with file_lock(self._directory / ".outcomes.lock"):
                 if newer.exists() and newer.stat().st_size > _MAX_OUTCOMES_BYTES:
                     newer.replace(older)
-                _append_lines(newer, lines)
+                append_lines(newer, lines)
 
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
@@ -199,7 +187,7 @@ class JsonlStore(RunStore):
         try:
             yield from read_records(path, after)
         except OSError as error:
-            raise _store_error(error, path, "be read") from error
+            raise store_error(error, path, "be read") from error
 
     @property
     def _outcome_paths(self) -> tuple[Path, Path]:
@@ -256,23 +244,7 @@ class JsonlStore(RunStore):
             try:
                 yield
             except OSError as error:
-                raise _store_error(error, self._directory, doing) from error
-
-
-def _store_error(error: OSError, path: Path, doing: str) -> StoreError:
-    advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
-    return StoreError(f"{error.filename or path} cannot {doing}: {error.strerror}; {advice}")
-
-
-def _append_lines(path: Path, lines: bytes) -> None:
-    """Append lines to a file, created if it is missing, after cutting off the incomplete line of a killed process."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        _, end = scan_complete_lines(file)
-        os.ftruncate(file, end)
-        append_line(file, lines, end)
-    finally:
-        os.close(file)
+                raise store_error(error, self._directory, doing) from error
 
 
 def _parse_outcomes(lines: Iterable[bytes]) -> Iterator[ToolOutcome]:

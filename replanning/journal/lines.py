@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -30,6 +31,23 @@ _MAX_LEASE_BYTES: Final = 1 << 16
 _RECORD_LINE: Final = re.compile(
     rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*(.*)\}\s*', re.DOTALL
 )
+
+
+_ERRNO_ADVICE: Final = {
+    errno.ENOSPC: "make room on the disk and resume the run",
+    errno.EDQUOT: "make room within the quota and resume the run",
+    errno.EFBIG: "raise the limit on the size of files and resume the run",
+    errno.EROFS: "name a folder that can be written to",
+    errno.ENOTDIR: "a file has the name of the folder: name another folder",
+    errno.EEXIST: "a file has the name of the folder: name another folder",
+    errno.EMFILE: "too many files are open: raise the limit, or run fewer plans at once",
+}
+
+
+def store_error(error: OSError, path: Path, doing: str) -> StoreError:
+    """Return the error of a store whose files in a folder cannot do something, with advice."""
+    advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
+    return StoreError(f"{error.filename or path} cannot {doing}: {error.strerror}; {advice}")
 
 
 class LeaseState(NamedTuple):
@@ -120,6 +138,19 @@ def append_line(file: int, line: bytes, size: int) -> None:
         with suppress(OSError):  # then readers leave the torn line out, and whoever appends next removes it
             os.ftruncate(file, size)
         raise
+
+
+def append_lines(path: Path, lines: bytes) -> None:
+    """Append lines to a file, created if it is missing, after cutting off the incomplete line of a killed process."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        end = os.fstat(file).st_size
+        if end and os.pread(file, 1, end - 1) != b"\n":
+            _, end = scan_complete_lines(file)
+            os.ftruncate(file, end)
+        append_line(file, lines, end)
+    finally:
+        os.close(file)
 
 
 def scan_complete_lines(file: int) -> tuple[int, int]:
