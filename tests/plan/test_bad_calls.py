@@ -57,28 +57,25 @@ NO_WORK = [
 ]
 
 
+def plan_with(work) -> PlanningCoordinator:
+    """Planning mode with this work."""
+    return PlanningCoordinator(Settings(), ScriptedLLM([]), (), "try it", work=work)
+
+
 @pytest.mark.parametrize(("wrong", "message"), NO_WORK)
-@pytest.mark.parametrize("kind", [SequentialOrchestrator, SwarmOrchestrator])
-def test_work_of_an_orchestrator_is_async(kind, wrong, message: str) -> None:
-    """An orchestrator refuses work that is not async when it is given, and says what to write."""
+@pytest.mark.parametrize("use", [SequentialOrchestrator, SwarmOrchestrator, plan_with])
+def test_work_is_async(use, wrong, message: str) -> None:
+    """Orchestrators and planning mode refuse work that is not async when it is given, and say what to write."""
     with pytest.raises(TypeError, match=message):
-        kind(wrong)
+        use(wrong)
 
 
-@pytest.mark.parametrize(("wrong", "message"), NO_WORK)
-async def test_work_of_an_engine_is_async(wrong, message: str) -> None:
+async def test_work_of_an_engine_is_async() -> None:
     """An engine refuses work that is not async before it opens a run."""
     engine = ReplanningEngine()
-    with pytest.raises(TypeError, match=message):
-        await engine.execute(chain("a"), wrong)
+    with pytest.raises(TypeError, match="work is 'blocking', which is not async"):
+        await engine.execute(chain("a"), blocking)
     assert list(engine.store.runs()) == []
-
-
-@pytest.mark.parametrize(("wrong", "message"), NO_WORK)
-def test_work_of_planning_is_async(wrong, message: str) -> None:
-    """Planning mode refuses work that is not async before a model is asked."""
-    with pytest.raises(TypeError, match=message):
-        PlanningCoordinator(Settings(), ScriptedLLM([]), (), "try it", work=wrong)
 
 
 @pytest.mark.parametrize(
@@ -127,34 +124,22 @@ async def test_what_can_be_awaited_is_work(right) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("call", "message"),
     [
-        ({"holds": [3]}, "observe: expected texts in 'holds', got 3"),
-        ({"ceased": ["a", None, 2.5]}, "observe: expected texts in 'ceased', got None, 2.5"),
-        ({"holds": "on(a,b)"}, r"observe: expected a list of texts for 'holds', got 'on\(a,b\)'"),
-        ({"holds": 3}, "observe: expected a list of texts for 'holds', got 3"),
+        (lambda run: run.observe(holds=[3]), "observe: expected texts in 'holds', got 3"),
+        (lambda run: run.observe(ceased=["a", None, 2.5]), "observe: expected texts in 'ceased', got None, 2.5"),
+        (lambda run: run.observe(holds="on(a)"), r"observe: expected a list of texts for 'holds', got 'on\(a\)'"),
+        (lambda run: run.observe(holds=3), "observe: expected a list of texts for 'holds', got 3"),
+        (lambda run: run.change_context(3), "change_context: expected a mapping of names to values, got 3"),
+        (lambda run: run.change_context([("a", 1)]), "change_context: expected a mapping of names to values"),
+        (lambda run: run.change_context({3: "eu"}), "change_context: expected texts in 'changes', got 3"),
+        (lambda run: run.change_context({}, removed="a"), "expected a list of texts for 'removed', got 'a'"),
     ],
 )
-async def test_facts_are_texts(given, message: str) -> None:
-    """What is no list of facts is refused with what it is, and the run goes on as if nothing had been said."""
+async def test_facts_and_context(call, message: str) -> None:
+    """What is no list of facts or mapping of values is refused with what it is, as if nothing had been said."""
     async with open_run(chain("a")) as run:
         with pytest.raises(TypeError, match=message):
-            run.observe(**given)
+            call(run)
         assert not run.live.facts
-
-
-@pytest.mark.parametrize(
-    ("changes", "removed", "message"),
-    [
-        (3, (), "change_context: expected a mapping of names to values, got 3"),
-        ([("region", "eu")], (), "change_context: expected a mapping of names to values"),
-        ({3: "eu"}, (), "change_context: expected texts in 'changes', got 3"),
-        ({}, "region", "change_context: expected a list of texts for 'removed', got 'region'"),
-    ],
-)
-async def test_context_is_a_mapping(changes, removed, message: str) -> None:
-    """What is no mapping of names to values is refused with what it is, and the context stays as it was."""
-    async with open_run(chain("a")) as run:
-        with pytest.raises(TypeError, match=message):
-            run.change_context(changes, removed=removed)
         assert not run.live.context

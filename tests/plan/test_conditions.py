@@ -131,39 +131,26 @@ def test_nothing_there(text, reason):
     assert text in str(missing.value)
 
 
-def test_nothing_yet():
-    """A name in an empty context is told as such."""
+def test_many_names():
+    """An error lists a few of many names, and says where there is none."""
+    with pytest.raises(ExpressionError, match=r"'k0', .*'k9', …"):
+        Condition.parse("context.x").evaluate({f"k{i}": i for i in range(50)}, {})
     with pytest.raises(ExpressionError, match="there is nothing yet"):
         Condition.parse("context.x").evaluate({}, {})
 
 
-def test_many_names():
-    """An error lists a few of many names."""
-    with pytest.raises(ExpressionError, match=r"'k0', .*'k9', …"):
-        Condition.parse("context.x").evaluate({f"k{i}": i for i in range(50)}, {})
-
-
-def test_names():
-    """A condition tells which values of the context and which results it reads."""
-    condition = Condition.parse(
-        "context.a == 1 and not ('b' in context) or results['x-y'].context == results.z[0] == true"
-    )
-    assert condition.context_names() == {"a", "b"}
-    assert condition.result_names() == {"x-y", "z"}
-
-
-def test_names_ignore_other_memberships():
-    """A membership in a literal or a value names no key of the context."""
-    condition = Condition.parse("'x' in ['x'] and 'y' in context.list and 'z' == true")
-    assert condition.context_names() == {"list"}
-    assert not condition.result_names()
-
-
-def test_equal_conditions():
-    """Conditions of the same text are equal, and show it."""
-    condition = Condition.parse("context.on")
-    assert condition == Condition.parse("context.on")
-    assert repr(condition) == "Condition(text='context.on')"
+@pytest.mark.parametrize(
+    ("text", "context", "results"),
+    [
+        ("context.a == 1 and not ('b' in context) or results['x-y'].context == results.z[0]", {"a", "b"}, {"x-y", "z"}),
+        ("'x' in ['x'] and 'y' in context.list and 'z' == true", {"list"}, set()),
+    ],
+)
+def test_names(text, context, results):
+    """A condition tells which values of the context and which results it reads; other memberships name none."""
+    condition = Condition.parse(text)
+    assert (condition.context_names(), condition.result_names()) == (context, results)
+    assert repr(condition) == f"Condition(text={text!r})"
 
 
 @given(st.text(max_size=40) | st.text("context.results[]()'\"=<>! andornt019-+*{}:,", max_size=60))

@@ -9,7 +9,6 @@ import pickle
 import pytest
 
 from replanning import errors
-from replanning import errors as _errors
 from replanning.errors import (
     ChangeRejected,
     IllegalTransition,
@@ -50,7 +49,7 @@ MADE = [
 def test_one_tree(kind: type[Exception]) -> None:
     """Every error can be caught as a ReplanningError, and stands in the drawing of the tree."""
     assert issubclass(kind, ReplanningError)
-    assert kind.__name__ in str(_errors.__doc__)
+    assert kind.__name__ in str(errors.__doc__)
 
 
 @pytest.mark.parametrize(("error", "attributes"), MADE)

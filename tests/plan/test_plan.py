@@ -11,28 +11,26 @@ from replanning.errors import PlanError, UnknownTask
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester
+from replanning.plan.reading import read_document
 from replanning.plan.tasks import Fallback, Goal, McpServer, Retry, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
-
-GOAL = {"objective": "ship it"}
 
 
 def plan_of(*tasks: JsonObject, **fields: object) -> Plan:
     """A plan of these tasks."""
-    return Plan.model_validate({"goal": GOAL, "tasks": tasks, **fields})
+    return Plan.model_validate({"goal": {"objective": "ship it"}, "tasks": tasks, **fields})
 
 
-def problems_of(*tasks: JsonObject, **fields: object) -> list[tuple[str, str]]:
+def problems_of(*tasks: JsonObject, **fields: object) -> list[str]:
     """Place and message of everything that is wrong with such a plan."""
     with pytest.raises(PlanError) as refused:
         plan_of(*tasks, **fields)
-    return [(problem.place, problem.message) for problem in refused.value.problems]
+    return [str(problem) for problem in refused.value.problems]
 
 
-def test_minimal():
-    """A goal alone is a plan: it has no tasks and states no facts."""
-    plan = Plan(goal=Goal(objective="ship it"))
-    assert (plan.tasks, plan.tools, plan.facts) == ((), (), None)
+def places_of(*tasks: JsonObject, **fields: object) -> list[str]:
+    """Places of everything that is wrong with such a plan."""
+    return [problem.split(": ")[0] for problem in problems_of(*tasks, **fields)]
 
 
 def test_frozen():
@@ -45,54 +43,38 @@ def test_frozen():
 
 
 def test_lookup():
-    """Tasks and tools are found by name, and a near name is proposed for one that is not there."""
+    """Tasks and tools are found by name, and a near name is proposed; a copy with others finds its own."""
     plan = plan_of({"id": "build", "tool": "make"}, tools=[{"name": "make"}])
     assert plan.task("build") is plan.tasks[0]
     assert plan.tool("make") is plan.tools[0]
-    assert plan.tool("cmake") is None
-    assert plan.tool(None) is None
+    assert plan.tool("cmake") is plan.tool(None) is None
     with pytest.raises(UnknownTask, match="no task 'biuld'; did you mean 'build'"):
         plan.task("biuld")
-
-
-def test_lookup_after_copy():
-    """A copy with other tasks and tools finds its own, not those of the original."""
-    plan = plan_of({"id": "a", "tool": "x"}, tools=[{"name": "x"}])
-    assert (plan.task("a"), plan.tool("x")) == (plan.tasks[0], plan.tools[0])
     copy = plan.model_copy(update={"tasks": (Task(id=TaskId("b")),), "tools": (ToolSpec(name="y"),)})
     assert copy.task("b").id == "b"
-    assert copy.tool("x") is None
+    assert copy.tool("make") is None
     with pytest.raises(UnknownTask):
-        copy.task("a")
+        copy.task("build")
 
 
 def test_sequential():
     """In a sequential plan each task depends on the one before it, stated once."""
     plan = plan_of({"id": "a"}, {"id": "b"}, {"id": "c", "depends_on": ["b"]}, sequential=True)
     assert [task.depends_on for task in plan.tasks] == [(), ("a",), ("b",)]
-    assert Plan.parse(plan.to_yaml()) == plan
-
-
-def test_retry_undeclared():
-    """A retry that was declared with its defaults is told from one that was not declared."""
-    plan = plan_of({"id": "a", "retry": {}}, {"id": "b"})
-    again = Plan.parse(plan.to_json(), format="json")
-    assert [task.retry for task in again.tasks] == [Retry(max_attempts=3, delay=1.0), None]
 
 
 def test_facts_have_one_spelling():
     """Whitespace around commas makes no other fact."""
-    plan = plan_of(facts=["on( a ,  b )"])
-    assert plan.facts == ("on( a,b )",)
+    assert plan_of(facts=["on( a ,  b )"]).facts == ("on( a,b )",)
 
 
 @pytest.mark.parametrize("blank", [" ", "\u2003", "\u2028", " \t\n"])
 def test_blank_facts(blank: str):
     """A fact of nothing but whitespace is refused, as what would be left of it in the journal could not be read again."""
-    with pytest.raises(PlanError) as caught:
-        plan_of(facts=[blank], goal={"objective": "x", "facts": [blank]})
-    problems = {problem.place: problem.message for problem in caught.value.problems}
-    assert problems == dict.fromkeys(["goal.facts[0]", "facts[0]"], "must be more than whitespace")
+    assert problems_of(facts=[blank], goal={"objective": "x", "facts": [blank]}) == [
+        "goal.facts[0]: must be more than whitespace",
+        "facts[0]: must be more than whitespace",
+    ]
 
 
 def test_grounding():
@@ -100,27 +82,17 @@ def test_grounding():
     move = ToolSpec(
         name="move",
         requires=("on({x}, {y})", "idle"),
-        adds=("on({x},{z})",),
+        adds=("on({x},{z})", "{{x}} ${HOME} {x y} {}"),
         removes=("on({x},{y})",),
         needs=("{x}.key",),
         produces=("log",),
     )
     arguments: JsonObject = {"x": "a, b", "y": 2, "z": {"k": True}}
     assert move.preconditions(arguments) == ("on(a,b,2)", "idle", "artifact(a,b.key)")
-    assert move.additions(arguments) == ('on(a,b,{"k":true})', "artifact(log)")
+    assert move.additions(arguments) == ('on(a,b,{"k":true})', "{x} ${HOME} {x y} {}", "artifact(log)")
     assert move.deletions(arguments) == ("on(a,b,2)",)
-
-
-def test_grounding_lacks_argument():
-    """A pattern that names an argument which is not given is an error that says which."""
-    with pytest.raises(PlanError, match=r"tool 'move': 'on\(\{x\}\)' in removes needs the arguments \['x'\]"):
-        ToolSpec(name="move", removes=("on({x})",)).deletions({"y": 1})
-
-
-def test_literal_braces():
-    """Doubled braces and shell variables are no holes."""
-    tool = ToolSpec(name="t", adds=("{{x}} ${HOME} {x y} {}",))
-    assert tool.additions({}) == ("{x} ${HOME} {x y} {}",)
+    with pytest.raises(PlanError, match=r"tool 'move': 'on\(\{x\},\{y\}\)' in removes needs the arguments \['x'\]"):
+        move.deletions({"y": 1})
 
 
 def test_hash():
@@ -141,68 +113,165 @@ def test_id_comes_first():
     assert plan_of({"tool": "x", "id": "a"}).to_yaml().endswith("tasks:\n- id: a\n  tool: x\n")
 
 
-def test_duplicate_names():
-    """Ids of tasks and names of tools are unique."""
-    assert problems_of({"id": "a"}, {"id": "a"}, tools=[{"name": "x"}, {"name": "x"}]) == [
-        ("tools[1].name", "tool 'x' is there already, as tools[0]; each needs its own name"),
-        ("tasks[1].id", "task 'a' is there already, as tasks[0]; each needs its own id"),
-    ]
+REFUSED = {
+    "names that are not unique": """
+        tools: [{name: x}, {name: x}]
+        tasks: [{id: a}, {id: a}]
+
+        tools[1].name: tool 'x' is there already, as tools[0]; each needs its own name
+        tasks[1].id: task 'a' is there already, as tasks[0]; each needs its own id
+    """,
+    "dangling, own and repeated dependencies": """
+        tasks: [{id: build}, {id: b, depends_on: [biuld, b, build, build]}]
+
+        tasks[1].depends_on[0]: task 'b' depends on 'biuld', which is no task of the plan; did you mean 'build'?
+        tasks[1].depends_on[1]: task 'b' depends on itself
+        tasks[1].depends_on[3]: task 'b' depends on 'build' twice
+    """,
+    "the shortest cycle of each set of tasks that wait for one another": """
+        tasks:
+        - {id: a, depends_on: [b]}
+        - {id: b, depends_on: [c, a]}
+        - {id: c, depends_on: [a]}
+        - {id: d, depends_on: [c, e]}
+        - {id: e, depends_on: [d]}
+        - {id: f, depends_on: [e]}
+
+        tasks[0].depends_on: the tasks depend on one another in a circle: 'a' → 'b' → 'a'; remove one of these
+          dependencies
+        tasks[3].depends_on: the tasks depend on one another in a circle: 'd' → 'e' → 'd'; remove one of these
+          dependencies
+    """,
+    "a dependency against the order of a sequential plan": """
+        {sequential: true, tasks: [{id: a, depends_on: [b]}, {id: b}]}
+
+        tasks[0].depends_on: the tasks depend on one another in a circle: 'a' → 'b' → 'a'; remove one of these
+          dependencies
+    """,
+    "tools that are not described, in fallbacks and undos as well": """
+        tools: [{name: pytest}]
+        tasks:
+        - {id: a, tool: pyest, fallbacks: [{tool: none, undo: {tool: gone}}]}
+        - {id: b, tool: pytest}
+        - {id: c}
+
+        tasks[0].tool: task 'a': there is no tool 'pyest'; did you mean 'pytest'?; describe it under `tools`
+        tasks[0].fallbacks[0].tool: task 'a': there is no tool 'none'; describe it under `tools`
+        tasks[0].fallbacks[0].undo.tool: task 'a': there is no tool 'gone'; describe it under `tools`
+    """,
+    "arguments that are missing, unknown or of another type than the parameter": """
+        objects: {b1: block, table: surface}
+        tools: [{name: t, parameters: {s: string, i: integer, n: number, l: array, b: block, any: any}}]
+        tasks:
+        - {id: a, tool: t, arguments: {s: 1, i: true, n: '1', l: {}, b: table, colour: red}}
+        - {id: b, tool: t, arguments: {s: '', i: 1, n: 1.5, l: [], b: b1, any: null}}
+        - id: c
+          tool: t
+          depends_on: [b]
+          arguments: {s: "${b.output}", i: "${b.output}", n: "${b.output}", l: "${b.output}", b: "${b.output}", any: 1}
+
+        tasks[0].arguments.s: task 'a': argument 's' of tool 't' is 1, expected string, not a number
+        tasks[0].arguments.i: task 'a': argument 'i' of tool 't' is True, expected integer, not a boolean
+        tasks[0].arguments.n: task 'a': argument 'n' of tool 't' is '1', expected number, not a string
+        tasks[0].arguments.l: task 'a': argument 'l' of tool 't' is {}, expected array, not an object
+        tasks[0].arguments.b: task 'a': argument 'b' of tool 't' is 'table', expected an object of type 'block'
+          as `objects` states them
+        tasks[0].arguments: task 'a': tool 't' needs the argument 'any' (any)
+        tasks[0].arguments.colour: task 'a': tool 't' has no parameter 'colour'; it has ['s', 'i', 'n', 'l',
+          'b', 'any']
+    """,
+    "arguments that the command and patterns of a tool without parameters name": """
+        tools: [{name: t, kind: shell, command: "awk '{print}' {file}", headers: {H: '{h}'}, adds: ['{f}']}]
+        tasks: [{id: a, tool: t, arguments: {file: x}}]
+
+        tasks[0].arguments: task 'a': tool 't' names {f} in its adds: give that argument
+        tasks[0].arguments: task 'a': tool 't' names {print} in its command: give that argument; write {{print}}
+          there if the braces are meant
+        tasks[0].arguments: task 'a': tool 't' names {h} in its headers: give that argument
+    """,
+    "tools that lack what their kind needs, and parameters of types that do not exist": """
+        tools:
+        - {name: s, kind: shell}
+        - {name: h, kind: http, method: GET}
+        - {name: p, kind: python, callable: module}
+        - {name: q, kind: other, parameters: {x: strin}, adds: ["on({x},{y})"]}
+        tasks: [{id: a, tool: q, arguments: {x: 1}}]
+
+        tools[0]: tool 's' is of kind shell and has no command
+        tools[1]: tool 'h' is of kind http and has no url
+        tools[2].callable: tool 'p': 'module' is not of the form module:function
+        tools[3].parameters.x: tool 'q': there is no type 'strin'; did you mean 'string'?; expected one of
+          string, integer, number, boolean, array, object, any, or a type that `objects` states
+        tools[3].adds: tool 'q': {y} in adds is no parameter of it
+    """,
+    "an optional parameter that does not exist": """
+        tools: [{name: t, parameters: {a: string, b: string}, optional: [bb]}]
+        tasks: [{id: x, tool: t, arguments: {a: '1'}}]
+
+        tools[0].optional: tool 't': 'bb' is no parameter of it; did you mean 'b'?
+        tasks[0].arguments: task 'x': tool 't' needs the argument 'b' (string)
+    """,
+    "demands for resources that the plan has not, or not so much of": """
+        resources: {cpu: 4}
+        tools: [{name: big, resources: {cpu: 8, disc: 1}}]
+        tasks:
+        - {id: a, resources: {cpu: 5}}
+        - {id: b, tool: big}
+        - {id: c, tool: big, resources: {cpu: 4, gpu: 1}}
+
+        tools[0].resources.disc: tool 'big': the plan has no resource 'disc'; state its capacity under
+          `resources`
+        tasks[0].resources.cpu: task 'a': it takes 5 of 'cpu', and the plan has 4 in all
+        tasks[1].tool: task 'b': its tool 'big' takes 8 of 'cpu', and the plan has 4 in all
+        tasks[2].resources.gpu: task 'c': the plan has no resource 'gpu'; did you mean 'cpu'?; state its
+          capacity under `resources`
+    """,
+    "results of tasks that are not surely done before": """
+        tasks:
+        - {id: a}
+        - {id: d, arguments: {x: ["${a.output.p}"]}, when: results.a.ok}
+        - {id: e, arguments: {x: "${e.output}"}, undo: {arguments: {x: "${e.output}"}}}
+
+        tasks[1].arguments: task 'd' refers to ${a.output.p} and does not depend on 'a': add 'a' to its
+          depends_on
+        tasks[1].when: task 'd' refers to results.a and does not depend on 'a': add 'a' to its depends_on
+        tasks[2].arguments: task 'e' refers to its own output with ${e.output}
+    """,
+    "results of tasks that do not exist, in fallbacks as well": """
+        tasks:
+        - {id: build}
+        - {id: d, fallbacks: [{when: results.z}]}
+        - {id: e, arguments: {x: "${biuld.output}"}}
+
+        tasks[1].fallbacks[0].when: task 'd' refers to results.z, and 'z' is no task of the plan
+        tasks[2].arguments: task 'e' refers to ${biuld.output}, and 'biuld' is no task of the plan; did you mean
+          'build'?
+    """,
+}
+"""Plans and, after an empty line, what is told of them."""
 
 
-def test_dependencies():
-    """Dangling, own and repeated dependencies are each reported."""
-    assert problems_of({"id": "build"}, {"id": "b", "depends_on": ["biuld", "b", "build", "build"]}) == [
-        (
-            "tasks[1].depends_on[0]",
-            "task 'b' depends on 'biuld', which is no task of the plan; did you mean 'build'?",
-        ),
-        ("tasks[1].depends_on[1]", "task 'b' depends on itself"),
-        ("tasks[1].depends_on[3]", "task 'b' depends on 'build' twice"),
-    ]
-
-
-def test_cycles():
-    """Each set of tasks that wait for one another is reported by its shortest cycle."""
-    found = problems_of(
-        {"id": "a", "depends_on": ["b"]},
-        {"id": "b", "depends_on": ["c", "a"]},
-        {"id": "c", "depends_on": ["a"]},
-        {"id": "d", "depends_on": ["c", "e"]},
-        {"id": "e", "depends_on": ["d"]},
-        {"id": "f", "depends_on": ["e"]},
-    )
-    circle = "the tasks depend on one another in a circle: {}; remove one of these dependencies"
-    assert found == [
-        ("tasks[0].depends_on", circle.format("'a' → 'b' → 'a'")),
-        ("tasks[3].depends_on", circle.format("'d' → 'e' → 'd'")),
-    ]
+@pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
+def test_refused(text: str):
+    """Everything that does not fit together is told with its place, and nothing that is right is blamed for it."""
+    plan, told = text.split("\n\n")
+    fields = read_document(plan, format="yaml")
+    assert isinstance(fields, dict)
+    assert " ".join(problems_of(**fields)) == " ".join(told.split())
 
 
 def test_long_cycle():
     """A long cycle is shown by its first tasks."""
     tasks: list[JsonObject] = [{"id": f"t{i}", "depends_on": [f"t{(i + 1) % 20}"]} for i in range(20)]
-    [(_, message)] = problems_of(*tasks)
-    assert "'t0' → 't1' → " in message
-    assert "'t8' → … (11 more) … → 't0';" in message
-
-
-def test_sequential_cycle():
-    """A dependency against the order of a sequential plan is a cycle."""
-    [(_, message)] = problems_of({"id": "a", "depends_on": ["b"]}, {"id": "b"}, sequential=True)
-    assert "'a' → 'b' → 'a'" in message
+    [problem] = problems_of(*tasks)
+    assert "'t0' → 't1' → " in problem
+    assert "'t8' → … (11 more) … → 't0';" in problem
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\t", "a\x00b", "a\x9f", "x" * 201])
 def test_bad_ids(name):
     """An id is short text without control characters and without whitespace at its ends."""
-    [(place, _)] = problems_of({"id": name})
-    assert place == "tasks[0].id"
-
-
-def test_strange_ids():
-    """Dots, dashes, spaces inside and letters of any language make an id."""
-    plan = plan_of({"id": "a.b-c d"}, {"id": "größe ✓", "depends_on": ["a.b-c d"]})
-    assert plan.task("größe ✓").depends_on == ("a.b-c d",)
+    assert places_of({"id": name}) == ["tasks[0].id"]
 
 
 @pytest.mark.parametrize(
@@ -235,16 +304,16 @@ def test_strange_ids():
 )
 def test_field_messages(fields, message):
     """A field that cannot be used is told in plain words: what was expected, and what is there."""
-    assert [text for _, text in problems_of({"id": "a", **fields})] == [message]
+    [problem] = problems_of({"id": "a", **fields})
+    assert problem.partition(": ")[2] == message
 
 
 def test_places():
     """The place of a problem is the path in the document, quoted where a key is no plain name."""
-    found = problems_of(
+    assert places_of(
         {"id": "a", "arguments": {"a b": {"list": [1, {"dict": float("nan")}]}}, "resources": {"x y": -1, " ": 1}},
         tools=[{"name": "t", "body": {"str": [float("inf")]}}],
-    )
-    assert [place for place, _ in found] == [
+    ) == [
         "tools[0].body.str[0]",
         'tasks[0].arguments["a b"].list[1].dict',
         'tasks[0].resources["x y"]',
@@ -254,25 +323,26 @@ def test_places():
 
 def test_long_keys():
     """A key of any length is told in a line, and compared with nothing."""
-    [(place, message)] = problems_of({"id": "a", "x" * 300: 1})
+    [problem] = problems_of({"id": "a", "x" * 300: 1})
+    place, message = problem.split(": ")
     assert place == f'tasks[0]["{"x" * 200}…"]'
     assert len(message) < 120
 
 
 def test_missing_fields():
-    """A field that must be there is named."""
-    with pytest.raises(PlanError) as refused:
-        Plan.model_validate({"tasks": [{}], "tools": [{}]})
-    assert [str(problem) for problem in refused.value.problems] == [
-        "goal: 'goal' is missing",
+    """A field that must be there is named, and something that is no mapping at all is refused as such."""
+    assert problems_of({}, goal={}, tools=[{}]) == [
+        "goal.objective: 'objective' is missing",
         "tools[0].name: 'name' is missing",
         "tasks[0].id: 'id' is missing",
     ]
+    with pytest.raises(PlanError, match="expected a mapping of fields to values, got 5"):
+        Plan.model_validate(5)
 
 
 def test_everything_at_once():
     """Wrong fields do not hide what else is wrong with the plan."""
-    found = problems_of(
+    assert places_of(
         {"id": "a", "timeout": -1, "colour": "red"},
         {"id": "b", "tool": "y"},
         {"id": "c", "depends_on": ["nobody"]},
@@ -280,8 +350,7 @@ def test_everything_at_once():
         budget={"calls": -1},
         goal={},
         sequential=True,
-    )
-    assert [place for place, _ in found] == [
+    ) == [
         "goal.objective",
         "tools[0].cost",
         "tasks[0].timeout",
@@ -298,27 +367,27 @@ def test_everything_at_once():
         {"tasks": [{"id": " a"}, {"id": "b", "depends_on": ["a"]}]},
         {"tasks": [{"id": "a"}, {"id": "b", "dependson": ["a"], "arguments": {"x": "${a.output}"}}]},
         {"tasks": [{"id": "a", "tool": "x"}], "tools": [{"name": 1}]},
+        {"tasks": [{"id": "a", "depends": 5}, {"id": "b", "depends_on": ["nobody"]}]},
         {"tasks": 5},
         {"tasks": [5]},
+        {"tasks": (Task(id=TaskId("a")),), "goal": Goal(objective="x"), "name": 5},
     ],
 )
 def test_no_blame(fields):
     """What is right is not blamed for a wrong field that it depends on."""
-    with pytest.raises(PlanError) as refused:
-        Plan.model_validate({"goal": GOAL, **fields})
-    assert len(refused.value.problems) == 1
+    assert len(problems_of(**fields)) == 1
 
 
 def test_misspelt_fields_hide_nothing():
     """A misspelt field is taken for the one that was meant, so that all that is wrong is told, and nothing that is right."""
-    found = problems_of(
+    found = places_of(
         {"id": "a", "tool": "x", "arguments": {"x": 1}},
         {"id": "b", "tool": "x", "dependson": ["a"], "arguments": {"x": "${a.output}"}},
         {"id": "c", "tool": "y", "depend_on": ["nobody"]},
         {"id": "d", "tool": "x", "argument": {"x": "${b.output}"}, "depends_on": ["b"]},
         tools=[{"name": "x", "paramters": {"x": "any"}}],
     )
-    assert sorted(place for place, _ in found) == [
+    assert sorted(found) == [
         "tasks[1].dependson",
         "tasks[2].depend_on",
         "tasks[2].depends_on[0]",
@@ -328,188 +397,25 @@ def test_misspelt_fields_hide_nothing():
     ]
 
 
-def test_misspelt_fields_that_are_wrong_as_well():
-    """Where the field that was meant would be wrong, nothing is told that may be wrong only because of it."""
-    found = problems_of({"id": "a", "depends": 5}, {"id": "b", "depends_on": ["nobody"]})
-    assert [place for place, _ in found] == ["tasks[0].depends"]
-
-
-def test_not_a_mapping():
-    """Something that is no mapping at all is refused as such."""
-    with pytest.raises(PlanError, match="expected a mapping of fields to values, got 5"):
-        Plan.model_validate(5)
-
-
-def test_partly_built():
-    """Problems beside tasks that were built before are reported too."""
-    with pytest.raises(PlanError, match="expected text, got 5"):
-        Plan.model_validate({"goal": Goal(objective="x"), "tasks": [Task(id=TaskId("a"))], "name": 5})
-
-
-def test_unknown_tool():
-    """A plan that describes tools describes all that it names, in fallbacks and undos as well."""
-    found = problems_of(
-        {"id": "a", "tool": "pyest", "fallbacks": [{"tool": "none", "undo": {"tool": "gone"}}]},
-        {"id": "b", "tool": "pytest"},
-        {"id": "c"},
-        tools=[{"name": "pytest"}],
-    )
-    assert found == [
-        ("tasks[0].tool", "task 'a': there is no tool 'pyest'; did you mean 'pytest'?; describe it under `tools`"),
-        ("tasks[0].fallbacks[0].tool", "task 'a': there is no tool 'none'; describe it under `tools`"),
-        ("tasks[0].fallbacks[0].undo.tool", "task 'a': there is no tool 'gone'; describe it under `tools`"),
-    ]
-
-
-def test_undescribed_tools():
-    """A plan that describes no tools may name any."""
-    assert plan_of({"id": "a", "tool": "anything"}).tools == ()
-
-
-def test_arguments():
-    """Arguments that are missing, unknown or of another type than the parameter are each reported."""
-    parameters = {"s": "string", "i": "integer", "n": "number", "l": "array", "b": "block", "any": "any"}
-    found = problems_of(
-        {"id": "a", "tool": "t", "arguments": {"s": 1, "i": True, "n": "1", "l": {}, "b": "table", "colour": "red"}},
-        {"id": "b", "tool": "t", "arguments": {"s": "", "i": 1, "n": 1.5, "l": [], "b": "b1", "any": None}},
-        {"id": "c", "tool": "t", "depends_on": ["b"], "arguments": dict.fromkeys(parameters, "${b.output}")},
-        tools=[{"name": "t", "parameters": parameters}],
-        objects={"b1": "block", "table": "surface"},
-    )
-    assert found == [
-        ("tasks[0].arguments.s", "task 'a': argument 's' of tool 't' is 1, expected string, not a number"),
-        ("tasks[0].arguments.i", "task 'a': argument 'i' of tool 't' is True, expected integer, not a boolean"),
-        ("tasks[0].arguments.n", "task 'a': argument 'n' of tool 't' is '1', expected number, not a string"),
-        ("tasks[0].arguments.l", "task 'a': argument 'l' of tool 't' is {}, expected array, not an object"),
-        (
-            "tasks[0].arguments.b",
-            "task 'a': argument 'b' of tool 't' is 'table', expected an object of type 'block' as `objects` states them",
-        ),
-        ("tasks[0].arguments", "task 'a': tool 't' needs the argument 'any' (any)"),
-        (
-            "tasks[0].arguments.colour",
-            "task 'a': tool 't' has no parameter 'colour'; it has ['s', 'i', 'n', 'l', 'b', 'any']",
-        ),
-    ]
-
-
-def test_arguments_that_a_command_names():
-    """A tool without parameters needs the arguments that its command and patterns name."""
-    tool = {"name": "t", "kind": "shell", "command": "awk '{print}' {file}", "headers": {"H": "{h}"}, "adds": ["{f}"]}
-    assert problems_of({"id": "a", "tool": "t", "arguments": {"file": "x"}}, tools=[tool]) == [
-        ("tasks[0].arguments", "task 'a': tool 't' names {f} in its adds: give that argument"),
-        (
-            "tasks[0].arguments",
-            (
-                "task 'a': tool 't' names {print} in its command: give that argument; "
-                "write {{print}} there if the braces are meant"
-            ),
-        ),
-        ("tasks[0].arguments", "task 'a': tool 't' names {h} in its headers: give that argument"),
-    ]
-
-
-def test_tools():
-    """A tool lacks nothing that its kind needs, and its parameters have types that exist."""
-    found = problems_of(
-        tools=[
-            {"name": "s", "kind": "shell"},
-            {"name": "h", "kind": "http", "method": "GET"},
-            {"name": "p", "kind": "python", "callable": "module"},
-            {"name": "q", "kind": "other", "parameters": {"x": "strin"}, "adds": ["on({x},{y})"]},
-        ]
-    )
-    assert found == [
-        ("tools[0]", "tool 's' is of kind shell and has no command"),
-        ("tools[1]", "tool 'h' is of kind http and has no url"),
-        ("tools[2].callable", "tool 'p': 'module' is not of the form module:function"),
-        (
-            "tools[3].parameters.x",
-            (
-                "tool 'q': there is no type 'strin'; did you mean 'string'?; expected one of "
-                "string, integer, number, boolean, array, object, any, or a type that `objects` states"
-            ),
-        ),
-        ("tools[3].adds", "tool 'q': {y} in adds is no parameter of it"),
-    ]
-
-
-def test_unknown_type_is_reported_once():
-    """An argument is not blamed for the unknown type of its parameter."""
-    found = problems_of(
-        {"id": "a", "tool": "t", "arguments": {"x": 1}}, tools=[{"name": "t", "parameters": {"x": "foo"}}]
-    )
-    assert [place for place, _ in found] == ["tools[0].parameters.x"]
-
-
-def test_resources():
-    """A demand is for a resource that the plan has, and not above its capacity."""
-    found = problems_of(
-        {"id": "a", "resources": {"cpu": 5}},
-        {"id": "b", "tool": "big"},
-        {"id": "c", "tool": "big", "resources": {"cpu": 4, "gpu": 1}},
-        resources={"cpu": 4},
-        tools=[{"name": "big", "resources": {"cpu": 8, "disc": 1}}],
-    )
-    assert found == [
-        (
-            "tools[0].resources.disc",
-            "tool 'big': the plan has no resource 'disc'; state its capacity under `resources`",
-        ),
-        ("tasks[0].resources.cpu", "task 'a': it takes 5 of 'cpu', and the plan has 4 in all"),
-        ("tasks[1].tool", "task 'b': its tool 'big' takes 8 of 'cpu', and the plan has 4 in all"),
-        (
-            "tasks[2].resources.gpu",
-            "task 'c': the plan has no resource 'gpu'; did you mean 'cpu'?; state its capacity under `resources`",
-        ),
-    ]
-
-
-def test_references():
-    """An argument or condition reads only what a task that is surely done before has put out."""
+def test_what_is_right():
+    """Outputs of all tasks that are surely done before may be read, and optional parameters left out."""
+    tool = {"name": "t", "parameters": {"a": "string", "b": "string"}, "optional": ["b"]}
     plan = plan_of(
-        {"id": "a"},
+        {"id": "a", "tool": "t", "arguments": {"a": "1"}},
         {"id": "b", "depends_on": ["a"]},
         {"id": "c", "depends_on": ["b"], "arguments": {"x": "${a.output} ${b.output.y}"}, "when": "results.a"},
+        tools=[tool],
     )
     assert len(plan.tasks) == 3
-    found = problems_of(
-        {"id": "a"},
-        {"id": "d", "arguments": {"x": ["${a.output.p}"]}, "when": "results.a.ok"},
-        {"id": "e", "arguments": {"x": "${e.output}"}, "undo": {"arguments": {"x": "${e.output}"}}},
-    )
-    assert found == [
-        (
-            "tasks[1].arguments",
-            "task 'd' refers to ${a.output.p} and does not depend on 'a': add 'a' to its depends_on",
-        ),
-        ("tasks[1].when", "task 'd' refers to results.a and does not depend on 'a': add 'a' to its depends_on"),
-        ("tasks[2].arguments", "task 'e' refers to its own output with ${e.output}"),
-    ]
-
-
-def test_references_to_unknown_tasks():
-    """A reference or condition that names no task of the plan is reported, in fallbacks as well."""
-    found = problems_of(
-        {"id": "build"},
-        {"id": "d", "fallbacks": [{"when": "results.z"}]},
-        {"id": "e", "arguments": {"x": "${biuld.output}"}},
-    )
-    assert found == [
-        ("tasks[1].fallbacks[0].when", "task 'd' refers to results.z, and 'z' is no task of the plan"),
-        (
-            "tasks[2].arguments",
-            "task 'e' refers to ${biuld.output}, and 'biuld' is no task of the plan; did you mean 'build'?",
-        ),
-    ]
 
 
 def test_malformed_expressions():
     """Conditions and references that cannot be read are reported once each, with the reason."""
-    found = problems_of({"id": "a", "when": "f(1)", "arguments": {"x": "${HOME}"}})
-    assert [place for place, _ in found] == ["tasks[0].when", "tasks[0].arguments"]
-    assert "has no calls" in found[0][1]
-    assert "write ${TASK.output}" in found[1][1]
+    condition, reference = problems_of({"id": "a", "when": "f(1)", "arguments": {"x": "${HOME}"}})
+    assert condition.startswith("tasks[0].when: ")
+    assert "has no calls" in condition
+    assert reference.startswith("tasks[0].arguments: ")
+    assert "write ${TASK.output}" in reference
 
 
 def test_check_task():
@@ -532,7 +438,7 @@ tricky = st.sampled_from(
 escaped = (scalars | tricky).map(lambda value: value.replace("${", "$${") if isinstance(value, str) else value)
 values = st.recursive(
     escaped,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(prose | tricky, inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | tricky, inner, max_size=3),
     max_leaves=8,
 )
 objects = st.dictionaries(prose | tricky, values, max_size=3)
@@ -544,7 +450,7 @@ bodies = {
     "goal": prose,
     "priority": st.integers(-5, 5),
     "timeout": st.floats(0.001, 1e6),
-    "retry": st.builds(Retry, max_attempts=st.integers(1, 9), delay=amounts, jitter=st.booleans()),
+    "retry": st.just({}) | st.builds(Retry, max_attempts=st.integers(1, 9), delay=amounts, jitter=st.booleans()),
     "optional": st.booleans(),
     "acceptance": st.lists(prose, max_size=2),
     "metadata": objects,
@@ -555,7 +461,7 @@ fallbacks = st.fixed_dictionaries({}, optional=bodies)
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Any plan: a random DAG, each task depending on some of those before it."""
-    ids = draw(st.lists(names, max_size=6, unique=True))
+    ids = draw(st.lists(names | st.sampled_from(["a.b-c d", "größe ✓"]), max_size=6, unique=True))
     tasks = []
     for index, name in enumerate(ids):
         before = draw(st.lists(st.sampled_from(ids[:index]), unique=True)) if index else []
@@ -578,9 +484,9 @@ def plans(draw: st.DrawFn) -> Plan:
 @given(plans())
 def test_round_trip(plan):
     """A plan that is written and read again is the same plan, in both formats."""
-    assert Plan.parse(plan.to_yaml()) == plan
-    assert Plan.parse(plan.to_json(), format="json") == plan
-    assert Plan.parse(plan.to_yaml()).content_hash() == plan.content_hash()
+    for again in (Plan.parse(plan.to_yaml()), Plan.parse(plan.to_json(), format="json")):
+        assert again == plan
+        assert again.content_hash() == plan.content_hash()
 
 
 @given(
@@ -604,29 +510,9 @@ def test_reachability(edges):
             frozenset(other for other in circular if name in reach[other] and other in reach[name]) for name in circular
         }
         assert len(found) == len(groups)
-        assert all("in a circle" in message for _, message in found)
+        assert all("in a circle" in problem for problem in found)
     else:
         assert len(found) == sum(f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count))
-
-
-def test_another_goal() -> None:
-    """A goal takes other values in some fields, and says everything that is wrong with them."""
-    goal = Goal(objective="build", facts=("a",), stop_when_reached=True)
-    assert goal.with_fields({"facts": ["b"]}) == Goal(objective="build", facts=("b",), stop_when_reached=True)
-    with pytest.raises(PlanError) as caught:
-        goal.with_fields({"facts": 5, "colour": "red"})
-    assert [problem.place for problem in caught.value.problems] == ["facts", "colour"]
-
-
-def test_optional_parameters():
-    """A parameter that may be left out may be; one that is named so and does not exist is refused."""
-    tool = {"name": "t", "parameters": {"a": "string", "b": "string"}, "optional": ["b"]}
-    assert plan_of({"id": "x", "tool": "t", "arguments": {"a": "1"}}, tools=[tool]).tools[0].optional == ("b",)
-    wrong = problems_of({"id": "x", "tool": "t", "arguments": {"a": "1"}}, tools=[{**tool, "optional": ["bb"]}])
-    assert wrong == [
-        ("tools[0].optional", "tool 't': 'bb' is no parameter of it; did you mean 'b'?"),
-        ("tasks[0].arguments", "task 'x': tool 't' needs the argument 'b' (string)"),
-    ]
 
 
 def test_commands_of_servers_are_words():
