@@ -230,7 +230,7 @@ async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch
         for count in (2, 4):
             work = ScriptedExecutor({"scanner": raises(OSError("no scanner"))})
             assert (await engine.execute(PLAN, work)).status == "succeeded"
-            await server.until(lambda server: server.connections == 0)
+            await server.until(lambda server: not server.connections)
             assert len(server.requests) == count
 
 

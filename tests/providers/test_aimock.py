@@ -17,13 +17,13 @@ import pytest
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from tests.support.cli import REPAIRED, REPAIRED_TASKS, answer, cli, write_plan
+from tests.support.llm_server import services_environ
 from tests.support.npm import PATIENCE, npm_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PACKAGE = "@copilotkit/aimock"
 VERSION = "1.43.0"
-KEY = "key-of-nobody"
 SERVICES = ("openai", "anthropic", "github-copilot", "ollama")
 NEW: JsonObject = {"id": "pack2", "tool": "present", "arguments": {"what": "it"}}
 CHANGE: JsonObject = {"kind": "replace", "task_id": "pack", "tasks": [NEW]}
@@ -69,15 +69,7 @@ def mock(program: list[str], tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 def environ(url: str) -> dict[str, str]:
     """The environment of a program that is to ask this server."""
-    return {
-        "OPENAI_BASE_URL": f"{url}/v1",
-        "OPENAI_API_KEY": KEY,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": KEY,
-        "GITHUB_COPILOT_BASE_URL": f"{url}/v1",
-        "GITHUB_COPILOT_TOKEN": KEY,
-        "OLLAMA_HOST": url,
-    }
+    return services_environ(url) | {"GITHUB_COPILOT_BASE_URL": f"{url}/v1"}
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -68,37 +68,17 @@ class Network(httpx.AsyncBaseTransport):
             raise
         if isinstance(happens, httpx.TransportError):
             raise happens
-        return happens(request) if callable(happens) else again(happens)
+        if callable(happens):
+            return happens(request)
+        assert happens is not None
+        if not isinstance(happens.stream, httpx.ByteStream):
+            return happens
+        return httpx.Response(happens.status_code, headers=happens.headers, content=happens.content)
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
         """The JSON of every request."""
         return [json.loads(request.content) for request in self.requests]
-
-
-def again(response: httpx.Response | None) -> httpx.Response:
-    """An answer that is sent several times."""
-    assert response is not None
-    stream = response.stream
-    if isinstance(stream, httpx.ByteStream):
-        return httpx.Response(response.status_code, headers=response.headers, content=response.content)
-    return response
-
-
-class Endless(httpx.AsyncByteStream):
-    """An answer that never ends, and remembers that nobody wants more of it."""
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while not self.closed:
-            self.sent += 1_000_000
-            yield b" " * 1_000_000
-
-    async def aclose(self) -> None:
-        self.closed = True
 
 
 def client(kind: type[HTTPLLMProvider], network: Network, **kwargs) -> Any:
@@ -109,18 +89,24 @@ def client(kind: type[HTTPLLMProvider], network: Network, **kwargs) -> Any:
 
 def said(kind: type[HTTPLLMProvider], text: str = "four", **changes: Any) -> httpx.Response:
     """An answer with this text, in the form of a service."""
-    if kind is AnthropicProvider:
-        usage = {"input_tokens": 5, "output_tokens": 2}
-        content = [{"type": "text", "text": text}]
-        body = {"model": "m", "content": content, "stop_reason": "end_turn", "usage": usage}
-    elif kind is OllamaProvider:
-        message = {"role": "assistant", "content": text}
-        body = {"model": "m", "message": message, "done_reason": "stop", "prompt_eval_count": 5, "eval_count": 2}
-    else:
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-        body = {"model": "m", "choices": [choice], "usage": usage}
-    return httpx.Response(200, json=body | changes)
+    openai = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
+    }
+    forms: dict[str, dict[str, Any]] = {
+        "anthropic": {
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": "end_turn",
+            "usage": {"input_tokens": 5, "output_tokens": 2},
+        },
+        "ollama": {
+            "message": {"role": "assistant", "content": text},
+            "done_reason": "stop",
+            "prompt_eval_count": 5,
+            "eval_count": 2,
+        },
+    }
+    return httpx.Response(200, json={"model": "m"} | forms.get(kind.name, openai) | changes)
 
 
 def fails(status: int, message: str = "no", **headers: str) -> httpx.Response:

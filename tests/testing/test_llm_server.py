@@ -64,7 +64,7 @@ def test_end_of_the_script(api: str) -> None:
     with ScriptedLLMServer() as server:
         response = ask(server, api)
     assert response.status_code == 400
-    assert "the script has 0 answers, and this is request 1" in response.text
+    assert "it has 0 answers, and this is request 1" in response.text
 
 
 def test_mistakes_in_a_script() -> None:
@@ -74,10 +74,9 @@ def test_mistakes_in_a_script() -> None:
         answers = [ask(server, prompt=prompt) for prompt in ("none", "set", "raises", "unforeseen")]
     assert {answer.status_code for answer in answers} == {400}
     none, unsendable, raising, unforeseen = (answer.json()["error"]["message"] for answer in answers)
-    assert none == "the script has no answer to <LLMRequest 1 openai chat 'm'>"
-    assert "what the script answers is no JSON" in unsendable
-    assert "a server cannot raise ValueError('no'); use ServerReply.error(status)" in raising
-    assert unforeseen == "the script failed: KeyError('unforeseen')"
+    assert "no answer to <LLMRequest 1 openai chat 'm'>" in none
+    assert "not JSON serializable" in unsendable
+    assert (raising, unforeseen) == tuple(f"the script failed: {e}" for e in ("ValueError('no')", "KeyError('unforeseen')"))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +133,8 @@ def test_required_tool() -> None:
 def test_broken_answers() -> None:
     """Bodies can be raw or truncated, and connections closed before or during a response."""
     html = ServerReply.raw("<html>Bad gateway</html>", status=502, content_type="text/html")
-    script = [html, ServerReply.raw(b"\xff\xfe"), ServerReply.truncated("five", keep=30), ServerReply.cut()]
-    with ScriptedLLMServer([*script, ServerReply.cut("five", keep=30), "still here"]) as server:
+    script = [html, ServerReply.raw(b"\xff\xfe"), ServerReply.truncated(keep=30), ServerReply.cut()]
+    with ScriptedLLMServer([*script, ServerReply.cut(keep=30), "still here"]) as server:
         page, noise, half = (ask(server) for _ in range(3))
         with pytest.raises(httpx.RemoteProtocolError, match="without sending a response"):
             ask(server)
@@ -157,8 +156,7 @@ async def test_abandoned_requests() -> None:
                 await server.until(asked(number))
                 group.cancel_scope.cancel()
             await server.until(lambda server: server.requests[-1].abandoned)
-        await server.until(lambda server: server.connections == 0)
-        assert repr(server.requests[1]) == "<LLMRequest 2 openai chat 'm', abandoned>"
+        await server.until(lambda server: not server.connections)
         with pytest.raises(TimeoutError, match=r"after 0.01 s this was not seen; requests: \[<LLMRequest 1"):
             await server.until(lambda server: False, timeout=0.01)
 
@@ -191,8 +189,7 @@ async def test_closing_leaves_nothing() -> None:
         assert time.monotonic() - closing < 2
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if "scripted-llm" in name or "process_request" in name]
-    assert (server.connections, server.requests[1].abandoned) == (0, False)
-    assert repr(server) == "<ScriptedLLMServer closed requests=2 connections=0>"
+    assert (server.connections, server.requests[1].abandoned) == ({}, False)
 
 
 @pytest.mark.parametrize(
