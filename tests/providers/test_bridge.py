@@ -8,15 +8,15 @@ import anyio
 import pytest
 
 from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, open_run
-from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask
-from replanning.journal import AlternativesConsidered, ContextChanged, DecisionMade
+from replanning.changes import AddTask, ModifyTask, RemoveTask
+from replanning.journal import ContextChanged
 from replanning.live import PlanView
 from replanning.providers._planner.bridge import find_repairs
 from replanning.providers._planner.domain import Domain, reachable_actions
 from replanning.providers._planner.search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
-from replanning.testing import VirtualClock
-from tests.support.runs import Proposer, environment
+from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
+from tests.support.runs import environment
 from tests.support.world import Event, Outcome, play
 
 RESEARCH = """
@@ -76,18 +76,12 @@ async def test_outage_without_substitute(down: list[str]) -> None:
 
 async def test_failing_tool_is_not_used_again() -> None:
     """A use of a tool that has failed is not proposed again, and its substitute stands in its lineage."""
-    plan = Plan.parse(RESEARCH)
     async with VirtualClock() as clock:
         engine = ReplanningEngine(["repair"], environment=environment(clock))
-
-        async def work(task: Task, context: object) -> str:
-            if task.tool in ("fetch", "archive"):
-                raise ValueError("gone")
-            return task.id
-
-        result = await engine.execute(plan, work)
-    assert result.status == "succeeded"
-    assert result.outputs["fetch"] == "fetch~4"
+        gone = raises(ValueError("gone"))
+        work = ScriptedExecutor({"fetch": gone, "archive": gone, "split": returns(7)}, clock=clock)
+        result = await engine.execute(Plan.parse(RESEARCH), work)
+    assert (result.status, result.outputs["fetch"]) == ("succeeded", 7)
 
 
 TWO = """
@@ -134,16 +128,6 @@ async def test_other_branches_stay_as_they_are() -> None:
     assert (change.task.tool, change.task.arguments, change.before) == ("heat", {"x": "a"}, ("glue-a",))
     for alternative in found:
         assert not any(getattr(change, "task_id", "").endswith("-b") for change in alternative.changes)
-
-
-async def test_trigger_names_one_branch_only() -> None:
-    """The loss of a fact concerns its branch alone: only that is held during the search for a repair."""
-    async with open_run(Plan.parse(TWO)) as run:
-        run.succeeded(run.started("heat-a"))
-        run.observe(ceased=["warm(a)"])
-        world = PlanView(run.live).strips_problem()
-        assert world.tasks_related_to_stuck(world.feasibility()) == ("cut-a", "glue-a")
-        run.pause()
 
 
 async def test_both_branches_at_once() -> None:
@@ -275,51 +259,7 @@ def hanoi(rings: int, pegs: list[str]) -> dict[str, object]:
     }
 
 
-# Proposals of others
-
-
-def proposing(*tools: str) -> Proposer:
-    """A provider that proposes to do these instead of the first task concerned."""
-
-    def propose(request: ReplanRequest) -> list[Alternative]:
-        ids = [f"new-{number}" for number in range(len(tools))]
-        tasks = tuple(
-            Task(id=new, tool=tool, depends_on=tuple(ids[n - 1 : n]) if n else ())
-            for n, (new, tool) in enumerate(zip(ids, tools, strict=True))
-        )
-        return [Alternative(changes=(ReplaceTask(task_id="one", tasks=tasks),), reason="model", confidence=0.8)]
-
-    return Proposer(propose, "model")
-
-
-async def considered(*tools: str) -> tuple[str, str, str]:
-    """With a model that proposes these tools before `repair`: what was said against it, who won, how the run ended."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([proposing(*tools), "repair"], environment=environment(clock))
-        outcome = await play(Plan.parse(CHOICES), engine, [Event(0, ceased=["path"])])
-    (asked,) = [body for body in outcome.records if isinstance(body, AlternativesConsidered)]
-    (decided,) = [body for body in outcome.records if isinstance(body, DecisionMade)]
-    (model,) = [c.rejected for c in asked.candidates if c.alternative.source == "model"]
-    return model, asked.candidates[decided.chosen or 0].alternative.source, outcome.status
-
-
-async def test_invalid_proposal_is_rejected_and_completed() -> None:
-    """A model's proposal that could not be carried out is rejected with the reason, and `repair` completes it."""
-    why, source, status = await considered("walk")
-    assert why == "the plan could not be carried out: task 'new-0' needs path, which would not hold"
-    assert (source, status) == ("model+repair", "succeeded")
-
-
-async def test_proposal_that_misses_the_goal() -> None:
-    """A proposal after which the rest of the plan lacks what it needs is rejected too."""
-    why, source, status = await considered("detour")
-    assert why == "the plan could not be carried out: task 'two' needs half, which would not hold"
-    assert (source, status) == ("repair", "succeeded")
-
-
-async def test_valid_proposal_is_kept() -> None:
-    """A model's proposal that holds goes before the repair, although it changes more."""
-    assert await considered("clear", "walk") == ("", "model", "succeeded")
+# The goal, and facts that do not matter
 
 
 async def test_goal_that_is_lost_at_the_end() -> None:

@@ -1,3 +1,5 @@
+"""Requests to the services: their form, their optional features, their addresses and keys."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field, NonNegativeInt, create_model
 
-from replanning import Environment
 from replanning.errors import LLMError, LLMRequestRejected
 from replanning.llm import LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
@@ -36,67 +37,62 @@ async def sent(provider: Any, network: Network, **options) -> httpx.Request:
     return network.requests[-1]
 
 
-async def test_openai() -> None:
-    """OpenAI is asked for a chat completion, with the model, temperature and limit that were configured."""
-    network = Network(said(OpenAIProvider))
-    request = await sent(client(OpenAIProvider, network, model="gpt-4o", temperature=0.9, max_tokens=70), network)
-    assert str(request.url) == "https://api.openai.com/v1/chat/completions"
-    assert request.headers["authorization"] == f"Bearer {KEY}"
-    expected = {"model": "gpt-4o", "temperature": 0.9, "max_completion_tokens": 70, "messages": [USER]}
-    assert network.bodies == [expected]
-    await sent(client(OpenAIProvider, network), network, system="be brief", temperature=0.0, model="m", max_tokens=3)
-    messages = [{"role": "system", "content": "be brief"}, USER]
-    assert network.bodies[1] == {"model": "m", "temperature": 0.0, "max_completion_tokens": 3, "messages": messages}
+GPT = {"model": "gpt-4.1-mini", "temperature": 0.3}
+CLAUDE = {"model": "claude-sonnet-4-5", "max_tokens": 2000, "messages": [USER], "temperature": 0.3}
+LLAMA = {"model": "llama3.2", "stream": False, "messages": [USER]}
+BRIEF = {"role": "system", "content": "be brief"}
+COPILOT = "https://api.githubcopilot.com/v1/chat/completions"
 
 
-async def test_compatible_servers() -> None:
-    """A compatible server is asked with the older name of the limit, where it is, and needs no key."""
-    network = Network(said(OpenAIProvider))
-    model = OpenAIProvider(base_url="http://localhost:8000/v1/", transport=network, environ={})
+@pytest.mark.parametrize(
+    ("kind", "configured", "options", "url", "body"),
+    [
+        (OpenAIProvider, {"model": "gpt-4o", "temperature": 0.9, "max_tokens": 70}, {},
+         "https://api.openai.com/v1/chat/completions",
+         {"model": "gpt-4o", "temperature": 0.9, "max_completion_tokens": 70, "messages": [USER]}),
+        (OpenAIProvider, {}, {"system": "be brief", "temperature": 0.0, "model": "m", "max_tokens": 3},
+         "https://api.openai.com/v1/chat/completions",
+         {"model": "m", "temperature": 0.0, "max_completion_tokens": 3, "messages": [BRIEF, USER]}),
+        (OpenAIProvider, {"base_url": "http://localhost:8000/v1/"}, {}, "http://localhost:8000/v1/chat/completions",
+         GPT | {"max_tokens": 2000, "messages": [USER]}),
+        (GitHubCopilotProvider, {}, {}, COPILOT, {**GPT, "model": "gpt-4.1", "max_tokens": 2000, "messages": [USER]}),
+        (AnthropicProvider, {}, {"system": "be brief"}, "https://api.anthropic.com/v1/messages",
+         CLAUDE | {"system": "be brief"}),
+        (AnthropicProvider, {"temperature": 1.8}, {}, "https://api.anthropic.com/v1/messages",
+         CLAUDE | {"temperature": 1.0}),
+        (OllamaProvider, {}, {"system": "be brief"}, "http://127.0.0.1:11434/api/chat",
+         LLAMA | {"options": {"temperature": 0.3, "num_predict": 2000}, "messages": [BRIEF, USER]}),
+    ],
+    ids=["openai", "options", "compatible", "copilot", "anthropic", "hot", "ollama"],
+)  # fmt: skip
+async def test_requests(kind, configured, options, url, body) -> None:
+    """Each service is asked in its own form, with the key where it looks for it, and as it was configured."""
+    network = Network(said(kind))
+    request = await sent(client(kind, network, **configured), network, **options)
+    assert (str(request.url), network.bodies) == (url, [body])
+    if kind is AnthropicProvider:
+        assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == (KEY, "2023-06-01")
+        assert "authorization" not in request.headers
+    else:
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "configured"), [(OpenAIProvider, {"base_url": "http://localhost:8000/v1"}), (OllamaProvider, {})]
+)
+async def test_servers_without_a_key(kind, configured) -> None:
+    """A compatible server and Ollama need no key."""
+    network = Network(said(kind))
+    model = kind(transport=network, environ={}, **configured)
     assert model.unavailable_reason() == ""
-    request = await sent(model, network)
-    assert str(request.url) == "http://localhost:8000/v1/chat/completions"
-    assert "authorization" not in request.headers
-    assert network.bodies[0] == {"model": "gpt-4.1-mini", "temperature": 0.3, "max_tokens": 2000, "messages": [USER]}
+    assert "authorization" not in (await sent(model, network)).headers
 
 
-async def test_github_copilot() -> None:
-    """GitHub Copilot is asked as OpenAI is, at its own place or another one, and needs its token."""
-    network = Network(said(GitHubCopilotProvider))
-    request = await sent(client(GitHubCopilotProvider, network), network)
-    assert str(request.url) == "https://api.githubcopilot.com/v1/chat/completions"
-    assert request.headers["authorization"] == f"Bearer {KEY}"
-    assert set(network.bodies[0]) == {"model", "temperature", "max_tokens", "messages"}
-    elsewhere = GitHubCopilotProvider(environ={"GITHUB_COPILOT_BASE_URL": "https://copilot.example/api"})
-    assert (elsewhere.base_url, elsewhere.unavailable_reason()) == (
-        "https://copilot.example/api",
-        "GITHUB_COPILOT_TOKEN is not set",
-    )
-
-
-async def test_anthropic() -> None:
-    """Anthropic is asked for a message, with its version, and no warmer than it can be."""
-    network = Network(said(AnthropicProvider))
-    request = await sent(client(AnthropicProvider, network), network, system="be brief")
-    assert str(request.url) == "https://api.anthropic.com/v1/messages"
-    assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == (KEY, "2023-06-01")
-    assert "authorization" not in request.headers
-    asked = {"model": "claude-sonnet-4-5", "max_tokens": 2000, "messages": [USER], "temperature": 0.3}
-    assert network.bodies == [asked | {"system": "be brief"}]
-    await sent(client(AnthropicProvider, network, temperature=1.8), network)
-    assert network.bodies[1] == asked | {"temperature": 1.0}
-
-
-async def test_ollama() -> None:
-    """Ollama is asked in its own way, in one piece, and to read as much as there is to read."""
+async def test_context_of_ollama() -> None:
+    """Ollama is told to read as much as there is to read."""
     network = Network(said(OllamaProvider))
-    request = await sent(OllamaProvider(transport=network, environ={}), network, system="be brief")
-    assert str(request.url) == "http://127.0.0.1:11434/api/chat"
-    messages = [{"role": "system", "content": "be brief"}, USER]
-    options = {"temperature": 0.3, "num_predict": 2000}
-    assert network.bodies == [{"model": "llama3.2", "stream": False, "options": options, "messages": messages}]
-    await OllamaProvider(transport=network, environ={}).complete("word " * 3000)
-    assert network.bodies[1]["options"] == options | {"num_ctx": 16384}
+    await client(OllamaProvider, network).complete("word " * 3000)
+    assert network.bodies[0]["options"] == {"temperature": 0.3, "num_predict": 2000, "num_ctx": 16384}
 
 
 @pytest.mark.parametrize(
@@ -118,21 +114,20 @@ def test_ollama_host(given, address) -> None:
     assert OllamaProvider(base_url=given, environ={}).base_url == address
 
 
-async def test_whether_ollama_is_there() -> None:
+async def test_availability() -> None:
     """Ollama is available when it answers; the others are when they have a key."""
     with ScriptedLLMServer() as server:
-        async with OllamaProvider(environ=server.environ()) as model:
-            assert await model.is_available()
         environ = server.environ()
+        async with OllamaProvider(environ=environ) as model:
+            assert await model.is_available()
     async with OllamaProvider(environ=environ) as model:
-        assert model.unavailable_reason() == ""
-        assert not await model.is_available()
+        assert (model.unavailable_reason(), await model.is_available()) == ("", False)
     assert not await OllamaProvider(base_url="ftp://somewhere", environ={}).is_available()
     assert await OpenAIProvider(environ=environ).is_available()
     assert not await OpenAIProvider(environ={}).is_available()
 
 
-def test_what_ollama_costs() -> None:
+def test_price_of_ollama() -> None:
     """A model of one's own costs nothing, unless it is said what it costs."""
     assert OllamaProvider(environ={}).estimate("?", LLMOptions()).unpriced is False
     priced = OllamaProvider(environ={}, prices=PriceTable({"llama3.2": Price(1, 1)}))
@@ -228,35 +223,29 @@ async def test_services_without_shapes(kind, objection, hint) -> None:
     assert hint in network.bodies[4]
 
 
-async def test_models_with_one_temperature() -> None:
-    """A model that takes no temperature is asked without one, and from then on at once."""
-    for kind, text in (
-        (OpenAIProvider, "Unsupported value: 'temperature' does not support 0.3 with this model."),
-        (AnthropicProvider, "`temperature` is deprecated for this model."),
-    ):
-        network = Network(fails(400, text), said(kind))
-        model = client(kind, network)
-        assert [await model.complete("2 + 2?") for _ in range(2)] == ["four", "four"]
-        assert ["temperature" in body for body in network.bodies] == [True, False, False]
+FIXED = "Unsupported value: 'temperature' does not support 0.3 with this model."
+RENAMED = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'."
+SYSTEMLESS = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
 
 
-async def test_names_of_the_limit() -> None:
-    """A model that knows the limit of tokens by its other name is told that."""
-    network = Network(
-        fails(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'."), said(OpenAIProvider)
-    )
-    model = OpenAIProvider(KEY, base_url="https://mine.example/v1", transport=network, environ={})
-    assert await model.complete("2 + 2?") == "four"
-    assert ["max_tokens" in body for body in network.bodies] == [True, False]
-    assert network.bodies[1]["max_completion_tokens"] == 2000
-
-
-async def test_models_without_a_system() -> None:
-    """The system prompt precedes the question for models without system messages."""
-    text = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
-    network = Network(fails(400, text), said(OpenAIProvider))
-    await sent(client(OpenAIProvider, network), network, system="be brief")
-    assert network.bodies[1]["messages"] == [{"role": "user", "content": "be brief\n\nWhich?"}]
+@pytest.mark.parametrize(
+    ("kind", "configured", "objection", "gone", "new"),
+    [
+        (OpenAIProvider, {}, FIXED, "temperature", {}),
+        (AnthropicProvider, {}, "`temperature` is deprecated for this model.", "temperature", {}),
+        (OpenAIProvider, {"base_url": "http://h/v1"}, RENAMED, "max_tokens", {"max_completion_tokens": 2000}),
+        (OpenAIProvider, {}, SYSTEMLESS, "", {"messages": [{"role": "user", "content": "be brief\n\nWhich?"}]}),
+    ],
+    ids=["openai-temperature", "anthropic-temperature", "limit", "system"],
+)
+async def test_features_that_a_model_lacks(kind, configured, objection, gone, new) -> None:
+    """A model that objects to a feature is asked without it or in other words, and from then on at once."""
+    network = Network(fails(400, objection), said(kind))
+    model = client(kind, network, **configured)
+    await sent(model, network, system="be brief")
+    await sent(model, network, system="be brief")
+    first, second, third = network.bodies
+    assert second == third == {name: value for name, value in first.items() if name != gone} | new != first
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -273,30 +262,26 @@ async def test_objections_to_something_else(kind) -> None:
     assert network.bodies[tries] == network.bodies[0]
 
 
-async def test_embeddings() -> None:
-    """Embeddings are asked of the models for them, or of the one that is named; Anthropic has none."""
-    network = Network(httpx.Response(200, json={"data": [{"embedding": [0.5, 1]}], "usage": {"prompt_tokens": 2}}))
-    assert await client(OpenAIProvider, network).embed("a wheel") == [0.5, 1.0]
-    assert str(network.requests[0].url) == "https://api.openai.com/v1/embeddings"
-    assert network.bodies == [{"model": "text-embedding-3-small", "input": "a wheel"}]
-    network = Network(httpx.Response(200, json={"embeddings": [[0.5, 1]], "prompt_eval_count": 2}))
-    assert await client(OllamaProvider, network).embed("a wheel", LLMOptions(model="minilm")) == [0.5, 1.0]
-    assert str(network.requests[0].url) == "http://127.0.0.1:11434/api/embed"
-    assert network.bodies == [{"model": "minilm", "input": "a wheel"}]
-    with pytest.raises(LLMError, match="anthropic: it offers no embeddings"):
-        await client(AnthropicProvider, network).embed("a wheel")
-
-
 @pytest.mark.parametrize(
-    "vector",
-    [[], {"embedding": []}, {"embedding": "AAAA"}, {"embedding": "~"}, {"embedding": ["a"]}, {"embedding": None}],
-)
+    ("kind", "model", "answer", "url", "asked"),
+    [
+        (OpenAIProvider, None, {"data": [{"embedding": [0.5, 1]}], "usage": {"prompt_tokens": 2}},
+         "https://api.openai.com/v1/embeddings", "text-embedding-3-small"),
+        (OllamaProvider, "minilm", {"embeddings": [[0.5, 1]], "prompt_eval_count": 2},
+         "http://127.0.0.1:11434/api/embed", "minilm"),
+    ],
+)  # fmt: skip
+async def test_embeddings(kind, model, answer, url, asked) -> None:
+    """Embeddings are asked of the models for them, or of the one that is named."""
+    network = Network(httpx.Response(200, json=answer))
+    assert await client(kind, network).embed("a wheel", LLMOptions(model=model)) == [0.5, 1.0]
+    assert (str(network.requests[0].url), network.bodies) == (url, [{"model": asked, "input": "a wheel"}])
+
+
+@pytest.mark.parametrize("vector", ["[]", '""', '"AAAA"', '"~"', '["a"]', "null", "[NaN, 1]"])
 async def test_wrong_embeddings(vector) -> None:
     """A response without a valid vector is an error."""
-    network = Network(httpx.Response(200, json={"data": [vector] if vector else []}))
-    with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
-        await client(OpenAIProvider, network).embed("a wheel")
-    network = Network(httpx.Response(200, content=b'{"data": [{"embedding": [NaN, 1]}]}'))
+    network = Network(httpx.Response(200, content=f'{{"data": [{{"embedding": {vector}}}]}}'))
     with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
         await client(OpenAIProvider, network).embed("a wheel")
 
@@ -307,7 +292,6 @@ def test_environment_of_the_process(monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
     assert OpenAIProvider().base_url == "http://localhost:1/v1"
     assert OpenAIProvider(base_url="http://localhost:2/v1").base_url == "http://localhost:2/v1"
-    assert OpenAIProvider(model="gpt-4o", environment=Environment()).model == "gpt-4o"
     assert repr(OpenAIProvider()) == "<OpenAIProvider openai gpt-4.1-mini>"
 
 
@@ -333,14 +317,16 @@ class Free(BaseModel):
 def test_strict_schemas() -> None:
     """A strict schema says the same in less: every member is required, no other may stand there."""
     schema = strict_schema(Tree)
-    assert schema is not None
-    tree = schema["$defs"]["Tree"]
     assert schema == {"$ref": "#/$defs/Tree", "$defs": schema["$defs"]}
-    assert tree["required"] == ["kind", "branches", "default"]
-    assert tree["additionalProperties"] is False
-    assert tree["properties"]["default"] == {"type": "string"}
-    assert tree["properties"]["branches"]["items"] == {"anyOf": [{"$ref": "#/$defs/Tree"}, {"$ref": "#/$defs/Leaf"}]}
-    assert tree["properties"]["branches"]["description"] == "What grows on it."
+    items = {"anyOf": [{"$ref": "#/$defs/Tree"}, {"$ref": "#/$defs/Leaf"}]}
+    branches = {"type": "array", "minItems": 1, "items": items, "description": "What grows on it."}
+    kind = {"const": "tree", "type": "string"}
+    assert schema["$defs"]["Tree"] == {
+        "type": "object",
+        "properties": {"kind": kind, "branches": branches, "default": {"type": "string"}},
+        "required": ["kind", "branches", "default"],
+        "additionalProperties": False,
+    }
 
 
 @pytest.mark.parametrize(
