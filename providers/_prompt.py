@@ -31,7 +31,8 @@ from replanning.journal import (
 )
 from replanning.live import TaskState, TaskView
 from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_value
-from replanning.plan import JsonObject, placeholders
+from replanning.plan import JsonObject
+from replanning.plan.references import placeholders
 from replanning.plan.types import JsonValue
 
 DEFAULT_PROMPT_CHARS: Final = 24_000

@@ -11,6 +11,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from replanning.exports import report_module
+
 if TYPE_CHECKING:
     from replanning.changes import Alternative
     from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
@@ -71,8 +73,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "__version__",
 ]
 
-# Where the names stand. They are imported when they are asked for, so that a program that starts is not held up by what
-# it does not use; what is there by then gets its public name.
+# The modules that define the names. They are imported at the first use of a name, so that a program does not wait for
+# what it does not use.
 _HOMES: Final = {
     "changes": ("Alternative",),
     "decision.confidence": ("ConfidenceScorer", "PlanEvaluator"),
@@ -94,7 +96,7 @@ _HOMES: Final = {
     "version": ("__version__",),
 }
 
-if not TYPE_CHECKING:  # what it would say of types is "anything"
+if not TYPE_CHECKING:  # a type checker would take every name for `object`
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
@@ -108,8 +110,7 @@ if not TYPE_CHECKING:  # what it would say of types is "anything"
                 found = getattr(module, public, None)  # while a module is imported not all of it is there
                 if found is not None:
                     globals()[public] = found
-                if isinstance(found, type) and issubclass(found, Exception):
-                    found.__module__ = __name__  # a traceback shows it; the fields of others are named as in their home
+        report_module(__name__, __all__)
         return globals()[name]
 
 

@@ -15,6 +15,22 @@ from replanning.plan.messages import brief_repr, did_you_mean
 from replanning.plan.tasks import Items, Task
 from replanning.plan.types import JsonObject, TaskId
 
+__all__ = [
+    "AbortRun",
+    "AddTask",
+    "Alternative",
+    "CancelTask",
+    "ModifyTask",
+    "PlanChange",
+    "RemoveTask",
+    "ReorderTasks",
+    "ReplaceTask",
+    "RetryTask",
+    "SkipTask",
+    "dump_change",
+    "parse_changes",
+]
+
 
 class _Change(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")

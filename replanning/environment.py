@@ -13,6 +13,12 @@ from typing import Protocol
 
 import anyio
 
+__all__ = [
+    "Clock",
+    "Environment",
+    "SystemClock",
+]
+
 
 def to_seconds(duration: float | timedelta) -> float:
     """Return a duration in seconds."""

@@ -38,6 +38,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+__all__ = [
+    "BudgetExceeded",
+    "ChangeRejected",
+    "ExpressionError",
+    "IllegalTransition",
+    "JournalCorrupt",
+    "LLMError",
+    "LLMRefusal",
+    "LLMRequestRejected",
+    "LLMResponseInvalid",
+    "LLMTimeout",
+    "LLMUnavailable",
+    "LeaseLost",
+    "NoLLMProvider",
+    "NoResult",
+    "NotAccepted",
+    "NotRunning",
+    "OutputError",
+    "PlanError",
+    "PluginError",
+    "Problem",
+    "RecordNotSerializable",
+    "ReplanningError",
+    "RevisionConflict",
+    "RunOwned",
+    "SettingsError",
+    "StaleAnswer",
+    "StaleView",
+    "StoreError",
+    "ToolError",
+    "TransientError",
+    "UnknownAttempt",
+    "UnknownQuestion",
+    "UnknownRun",
+    "UnknownTask",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -17,17 +17,6 @@ from anyio import to_thread
 from replanning.environment import Environment
 from replanning.version import __version__
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "MAX_RESPONSE_BYTES",
-    "RequestFailed",
-    "RetryPolicy",
-    "create_client",
-    "read_body",
-    "retry_after_seconds",
-    "url_problem",
-]
-
 Result = TypeVar("Result")
 
 MAX_RESPONSE_BYTES: Final = 8_000_000

@@ -21,6 +21,16 @@ from replanning.plan.types import JsonValue
 from replanning.run.attempts import TaskContext, Work
 from replanning.run.isolation import error_message, isolate
 
+__all__ = [
+    "CommandCheck",
+    "Judge",
+    "JudgeRequest",
+    "JudgedWork",
+    "Judgement",
+    "LLMJudge",
+    "RuleJudge",
+]
+
 Disposition = Literal["done", "continue", "replan", "blocked"]
 """The consequence of a judgement for the task."""
 

@@ -7,6 +7,11 @@ from replanning.engine.engine import run_workers
 from replanning.errors import NotRunning
 from replanning.run.attempts import Work, validate_work
 
+__all__ = [
+    "SequentialOrchestrator",
+    "SwarmOrchestrator",
+]
+
 
 class _Orchestrator:
     """The parts that both orchestrators share."""

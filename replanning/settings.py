@@ -11,6 +11,34 @@ from replanning.journal.triggers import TriggerKind
 from replanning.plan.redaction import pattern_problem
 from replanning.plan.tasks import Budget, Retry
 
+__all__ = [
+    "AlternativeSettings",
+    "ApprovalSettings",
+    "BetterPathSettings",
+    "DecisionSettings",
+    "DecompositionSettings",
+    "EscalationSettings",
+    "ExecutionSettings",
+    "GlobalSettings",
+    "GoalSettings",
+    "HistorySettings",
+    "JudgeSettings",
+    "LLMSettings",
+    "LimitSettings",
+    "OverrideSettings",
+    "PlanRevisionSettings",
+    "PlanningReplanSettings",
+    "PlanningSettings",
+    "PriceSettings",
+    "RedactionSettings",
+    "ReflectionSettings",
+    "RevisionSettings",
+    "SequenceSettings",
+    "Settings",
+    "TimeoutSettings",
+    "Weights",
+]
+
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 _Count = Annotated[int, Field(ge=0)]

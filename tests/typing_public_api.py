@@ -88,8 +88,8 @@ from replanning.journal import (
     Usage,
     dump_body,
     load_body,
-    normalised_cause,
 )
+from replanning.journal.triggers import normalised_cause
 from replanning.live import TaskView
 from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator

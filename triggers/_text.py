@@ -9,7 +9,7 @@ from itertools import islice
 
 from replanning import ToolSpec
 from replanning.errors import ExpressionError, PlanError
-from replanning.journal import normalised_cause
+from replanning.journal.triggers import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
 from replanning.plan.types import JsonValue
 

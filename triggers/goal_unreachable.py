@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import ClassVar
 
-from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuiescent, normalised_cause
+from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuiescent
+from replanning.journal.triggers import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
 from replanning.triggers._text import shorten
 

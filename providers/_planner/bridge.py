@@ -16,8 +16,10 @@ import anyio.to_thread
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.journal import ContextChanged, Trigger
-from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState, artifact_fact
-from replanning.plan import as_text, compile_fact_pattern, placeholders
+from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
+from replanning.live.strips import artifact_fact
+from replanning.plan.json_values import as_text
+from replanning.plan.references import compile_fact_pattern, placeholders
 from replanning.plan.types import JsonValue
 from replanning.providers._planner.domain import Domain, action_key
 from replanning.providers._planner.search import MAX_INLINE_NODES, PlanRemainder, Repair, RepairProblem, Solution, solve

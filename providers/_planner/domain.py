@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from replanning import ToolSpec
-from replanning.live import artifact_fact
-from replanning.plan import JsonObject, compile_fact_pattern, placeholders
+from replanning.live.strips import artifact_fact
+from replanning.plan import JsonObject
+from replanning.plan.references import compile_fact_pattern, placeholders
 from replanning.plan.types import JsonValue
 
 MAX_ACTIONS: Final = 20_000

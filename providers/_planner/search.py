@@ -18,7 +18,8 @@ from functools import partial
 from itertools import accumulate, takewhile
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from replanning.live import GroundAction, StripsStep, regress_at
+from replanning.live import GroundAction, StripsStep
+from replanning.live.strips import regress_at
 from replanning.providers._planner.domain import (
     MAX_ACTIONS,
     Domain,

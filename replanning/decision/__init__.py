@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question, ReplanRequest, TriggerDetector
+from replanning.exports import report_module
 
 __all__ = [
     "AlternativeProvider",
@@ -12,3 +13,5 @@ __all__ = [
     "ReplanRequest",
     "TriggerDetector",
 ]
+
+report_module(__name__, __all__)

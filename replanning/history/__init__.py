@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from replanning.history.diff import FieldChange, PlanDiff, TaskChange
-from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.exports import report_module
+from replanning.history.diff import PlanDiff
+from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
 from replanning.history.export import export_history, import_history
 from replanning.history.history import ReplanHistory
 from replanning.history.markdown import markdown_report, mermaid
 from replanning.history.metrics import (
-    Bin,
     Calibration,
     Prediction,
     ReplanMetrics,
     calibrate,
-    calibrate_sources,
     compute_metrics,
 )
 from replanning.history.reports import text_report, why_report
-from replanning.history.status import HeldTask, RunningTask, RunStatusReport, open_questions, run_status
+from replanning.history.status import RunStatusReport, open_questions, run_status
 
 __all__ = [
-    "Bin",
     "Calibration",
-    "DroppedTrigger",
-    "FieldChange",
     "GoalEdit",
-    "HeldTask",
     "PlanDiff",
     "PlanEdit",
     "Prediction",
@@ -34,10 +29,7 @@ __all__ = [
     "ReplanHistory",
     "ReplanMetrics",
     "RunStatusReport",
-    "RunningTask",
-    "TaskChange",
     "calibrate",
-    "calibrate_sources",
     "compute_metrics",
     "export_history",
     "import_history",
@@ -48,3 +40,5 @@ __all__ = [
     "text_report",
     "why_report",
 ]
+
+report_module(__name__, __all__)

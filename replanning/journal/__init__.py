@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from replanning.exports import report_module
 from replanning.journal.memory import MemoryStore
 from replanning.journal.observations import (
     AttemptFailed,
@@ -17,7 +18,6 @@ from replanning.journal.observations import (
     ContextUpdated,
     FactsObserved,
     Failure,
-    FailureKind,
     GoalChanged,
     Observation,
     ProcessStarted,
@@ -27,13 +27,10 @@ from replanning.journal.observations import (
     Usage,
     UsageCharged,
 )
-from replanning.journal.owner import is_lease_free, owner_id
 from replanning.journal.records import (
-    BODY_TYPES,
     AlternativesConsidered,
     AnswerRefused,
     Candidate,
-    DecisionKind,
     DecisionMade,
     ErrorContained,
     OutcomeRecorded,
@@ -42,7 +39,6 @@ from replanning.journal.records import (
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
-    QuestionVerdict,
     Record,
     RecordBody,
     RunEnded,
@@ -69,7 +65,6 @@ from replanning.journal.triggers import (
     Trigger,
     TriggerEvent,
     TriggerKind,
-    normalised_cause,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +72,6 @@ if TYPE_CHECKING:
     from replanning.journal.sqlite import SqliteStore
 
 __all__ = [
-    "BODY_TYPES",
     "AlternativesConsidered",
     "AnswerRefused",
     "AttemptFailed",
@@ -91,12 +85,10 @@ __all__ = [
     "ConditionEvaluated",
     "ContextChanged",
     "ContextUpdated",
-    "DecisionKind",
     "DecisionMade",
     "ErrorContained",
     "FactsObserved",
     "Failure",
-    "FailureKind",
     "GoalChanged",
     "GoalUnreachable",
     "HumanRequest",
@@ -112,7 +104,6 @@ __all__ = [
     "QuestionAnswered",
     "QuestionAsked",
     "QuestionReminded",
-    "QuestionVerdict",
     "Record",
     "RecordBody",
     "ReplanRequested",
@@ -140,11 +131,10 @@ __all__ = [
     "Usage",
     "UsageCharged",
     "dump_body",
-    "is_lease_free",
     "load_body",
-    "normalised_cause",
-    "owner_id",
 ]
+
+report_module(__name__, __all__)
 
 
 _LAZY_MODULES = {"JsonlStore": "replanning.journal.jsonl", "SqliteStore": "replanning.journal.sqlite"}
@@ -154,4 +144,6 @@ def __getattr__(name: str) -> object:
     """Import a durable store when it is first used: its module needs parts that not every system has."""
     if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY_MODULES[name]), name)
+    store = globals()[name] = getattr(import_module(_LAZY_MODULES[name]), name)
+    report_module(__name__, [name])
+    return store

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from replanning.exports import report_module
 from replanning.live.states import TaskState
 from replanning.live.strips import (
     Feasibility,
     GroundAction,
     StripsProblem,
     StripsStep,
-    artifact_fact,
-    connected_components,
-    regress,
-    regress_at,
 )
 from replanning.live.view import DraftView, PlanView, ReplanningInfo, TaskView
 
@@ -25,8 +22,6 @@ __all__ = [
     "StripsStep",
     "TaskState",
     "TaskView",
-    "artifact_fact",
-    "connected_components",
-    "regress",
-    "regress_at",
 ]
+
+report_module(__name__, __all__)

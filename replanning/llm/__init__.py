@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replanning.exports import report_module
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Meter
 from replanning.llm.guards import FallbackLLM
 from replanning.llm.prices import Price, PriceTable
@@ -20,3 +21,5 @@ __all__ = [
     "PriceTable",
     "create_llm_provider",
 ]
+
+report_module(__name__, __all__)

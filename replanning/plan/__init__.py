@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from replanning.plan.json_values import as_text
+from replanning.exports import report_module
 from replanning.plan.redaction import Redactor
-from replanning.plan.references import compile_fact_pattern, placeholders
 from replanning.plan.tasks import Fallback, McpServer
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
 
@@ -20,7 +19,6 @@ __all__ = [
     "RunId",
     "TaskId",
     "TriggerId",
-    "as_text",
-    "compile_fact_pattern",
-    "placeholders",
 ]
+
+report_module(__name__, __all__)

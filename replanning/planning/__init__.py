@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replanning.exports import report_module
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanLimits, ReplanType
 from replanning.planning.history import PlanningHistoryExporter, PlanningHistoryStore
@@ -32,3 +33,5 @@ __all__ = [
     "TaskRequest",
     "request_of",
 ]
+
+report_module(__name__, __all__)

@@ -24,9 +24,10 @@ All fakes share one small language: a step `returns` a value, `raises` an error 
 
 from __future__ import annotations
 
+from replanning.exports import report_module
 from replanning.testing.clock import VirtualClock, virtual_environment
-from replanning.testing.faults import FaultSchedule, FlakyStore, RunFaults, ScheduledEvent
-from replanning.testing.llm import LLMReply, RecordedLLMRequest, ScriptedLLM
+from replanning.testing.faults import FaultSchedule, FlakyStore
+from replanning.testing.llm import LLMReply, ScriptedLLM
 from replanning.testing.scripted import (
     ExecutorCall,
     RecordingExporter,
@@ -38,7 +39,7 @@ from replanning.testing.scripted import (
     raises,
     returns,
 )
-from replanning.testing.simulation import Distribution, SimulatedRun, SimulationReport, simulate
+from replanning.testing.simulation import Distribution, SimulationReport, simulate
 
 __all__ = [
     "Distribution",
@@ -46,16 +47,12 @@ __all__ = [
     "FaultSchedule",
     "FlakyStore",
     "LLMReply",
-    "RecordedLLMRequest",
     "RecordingExporter",
-    "RunFaults",
-    "ScheduledEvent",
     "ScriptStep",
     "ScriptedExecutor",
     "ScriptedGate",
     "ScriptedLLM",
     "ScriptedProvider",
-    "SimulatedRun",
     "SimulationReport",
     "VirtualClock",
     "hangs",
@@ -64,3 +61,5 @@ __all__ = [
     "simulate",
     "virtual_environment",
 ]
+
+report_module(__name__, __all__)

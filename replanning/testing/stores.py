@@ -24,17 +24,8 @@ from threading import Thread
 from typing import Final, TypeVar
 
 from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
-from replanning.journal import (
-    Lease,
-    Record,
-    RecordBody,
-    RunEnded,
-    RunOpened,
-    RunResumed,
-    RunStore,
-    ToolOutcome,
-    owner_id,
-)
+from replanning.journal import Lease, Record, RecordBody, RunEnded, RunOpened, RunResumed, RunStore, ToolOutcome
+from replanning.journal.owner import owner_id
 from replanning.plan import RunId
 from replanning.testing.samples import (
     attempt_started,
@@ -224,7 +215,7 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:
     """The run of a process of this machine that is gone can be taken at once; that of a living one cannot."""
-    program = "from replanning.journal import owner_id; print(owner_id(), end='')"
+    program = "from replanning.journal.owner import owner_id; print(owner_id(), end='')"
     dead = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout  # noqa: S603
     with closing(open_store()) as store:
         store.create(RUN, dead, 0.0, 1000.0)

@@ -27,7 +27,8 @@ tool is run, and its value is hidden in whatever comes back.
 
 from __future__ import annotations
 
-from replanning.tools.call import Secrets, ToolCall, ToolRunner, WorkContext
+from replanning.exports import report_module
+from replanning.tools.call import Secrets, ToolCall, ToolRunner
 from replanning.tools.check import check_machine, check_tools
 from replanning.tools.errors import (
     CommandFailed,
@@ -47,10 +48,8 @@ from replanning.tools.errors import (
     UnknownTool,
 )
 from replanning.tools.executor import ToolExecutor
-from replanning.tools.mcp import AvailabilityListener
 
 __all__ = [
-    "AvailabilityListener",
     "CommandFailed",
     "HttpStatusFailed",
     "HttpUnreachable",
@@ -70,7 +69,8 @@ __all__ = [
     "TransientHttpStatusFailed",
     "TransientMcpServerLost",
     "UnknownTool",
-    "WorkContext",
     "check_machine",
     "check_tools",
 ]
+
+report_module(__name__, __all__)

@@ -24,12 +24,12 @@ from replanning.history import (
     ReplanHistory,
     ReplanMetrics,
     calibrate,
-    calibrate_sources,
     compute_metrics,
     export_history,
     import_history,
     open_questions,
 )
+from replanning.history.metrics import calibrate_sources
 from replanning.journal import (
     AlternativesConsidered,
     Candidate,

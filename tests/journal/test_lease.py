@@ -21,7 +21,8 @@ STORES = {"jsonl": JsonlStore, "sqlite": SqliteStore}
 COMMON = """
 import sys
 from replanning.errors import LeaseLost, RunOwned, StoreError
-from replanning.journal import AttemptSucceeded, JsonlStore, Record, SqliteStore, owner_id
+from replanning.journal import (AttemptSucceeded, JsonlStore, Record, SqliteStore)
+from replanning.journal.owner import owner_id
 
 def opened():
     return {"jsonl": JsonlStore, "sqlite": SqliteStore}[sys.argv[1]](sys.argv[2])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from replanning import Alternative, Goal, Plan, Task
 from replanning.changes import AbortRun, ReplaceTask, SkipTask
 from replanning.journal import (
-    BODY_TYPES,
     AlternativesConsidered,
     AnswerRefused,
     AttemptFailed,
@@ -56,6 +55,7 @@ from replanning.journal import (
     dump_body,
     load_body,
 )
+from replanning.journal.records import BODY_TYPES
 
 CHANGES = (ReplaceTask(task_id="a", tasks=(Task(id="a2"),)), AbortRun())
 CANDIDATES = (

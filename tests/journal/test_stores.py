@@ -27,9 +27,8 @@ from replanning.journal import (
     RunEnded,
     RunOpened,
     SqliteStore,
-    is_lease_free,
-    owner_id,
 )
+from replanning.journal.owner import is_lease_free, owner_id
 from replanning.journal.records import JOURNAL_FORMAT
 from replanning.plan import AttemptId, RunId, TaskId
 from replanning.plan.types import JsonValue

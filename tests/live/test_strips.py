@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 from replanning import Goal, Task
 from replanning.changes import ModifyTask, ReplaceTask
 from replanning.journal import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
-from replanning.live import (
-    GroundAction,
-    PlanView,
-    StripsProblem,
-    StripsStep,
-    artifact_fact,
-    connected_components,
-    regress,
-    regress_at,
-)
-from replanning.plan import as_text, compile_fact_pattern, placeholders
-from replanning.plan.references import fill_placeholders, normalise_fact
+from replanning.live import GroundAction, PlanView, StripsProblem, StripsStep
+from replanning.live.strips import artifact_fact, connected_components, regress, regress_at
+from replanning.plan.json_values import as_text
+from replanning.plan.references import compile_fact_pattern, fill_placeholders, normalise_fact, placeholders
 from tests.support.live import JournaledPlan, journaled, tool
 
 

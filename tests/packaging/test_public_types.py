@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import replanning
-from replanning import Answer, PlanError, Question, ReplanningError, RunResult, TransientError
+from replanning import Answer, Question, RunResult
 from replanning.changes import SkipTask
 
 FAMILIES = {"exporters", "providers", "triggers"}
@@ -47,6 +47,11 @@ def test_validation() -> None:
         assert TypeAdapter(cls).json_schema()["title"] == cls.__name__
 
 
-def test_public_errors() -> None:
-    """A traceback shows the errors of `replanning` by the names by which they can be caught."""
-    assert {error.__module__ for error in (PlanError, ReplanningError, TransientError)} == {"replanning"}
+@pytest.mark.parametrize("name", list(modules()))
+def test_public_module(name: str) -> None:
+    """A public class without fields of its own reports the module from which users import it."""
+    module = import_module(name)
+    exported = [getattr(module, each) for each in getattr(module, "__all__", ())]
+    for cls in filter(inspect.isclass, exported):
+        if cls.__module__.startswith("replanning") and not inspect.get_annotations(cls):
+            assert cls.__name__ in import_module(cls.__module__).__all__, cls

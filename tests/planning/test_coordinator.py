@@ -8,7 +8,8 @@ import pytest
 
 from replanning import Answer, Goal, Plan, Settings, Task
 from replanning.errors import PlanError
-from replanning.journal import MemoryStore, QuestionVerdict, RunOpened
+from replanning.journal import MemoryStore, RunOpened
+from replanning.journal.records import QuestionVerdict
 from replanning.plan import JsonObject, RunId, TaskId
 from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of

@@ -6,7 +6,8 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.journal import MemoryStore, QuestionVerdict, Usage
+from replanning.journal import MemoryStore, Usage
+from replanning.journal.records import QuestionVerdict
 from replanning.llm import Completion
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue

@@ -6,7 +6,8 @@ import pytest
 
 from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.journal import MemoryStore, QuestionVerdict
+from replanning.journal import MemoryStore
+from replanning.journal.records import QuestionVerdict
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.testing import ScriptedGate, VirtualClock

@@ -10,7 +10,8 @@ import anyio
 
 from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext
 from replanning.errors import NotRunning, StoreError
-from replanning.journal import MemoryStore, QuestionVerdict, Record, RunEnded, RunStore, dump_body
+from replanning.journal import MemoryStore, Record, RunEnded, RunStore, dump_body
+from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
 from tests.support.simulation_checks import problems_of

@@ -26,7 +26,8 @@ from replanning import (
     TransientError,
 )
 from replanning.changes import parse_changes
-from replanning.journal import QuestionVerdict, RunStore, Usage
+from replanning.journal import RunStore, Usage
+from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
 from replanning.providers.repair import RepairProvider
 from replanning.testing import (

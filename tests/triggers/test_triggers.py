@@ -24,7 +24,8 @@ from replanning import (
     open_run,
 )
 from replanning.changes import RetryTask, SkipTask
-from replanning.journal import DecisionMade, TriggerFired, Usage, UsageCharged, normalised_cause
+from replanning.journal import (DecisionMade, TriggerFired, Usage, UsageCharged)
+from replanning.journal.triggers import normalised_cause
 from replanning.journal.triggers import TriggerKind
 from replanning.testing import (
     ScriptedExecutor,
