@@ -21,6 +21,7 @@ def report_module(package: str, names: Iterable[str]) -> None:
     top_level = sys.modules["replanning"].__all__
     for name in names:
         exported = namespace.get(name)
-        ours = isinstance(exported, type) and exported.__module__.startswith("replanning.")
-        if ours and not inspect.get_annotations(exported):
+        if not isinstance(exported, type) or not exported.__module__.startswith("replanning."):
+            continue  # a function, a constant, or an alias of a built-in type
+        if not inspect.get_annotations(exported):
             exported.__module__ = "replanning" if name in top_level else package

@@ -24,9 +24,8 @@ from replanning import (
     open_run,
 )
 from replanning.changes import RetryTask, SkipTask
-from replanning.journal import (DecisionMade, TriggerFired, Usage, UsageCharged)
-from replanning.journal.triggers import normalised_cause
-from replanning.journal.triggers import TriggerKind
+from replanning.journal import DecisionMade, TriggerFired, Usage, UsageCharged
+from replanning.journal.triggers import TriggerKind, normalised_cause
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedProvider,
