@@ -1,44 +1,93 @@
-"""Settings: where they come from, which goes before which, and how wrong ones are told."""
+"""Settings: where they come from, which goes before which, what they may be, and how wrong ones are told."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from replanning import Settings
-from replanning.config import LoadedSettings, load_settings
+from replanning import settings as public
+from replanning.config import OTHERS, VARIABLES, LoadedSettings, keys, load_settings, values
 from replanning.errors import SettingsError
+from replanning.settings import PriceSettings
+
+PACKAGE = Path(__file__).parents[2] / "replanning"
+FILE = "replanning.yaml"
+FORM = 'expected {"status": "success", "data": {"planning": {…}}}'
 
 
-def settings_file(folder: Path, text: str, name: str = "settings.yaml") -> Path:
-    """A settings file."""
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def load(folder: Path, text: str, **environ: str) -> LoadedSettings:
-    """The settings of a file with this section, in this environment."""
-    indented = "".join(f"  {line}\n" for line in text.splitlines())
-    return load_settings(settings_file(folder, f"replanning:\n{indented}"), environ)
-
-
-def problems(folder: Path, text: str, **environ: str) -> list[str]:
-    """What is wrong with a section, without the name of the folder."""
-    with pytest.raises(SettingsError) as caught:
-        load(folder, text, **environ)
-    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
-
-
-def test_nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without file, environment and arguments the defaults hold, and nothing has a source."""
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the program runs: a folder without settings."""
     monkeypatch.chdir(tmp_path)
 
-    assert load_settings(environ={}) == LoadedSettings(Settings(), {})
 
+def load(section: str = "", **given: Any) -> LoadedSettings:
+    """The settings of a file with this section, and of other sources; of an empty environment, if none is given."""
+    if section:
+        lines = "".join(f"  {line}\n" for line in section.splitlines())
+        Path(FILE).write_text(f"replanning:\n{lines}", encoding="utf-8")
+    return load_settings(**{"environ": {}, **given})
+
+
+def problems(section: str = "", **given: Any) -> list[str]:
+    """Everything that is wrong with settings."""
+    with pytest.raises(SettingsError) as caught:
+        load(section, **given)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@contextmanager
+def server(body: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """A real server that answers every request alike; its address, and what was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}/users/eve", asked
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def own(**planning: Any) -> dict[str, Any]:
+    """What a function or server answers for a person with these settings."""
+    return {"status": "success", "data": {"planning": planning}}
+
+
+def from_server(address: str, **more: str) -> LoadedSettings:
+    """The settings with those of a server."""
+    return load(environ={"REPLANNING_OVERRIDE_URL": address, **more})
+
+
+# Files
 
 ROWS = """\
 replanning:
@@ -84,204 +133,76 @@ planning:
 """
 
 
-def test_every_setting_with_its_default(tmp_path: Path) -> None:
+def test_every_setting_with_its_default() -> None:
     """The file knows every setting under the name and with the default that the specification gives it."""
-    loaded = load_settings(settings_file(tmp_path, ROWS), {})
+    Path(FILE).write_text(ROWS, encoding="utf-8")
+    loaded = load()
+    assert (loaded.settings, len(loaded.sources)) == (Settings(), 62)
 
-    assert loaded.settings == Settings()
-    assert len(loaded.sources) == 62
 
-
-def test_file_is_found_where_the_program_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_is_found_where_the_program_runs() -> None:
     """`replanning.yaml` and `.replanning.yaml` are found by themselves; both at once are an error."""
-    monkeypatch.chdir(tmp_path)
-    settings_file(tmp_path, "replanning: {cooldown: 5}", ".replanning.yaml")
-    hidden = load_settings(environ={})
-    settings_file(tmp_path, "replanning: {cooldown: 6}", "replanning.yaml")
-
+    Path(".replanning.yaml").write_text("replanning: {cooldown: 5}")
+    hidden = load()
     assert (hidden.settings.cooldown, hidden.sources) == (5, {"cooldown": ".replanning.yaml:1:14"})
     with pytest.raises(SettingsError, match="keep one of them"):
-        load_settings(environ={})
+        load("cooldown: 6")
 
 
-def test_order_of_sources(tmp_path: Path) -> None:
-    """An argument goes before the environment, that before the file, and that before the default."""
-    file = settings_file(tmp_path, "replanning: {cooldown: 1, alternatives: {min_confidence: 0.1, max_count: 1}}")
-    environ = {"REPLANNING_MIN_CONFIDENCE": "0.2", "REPLANNING_APPROVAL_THRESHOLD": "0.4"}
-
-    loaded = load_settings(file, environ, arguments={"alternatives.human_approval_threshold": 0.6})
-    alternatives = loaded.settings.alternatives
-
-    assert (loaded.settings.cooldown, alternatives.max_count) == (1, 1)
-    assert (alternatives.min_confidence, alternatives.human_approval_threshold) == (0.2, 0.6)
-    assert alternatives.min_llm_confidence == Settings().alternatives.min_llm_confidence
-    assert loaded.sources == {
-        "cooldown": f"{file}:1:14",
-        "alternatives.max_count": f"{file}:1:63",
-        "alternatives.min_confidence": "environment REPLANNING_MIN_CONFIDENCE",
-        "alternatives.human_approval_threshold": "argument",
-    }
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "key", "value"),
-    [
-        ("REPLANNING_ENABLED", "off", "enabled", False),
-        ("MUSUBI_REPLAN_ENABLED", "0", "enabled", False),
-        ("REPLANNING_ENABLED", "Yes", "enabled", True),
-        ("REPLANNING_MIN_CONFIDENCE", "0.25", "alternatives.min_confidence", 0.25),
-        ("REPLANNING_MIN_CONFIDENCE", "0", "alternatives.min_confidence", 0),
-        ("REPLANNING_APPROVAL_THRESHOLD", "0.9", "alternatives.human_approval_threshold", 0.9),
-        ("MUSUBI_REPLAN_MIN_CONFIDENCE", "0.9", "alternatives.human_approval_threshold", 0.9),
-        ("REPLANNING_PROVIDER", "repair", "provider", ("repair",)),
-        ("MUSUBI_LLM_PROVIDER", "openai, repair", "provider", ("openai", "repair")),
-    ],
-)
-def test_environment(tmp_path: Path, variable: str, text: str, key: str, value: object) -> None:
-    """Each variable, and each of its aliases, sets its own setting and no other."""
-    loaded = load(tmp_path, "enabled: true\ncooldown: 30", **{variable: text})
-    *sections, name = key.split(".")
-    found = getattr(getattr(loaded.settings, sections[0]) if sections else loaded.settings, name)
-
-    assert found == value
-    assert loaded.sources[key] == f"environment {variable}"
-
-
-def test_alias_gives_way(tmp_path: Path) -> None:
-    """Where a variable and its alias are both set, the variable counts; an empty one says nothing."""
-    both = load(tmp_path, "", REPLANNING_ENABLED="true", MUSUBI_REPLAN_ENABLED="false")
-    empty = load(tmp_path, "", REPLANNING_ENABLED="", MUSUBI_REPLAN_ENABLED="false")
-
-    assert (both.settings.enabled, empty.settings.enabled) == (True, False)
-
-
-def test_lists_replace(tmp_path: Path) -> None:
-    """A list in the file replaces the default and is not merged with it (defect 4)."""
-    loaded = load(tmp_path, "triggers: [timeout]\napproval: {always_for: []}\nprovider: [one, two]")
-
-    assert loaded.settings.triggers == ("timeout",)
-    assert loaded.settings.approval.always_for == ()
-    assert loaded.settings.provider == ("one", "two")
-
-
-def test_zero_is_zero(tmp_path: Path) -> None:
+def test_zero_is_zero() -> None:
     """A weight, threshold or limit of 0 is 0 and not the default (defects 9 and 10)."""
-    loaded = load(
-        tmp_path,
-        """\
-weights: {past_success: 0, self_assessment: 0.7}
-alternatives: {min_confidence: 0}
-limits: {replans_per_run: 0}
-cooldown: 0
-""",
-    )
-
-    assert (loaded.settings.weights.past_success, loaded.settings.alternatives.min_confidence) == (0, 0)
-    assert (loaded.settings.limits.replans_per_run, loaded.settings.cooldown) == (0, 0)
+    section = "weights: {past_success: 0, self_assessment: 0.7}\nalternatives: {min_confidence: 0}\ncooldown: 0"
+    settings = load(f"{section}\nlimits: {{replans_per_run: 0}}").settings
+    assert (settings.weights.past_success, settings.alternatives.min_confidence) == (0, 0)
+    assert (settings.limits.replans_per_run, settings.cooldown) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("section", "message"),
     [
-        ("enabled: maybe", "settings.yaml:2:3 enabled: expected true or false, got 'maybe'"),
-        ("cooldown: -1", "settings.yaml:2:3 cooldown: expected a number of at least 0, got -1"),
-        ("cooldown: true", "settings.yaml:2:3 cooldown: expected a number of at least 0, got True"),
-        ("cooldown: '5'", "settings.yaml:2:3 cooldown: expected a number of at least 0, got '5'"),
-        ("timeout: {task: 0}", "settings.yaml:2:13 timeout.task: expected a number above 0, got 0"),
+        ("enabled: maybe", "2:3 enabled: expected true or false, got 'maybe'"),
+        ("cooldown: true", "2:3 cooldown: expected a number of at least 0, got True"),
+        ("cooldown: '5'", "2:3 cooldown: expected a number of at least 0, got '5'"),
+        ("cooldown: sk-abcdefghijklmnopqrstuvwx", "2:3 cooldown: expected a number of at least 0, got '[redacted]'"),
         (
-            "alternatives:\n  min_confidence: 1.5",
-            "settings.yaml:3:5 alternatives.min_confidence: expected a number from 0 to 1, got 1.5",
+            "alternatives:\n  max_count: 2.5",
+            "3:5 alternatives.max_count: expected a whole number from 1 to 20, got 2.5",
         ),
-        (
-            "alternatives: {max_count: 2.5}",
-            "settings.yaml:2:18 alternatives.max_count: expected a whole number from 1 to 20, got 2.5",
-        ),
-        (
-            "retry: {exponential_backoff: 2}",
-            "settings.yaml:2:11 retry.exponential_backoff: expected true or false, got 2",
-        ),
+        ("retry: {exponential_backoff: 2}", "2:11 retry.exponential_backoff: expected true or false, got 2"),
         (
             "approval: {on_timeout: panic}",
-            "settings.yaml:2:14 approval.on_timeout: expected one of abort, skip, continue, pause or null, got 'panic'",
+            "2:14 approval.on_timeout: expected one of abort, skip, continue, pause or null, got 'panic'",
         ),
+        ("provider: []", "2:3 provider: expected a list of text, at least one, got ()"),
         (
-            "limits: {replans_per_run: -1}",
-            "settings.yaml:2:12 limits.replans_per_run: expected a whole number of at least 0 or null, got -1",
+            "triggers: [timeout, earthquake]",
+            "2:3 triggers: expected a list of one of task-failed, timeout, context-changed",
         ),
-        ("provider: []", "settings.yaml:2:3 provider: expected a list of text, at least one, got ()"),
-        ("limits: 3", "settings.yaml:2:3 limits: expected a section with replans_per_lineage, replans_per_run; got 3"),
-        ("colour: red", "settings.yaml:2:3 colour: there is no such setting; known are enabled, provider, triggers,"),
-        ("cool_down: 3", "settings.yaml:2:3 cool_down: there is no such setting; did you mean 'cooldown'?"),
+        ("limits: 3", "2:3 limits: expected a section with replans_per_lineage, replans_per_run; got 3"),
+        ("colour: red", "2:3 colour: there is no such setting; known are enabled, provider, triggers,"),
+        ("cool_down: 3", "2:3 cool_down: there is no such setting; did you mean 'cooldown'?"),
         (
             "retry: {exponential: true}",
-            "settings.yaml:2:11 retry.exponential: there is no such setting; did you mean 'retry.exponential_backoff'?",
+            "2:11 retry.exponential: there is no such setting; did you mean 'retry.exponential_backoff'?",
         ),
-        ("weights: {simplicity: 0.5}", "settings.yaml:2:13 weights: the weights sum to 1.4; they must sum to 1"),
+        ("weights: {simplicity: 0.5}", "2:13 weights: the weights sum to 1.4; they must sum to 1"),
+        ("llm: {prices: [1]}", "2:9 llm.prices: expected a mapping by name, got [1]"),
     ],
 )
-def test_wrong_value(tmp_path: Path, text: str, message: str) -> None:
+def test_wrong_value(section: str, message: str) -> None:
     """A wrong value is told with its place, its key, what is allowed and what was given."""
-    (found,) = problems(tmp_path, text)
-
-    assert found.startswith(message)
-
-
-def test_unknown_trigger(tmp_path: Path) -> None:
-    """A trigger that does not exist is named, with those that do."""
-    (found,) = problems(tmp_path, "triggers: [timeout, earthquake]")
-
-    assert "'earthquake'" in found
-    assert "task-failed, timeout, context-changed, better-path-found" in found
-
-
-def test_wrong_variable(tmp_path: Path) -> None:
-    """A wrong value in the environment is told with the name of its variable and what is allowed."""
-    found = problems(tmp_path, "", REPLANNING_MIN_CONFIDENCE="high", MUSUBI_REPLAN_ENABLED="perhaps")
-
-    assert found == [
-        "environment MUSUBI_REPLAN_ENABLED enabled: expected true or false, got 'perhaps'",
-        "environment REPLANNING_MIN_CONFIDENCE alternatives.min_confidence: expected a number from 0 to 1, got 'high'",
-    ]
-
-
-def test_all_problems_at_once(tmp_path: Path) -> None:
-    """Every problem of every source is told in one error."""
-    file = settings_file(tmp_path, "replanning: {cooldown: -1, nothing: 1, api_key: x}\nother: {}")
-
-    with pytest.raises(SettingsError) as caught:
-        load_settings(file, {"REPLANNING_APPROVAL_THRESHOLD": "2"}, arguments={"failure_threshold": 0})
-
-    told = str(caught.value)
-    for place in (
-        "settings.yaml:1:14 cooldown",
-        "nothing:",
-        "api_key:",
-        "settings.yaml other:",
-        "argument failure_threshold",
-    ):
-        assert place in told
-    assert "environment REPLANNING_APPROVAL_THRESHOLD alternatives.human_approval_threshold" in told
-    assert len(caught.value.problems) == 6
-    assert str(caught.value).startswith("the settings are not valid (6 problems)")
+    (found,) = problems(section)
+    assert found.startswith(f"{FILE}:{message}")
 
 
 @pytest.mark.parametrize(
-    "text", ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"]
+    "section", ["api_key: {}", "openai:\n  api_key: {}", "anthropic_api_key: {}", "llm: {{token: {}}}"]
 )
-def test_keys_stay_out_of_files(tmp_path: Path, text: str) -> None:
+def test_keys_stay_out_of_files(section: str) -> None:
     """A key of an API service in the file is an error that names it and does not repeat it."""
-    (found,) = problems(tmp_path, text.format("hunter2hunter2"))
-
-    assert "environment alone" in found
+    (found,) = problems(section.format("hunter2hunter2"))
+    assert "keys of API services are taken from the environment alone" in found
     assert "hunter2" not in found
-
-
-def test_secrets_are_not_repeated(tmp_path: Path) -> None:
-    """What looks like a secret is not repeated in the message about it, wherever it stands."""
-    (found,) = problems(tmp_path, "cooldown: sk-abcdefghijklmnopqrstuvwx")
-
-    assert "[redacted]" in found
-    assert "abcdefgh" not in found
 
 
 @pytest.mark.parametrize(
@@ -293,35 +214,117 @@ def test_secrets_are_not_repeated(tmp_path: Path) -> None:
         ("- 1\n", "expected a mapping with the section 'replanning'"),
         ("replanning: [1]\n", "there is no such setting"),
         ("replanning: {a: &x [1], b: *x, a: 2}\n", "a"),
-        ("replanning: {cooldown: [", "settings.yaml"),
-        ("\x00", "settings.yaml"),
+        ("replanning: {cooldown: [", FILE),
+        ("\x00", FILE),
+        ("#" * (1024 * 1024 + 1), "larger than"),
+        ("\udcfc: 1", "byte 1 of the file is not UTF-8"),
     ],
 )
-def test_hostile_files(tmp_path: Path, text: str, message: str | None) -> None:
+def test_hostile_files(text: str, message: str | None) -> None:
     """Files that are empty, malformed or something else are taken as empty, or refused with a sentence."""
-    file = settings_file(tmp_path, text)
-
+    Path(FILE).write_bytes(os.fsencode(text))
     if message is None:
-        assert load_settings(file, {}).settings == Settings()
+        assert load().settings == Settings()
     else:
-        with pytest.raises(SettingsError) as caught:
-            load_settings(file, {})
-        assert message in str(caught.value)
+        assert message in "; ".join(problems())
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A file that was named and is missing, too large or no text is refused."""
-    (tmp_path / "large.yaml").write_bytes(b"#" * (1024 * 1024 + 1))
-    (tmp_path / "latin.yaml").write_bytes(b"replanning: {provider: \xfc}")
-
-    for name, message in {
-        "none.yaml": "No such file",
-        "large.yaml": "larger than",
-        "latin.yaml": "byte 24 of the file is not UTF-8",
-        "": "cannot be read",
-    }.items():
+def test_files_that_cannot_be_read() -> None:
+    """A file that was named and is missing, or a folder, is refused."""
+    for name, message in (("none.yaml", "No such file"), ("", "cannot be read")):
         with pytest.raises(SettingsError, match=message):
-            load_settings(tmp_path / name, {})
+            load_settings(name, {})
+
+
+def test_prices() -> None:
+    """Prices go by the names of models, which may hold dots, and stay whole from file to arguments."""
+    loaded = load("llm:\n  prices:\n    gpt-4.1: {input: 2, output: 8}\n    'own-*': {input: 0, output: 0}")
+    assert loaded.settings.llm.prices == {
+        "gpt-4.1": PriceSettings(input=2, output=8),
+        "own-*": PriceSettings(input=0, output=0),
+    }
+    assert loaded.sources == {"llm.prices": f"{FILE}:3:5"}
+    assert load(arguments={"llm.prices": {"o3": {"input": 1, "output": 2}}}).settings.llm.prices["o3"].output == 2
+    assert load("llm:\n  prices:").settings.llm.prices == {}
+
+
+def test_wrong_prices() -> None:
+    """A wrong price is told with the model that it is of."""
+    section = """\
+llm:
+  prices:
+    gpt-4.1: {input: -2, output: 8}
+    gpt-4.2: {input: 2}
+    gpt-4.3: {input: 2, output: 8, cached: 1}
+    gpt-4.4: 7"""
+    assert problems(section) == [
+        f"{FILE}:3:5 llm.prices gpt-4.1 input: expected a number of at least 0, got -2",
+        f"{FILE}:3:5 llm.prices gpt-4.2 output: it is missing",
+        f"{FILE}:3:5 llm.prices gpt-4.3 cached: there is no such setting",
+        f"{FILE}:3:5 llm.prices gpt-4.4: expected a section with input, output, got 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:hunter22@host/v1", "https://me:[redacted]@host/v1"),
+        ("https://sk-abcdefghijklmnopqrstuv@host/v1", "https://[redacted]@host/v1"),
+        ("https://host/v1?api_key=abcdef123456", "https://host/v1?api_key=[redacted]"),
+    ],
+)
+def test_address_without_secrets(address: str, shown: str) -> None:
+    """An address that holds more than an address is refused, and its secret is not shown."""
+    (told,) = problems(f"llm: {{base_url: '{address}'}}")
+    assert told.startswith(f"{FILE}:2:9 llm.base_url: it holds more than an address: names, passwords and keys do not")
+    assert told.endswith(f"; got {shown!r}")
+    with pytest.raises(ValueError, match="more than an address") as caught:
+        Settings.model_validate({"llm": {"base_url": address}})
+    assert address not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1", "http://host:99999"])
+def test_no_address(address: str) -> None:
+    """What is no address of a web server is refused with an example of one; addresses, and none, are taken."""
+    (problem,) = problems(f"llm: {{base_url: '{address}'}}")
+    assert "expected an address that begins with http:// or https://" in problem
+    for right in ("http://localhost:11434", "https://host.example/v1/", "http://[::1]:8000/v1", None):
+        assert load(arguments={"llm.base_url": right}, path=os.devnull).settings.llm.base_url == right
+
+
+# Which goes before which
+
+ORDER = ("file", "override", "environment", "argument")
+
+
+@given(st.dictionaries(st.sampled_from(ORDER), st.integers(1, 10_000)), st.booleans())
+def test_order_of_all_sources(tmp_path_factory: pytest.TempPathFactory, said: dict[str, int], other: bool) -> None:
+    """Whatever sources say of a setting: argument, environment, override, file, default, the first that says it counts."""
+    file = tmp_path_factory.mktemp("order") / "s.yaml"
+    lines = [f"  max_subtasks: {said['file']}"] if "file" in said else []
+    file.write_text("\n".join(["planning:", *lines, *(["  strategy: simple"] if other else [])]))
+    loaded = load_settings(
+        file,
+        {"PLANNING_MAX_SUBTASKS": str(said["environment"])} if "environment" in said else {},
+        arguments={"planning.max_subtasks": said["argument"]} if "argument" in said else {},
+        override=lambda: own(**({"max_subtasks": said["override"]} if "override" in said else {})),
+    )
+    first = next((kind for kind in reversed(ORDER) if kind in said), "default")
+
+    assert loaded.kind("planning.max_subtasks") == first
+    assert loaded.settings.planning.max_subtasks == said.get(first, 100)
+    assert loaded.settings.planning.strategy == ("simple" if other else "chain_of_thought")
+
+
+def test_lists_of_a_higher_source_replace() -> None:
+    """A list of a higher source stands in place of a lower one's; no item of that is left (defect 4)."""
+    loaded = load(
+        "provider: [one, two]\nllm: {fallback: [three, four]}\ntriggers: [timeout]\napproval: {always_for: []}",
+        environ={"REPLANNING_PROVIDER": "five"},
+        arguments={"llm.fallback": []},
+    )
+    assert (loaded.settings.provider, loaded.settings.llm.fallback) == (("five",), ())
+    assert (loaded.settings.triggers, loaded.settings.approval.always_for) == (("timeout",), ())
 
 
 KEYS = st.sampled_from(
@@ -331,114 +334,503 @@ VALUES = st.sampled_from([None, True, 0, -1, 0.5, 10**400, "", "skip", "1", [], 
 
 
 @given(st.dictionaries(KEYS | st.text(max_size=5), VALUES, max_size=5))
-def test_any_arguments(overrides: dict[str, object]) -> None:
+def test_any_arguments(arguments: dict[str, Any]) -> None:
     """Whatever arguments say: each of them counts and is named as a source, or the error lists what is wrong."""
+    sources: set[str] = set()
+    refused = False
     try:
-        sources = load_settings(environ={}, arguments=overrides).sources  # type: ignore[arg-type]
+        sources = set(load(arguments=arguments).sources)
     except SettingsError as error:
-        sources = {}
-        refused = error.problems
-    else:
-        refused = ()
-
-    assert refused or set(sources) == {key for key, value in overrides.items() if (key, value) != ("limits", None)}
+        refused = bool(error.problems)
+    assert refused or sources == {key for key, value in arguments.items() if (key, value) != ("limits", None)}
 
 
-def test_prices(tmp_path: Path) -> None:
-    """Prices go by the names of models, which may hold dots, and stay whole from file to arguments."""
-    loaded = load(tmp_path, "llm:\n  prices:\n    gpt-4.1: {input: 2, output: 8}\n    'own-*': {input: 0, output: 0}")
-
-    assert {name: (price.input, price.output) for name, price in loaded.settings.llm.prices.items()} == {
-        "gpt-4.1": (2, 8),
-        "own-*": (0, 0),
-    }
-    assert dict(loaded.sources) == {"llm.prices": f"{tmp_path}/settings.yaml:3:5"}
-    given = load_settings(environ={}, arguments={"llm.prices": {"o3": {"input": 1, "output": 2}}})
-    assert given.settings.llm.prices["o3"].output == 2
-    assert load(tmp_path, "llm:\n  prices:").settings.llm.prices == {}
-
-
-def test_wrong_prices(tmp_path: Path) -> None:
-    """A wrong price is told with the model that it is of."""
-    section = """\
-llm:
-  prices:
-    gpt-4.1: {input: -2, output: 8}
-    gpt-4.2: {input: 2}
-    gpt-4.3: {input: 2, output: 8, cached: 1}
-    gpt-4.4: 7"""
-
-    assert problems(tmp_path, section) == [
-        "settings.yaml:3:5 llm.prices gpt-4.1 input: expected a number of at least 0, got -2",
-        "settings.yaml:3:5 llm.prices gpt-4.2 output: it is missing",
-        "settings.yaml:3:5 llm.prices gpt-4.3 cached: there is no such setting",
-        "settings.yaml:3:5 llm.prices gpt-4.4: expected a section with input, output, got 7",
-    ]
-    assert problems(tmp_path, "llm: {prices: [1]}") == [
-        "settings.yaml:2:9 llm.prices: expected a mapping by name, got [1]"
-    ]
-
-
-def test_language_models_from_the_environment(tmp_path: Path) -> None:
-    """Variables say which model is asked, where, how, and who stands in for it."""
-    environ = {
-        "REPLANNING_LLM_MODEL": "gpt-4.1",
-        "REPLANNING_LLM_TEMPERATURE": "0.7",
-        "REPLANNING_LLM_MAX_TOKENS": "500",
-        "REPLANNING_LLM_BASE_URL": "http://localhost:8000/v1",
-        "REPLANNING_LLM_FALLBACK": "anthropic, ollama",
-        "REPLANNING_LLM_OLLAMA": "yes",
-    }
-    llm = load(tmp_path, "llm: {model: other}", **environ).settings.llm
-
-    assert (llm.model, llm.temperature, llm.max_tokens, llm.base_url) == (
-        "gpt-4.1",
-        0.7,
-        500,
-        "http://localhost:8000/v1",
-    )
-    assert (llm.fallback, llm.ollama) == (("anthropic", "ollama"), True)
-    assert problems(tmp_path, "enabled: true", REPLANNING_LLM_MAX_TOKENS="many") == [
-        "environment REPLANNING_LLM_MAX_TOKENS llm.max_tokens: expected a whole number of at least 1, got 'many'"
-    ]
+# Names and ranges
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
+    ("name", "text", "key", "value"),
     [
-        ("https://me:hunter22@host/v1", "'https://me:[redacted]@host/v1'"),
-        ("https://sk-abcdefghijklmnopqrstuv@host/v1", "'https://[redacted]@host/v1'"),
-        ("https://host/v1?api_key=abcdef123456", "'https://host/v1?api_key=[redacted]'"),
+        ("REPLANNING_ENABLED", "off", "enabled", False),
+        ("REPLANNING_ENABLED", "Yes", "enabled", True),
+        ("REPLANNING_MIN_CONFIDENCE", "0", "alternatives.min_confidence", 0),
+        ("MAX_TOTAL_REPLANS", "4", "planning.replanning.global.max_total_replans", 4),
+        ("PLANNING_ENABLED", "false", "planning.enabled", False),
+        ("PLANNING_STRATEGY", "hierarchical", "planning.strategy", "hierarchical"),
+        ("PLANNING_MAX_SUBTASKS", "7", "planning.max_subtasks", 7),
+        ("REFLECTION_ENABLED", "false", "planning.reflection.enabled", False),
+        ("REFLECTION_INTERVAL", "0", "planning.reflection.trigger_interval", 0),
+        ("MAX_PLAN_REVISIONS", "1", "planning.revision.max_revisions", 1),
+        ("REPLANNING_PROVIDER", "repair", "provider", ["repair"]),
+        ("REPLANNING_APPROVAL_THRESHOLD", "0.9", "alternatives.human_approval_threshold", 0.9),
+        ("MUSUBI_REPLAN_ENABLED", "0", "enabled", False),
+        ("MUSUBI_LLM_PROVIDER", "openai, repair", "provider", ["openai", "repair"]),
+        ("MUSUBI_REPLAN_MIN_CONFIDENCE", "0.9", "alternatives.human_approval_threshold", 0.9),
+        ("REPLANNING_LLM_MODEL", "gpt-4.1", "llm.model", "gpt-4.1"),
+        ("REPLANNING_LLM_TEMPERATURE", "0.7", "llm.temperature", 0.7),
+        ("REPLANNING_LLM_MAX_TOKENS", "500", "llm.max_tokens", 500),
+        ("REPLANNING_LLM_BASE_URL", "http://localhost:8000/v1", "llm.base_url", "http://localhost:8000/v1"),
+        ("REPLANNING_LLM_FALLBACK", "anthropic, ollama", "llm.fallback", ["anthropic", "ollama"]),
+        ("REPLANNING_LLM_OLLAMA", "yes", "llm.ollama", True),
     ],
 )
-def test_address_without_secrets(tmp_path: Path, address: str, shown: str) -> None:
-    """An address that holds more than an address is refused, and its secret is not shown."""
-    expected = (
-        "settings.yaml:2:9 llm.base_url: it holds more than an address: names, passwords and keys do not belong here;"
-        f" keys are taken from the environment alone; got {shown}"
+def test_variables(name: str, text: str, key: str, value: Any) -> None:
+    """Every short variable sets its setting, goes before the file, and is named as its source."""
+    loaded = load("llm: {model: other}\nenabled: true", environ={name: text})
+    same = load(arguments={key: value})
+    assert loaded.settings == same.settings
+    assert loaded.sources[key] == f"environment {name}"
+
+
+# What a setting of this kind may be, beside its default: as text of a variable, and as it is then.
+OTHERWISE = (("0.7", 0.7), ("7", 7), ("off", False), ("on", True), ("timeout, task-failed", ["timeout", "task-failed"]))
+OF_ITS_OWN = {
+    "provider": ("a, b", ["a", "b"]),
+    "override.url": ("http://localhost:1/settings", "http://localhost:1/settings"),
+    "llm.base_url": ("http://localhost:1/v1", "http://localhost:1/v1"),
+    "llm.prices": ('{"o3.X": {"input": 1, "output": 2.5}}', {"o3.X": {"input": 1, "output": 2.5}}),
+    "budget.money": ("null", None),
+    "redaction.patterns": (r"card-\d{2,4}", [r"card-\d{2,4}"]),
+    "judge.timeout_seconds": ("100", 100),
+}
+
+
+@pytest.mark.parametrize("key", [key for key, is_section in keys().items() if not is_section])
+def test_every_setting_has_a_variable(key: str) -> None:
+    """A variable with the long name of a setting says what an argument of that key would, and is named as its source."""
+    name = f"REPLANNING_{key.replace('.', '__').upper()}"
+    default = values(Settings())[key]
+    text = default if isinstance(default, str) else json.dumps(default)
+    options = [OF_ITS_OWN[key]] if key in OF_ITS_OWN else [(text, default), *OTHERWISE]
+    found = 0
+    for text, value in options:
+        try:
+            same = load(arguments={key: value}, override=own)
+        except SettingsError:
+            continue
+        loaded = load(environ={name: text}, override=own)
+        assert (loaded.settings, loaded.sources) == (same.settings, {key: f"environment {name}"})
+        found += 1
+    assert found
+
+
+def test_sections_from_variables() -> None:
+    """A section may be one variable with JSON; what is wrong in it is told with the name of that variable."""
+    name = "REPLANNING_ALTERNATIVES"
+    loaded = load(environ={name: '{"max_count": 4}', f"{name}__MIN_CONFIDENCE": "0.4"})
+    assert (loaded.settings.alternatives.max_count, loaded.settings.alternatives.min_confidence) == (4, 0.4)
+    assert loaded.sources == {
+        "alternatives.max_count": f"environment {name}",
+        "alternatives.min_confidence": f"environment {name}__MIN_CONFIDENCE",
+    }
+    deep, whole = "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300
+    for text, told in (
+        (whole, ": expected a section with max_count, "),
+        ('{"max_count": "many"}', ".max_count: expected a whole number from 1 to 20, got 'many'"),
+        ('{"nix": 1}', ".nix: there is no such setting; "),
+        ("{", ": expected a section with max_count, "),
+        (deep, ": expected a section with max_count, "),
+    ):
+        (problem,) = problems(environ={name: text})
+        assert problem.startswith(f"environment {name} alternatives{told}")
+    (problem,) = problems(environ={"REPLANNING_LLM__API_KEY": "sk-1234567890"})
+    assert problem.startswith(
+        "environment REPLANNING_LLM__API_KEY llm.api_key: keys of API services are taken from the"
     )
-    assert problems(tmp_path, f"llm: {{base_url: '{address}'}}") == [expected]
-    with pytest.raises(ValueError, match="more than an address") as caught:
-        Settings.model_validate({"llm": {"base_url": address}})
-    assert address not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["localhost:8000", "ftp://host/v1", "http://", "http://[::1", "http://host:99999"])
-def test_no_address(tmp_path: Path, address: str) -> None:
-    """What is no address of a web server is refused with an example of one."""
-    (problem,) = problems(tmp_path, f"llm: {{base_url: '{address}'}}")
-    assert "expected an address that begins with http:// or https://" in problem
+def test_patterns_from_a_variable() -> None:
+    """A pattern is not cut at its commas, with which it would find other things; several stand as JSON."""
+    for text, patterns in ((r"card-\d{2,4}", (r"card-\d{2,4}",)), ('["a{1,2}", "b"]', ("a{1,2}", "b"))):
+        loaded = load(environ={"REPLANNING_REDACTION__PATTERNS": text})
+        assert loaded.settings.redaction.patterns == patterns
 
 
-def test_addresses(tmp_path: Path) -> None:
-    """Addresses of web servers are taken as they are, and none is one, too."""
-    for address in ("http://localhost:11434", "https://host.example/v1/", "http://[::1]:8000/v1"):
-        assert load(tmp_path, f"llm: {{base_url: '{address}'}}").settings.llm.base_url == address
-    assert load(tmp_path, "llm: {base_url: null}").settings.llm.base_url is None
+def test_prices_from_variables_of_their_own() -> None:
+    """The price of a model may be a variable, or two; what is wrong is told with the name of the one that says it."""
+    name = "REPLANNING_LLM__PRICES__O3"
+    for environ in ({name: '{"input": 2, "output": 8}'}, {f"{name}__INPUT": "2", f"{name}__OUTPUT": "8"}):
+        loaded = load(environ=environ)
+        assert loaded.settings.llm.prices == {"o3": PriceSettings(input=2, output=8)}
+        assert loaded.sources == {"llm.prices": f"environment {next(iter(environ))}"}
+    assert problems(environ={name: "much"}) == [
+        f"environment {name} llm.prices o3: expected a section with input, output, got 'much'"
+    ]
 
 
-def test_key_among_settings_of_models(tmp_path: Path) -> None:
-    """A key is refused wherever in the section of language models it stands."""
-    (problem,) = problems(tmp_path, "llm: {api_key: sk-abcdefghijklmnopqrstuv}")
-    assert "keys of API services are taken from the environment alone" in problem
-    assert "sk-abc" not in problem
+@pytest.mark.parametrize("name", ["REPLANNING_LLM", "REPLANNING_LLM__TEMPERATURE", "REPLANNING_TRIGGERS"])
+@pytest.mark.parametrize("form", ["{}", '["{}"]', '[{{"password": "{}"}}]'])
+def test_no_secret_in_what_is_wrong(name: str, form: str) -> None:
+    """A key that was put where it does not belong is not told, nor a part of it, however long it is."""
+    told = "; ".join(problems(environ={name: form.format(f"sk-{'a' * 20}{'b' * 200}")}))
+    assert name in told
+    assert "bbb" not in told
+
+
+@pytest.mark.parametrize("name", ["REPLANNING_LLM_MODEL", "REPLANNING_PROVIDER", "REPLANNING_TIMEOUT__TASK"])
+def test_variable_that_is_no_text(name: str) -> None:
+    """Bytes that are no text are told with the name of the variable that holds them."""
+    (problem,) = problems(environ={name: os.fsdecode(b"caf\xe9")})
+    assert problem.startswith(f"environment {name} ")
+    assert problem.endswith("it holds what is no text in UTF-8")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["ALTERNATIVES", "LLM", "PLANNING__REPLANNING", "LLM__PRICES__", "PROVIDER", "X", ""]).flatmap(
+            lambda lead: st.text("AX_.[ éẞ", max_size=4).map(lambda end: f"REPLANNING_{lead}{end}")
+        )
+        | st.sampled_from([f"REPLANNING_{key.replace('.', '__').upper()}" for key in keys() if "override" not in key]),
+        st.sampled_from(
+            ["", "{", "\udcff", '{"a.b": {"c": 1}}', '{"max_count": NaN}', "[]", "null", "1e999", "a,,b", "\x00"]
+        ),
+        max_size=4,
+    )
+)
+def test_any_variables(environ: dict[str, str]) -> None:
+    """Whatever variables there are, settings come of them or one error that names each of those that are wrong."""
+    try:
+        load(environ=environ)
+    except SettingsError as error:
+        told = [str(problem) for problem in error.problems]
+    else:
+        told = []
+    assert all(line.startswith("environment REPLANNING_") for line in told)
+
+
+def test_values_that_are_nested_deep() -> None:
+    """A value that is nested deeper than any setting is told with its key and where it comes from."""
+    deep: object = 1
+    for _ in range(400):
+        deep = [deep]
+    for key in ("llm", "llm.model", "llm.prices"):
+        assert problems(environ={}, arguments={key: deep}) == [f"argument {key}: nested more than 20 deep"]
+    (problem,) = problems(environ={}, override=lambda: own(strategy=deep))
+    assert problem == "override planning.strategy: nested more than 20 deep"
+
+
+def test_variables_that_say_nothing() -> None:
+    """A name that goes deeper than any setting is nobody's; an empty variable gives way to its alias."""
+    loaded = load(environ={f"REPLANNING_TIMEOUT{'__X' * 5_000}": "1"})
+    assert (loaded.settings, loaded.warnings) == (Settings(), ())
+    assert not load(environ={"REPLANNING_ENABLED": "", "MUSUBI_REPLAN_ENABLED": "false"}).settings.enabled
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("MAX_TOTAL_REPLANS", "REPLANNING_PLANNING__REPLANNING__GLOBAL__MAX_TOTAL_REPLANS",
+         "planning.replanning.global.max_total_replans"),
+        ("REPLANNING_APPROVAL_THRESHOLD", "MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold"),
+    ],
+)  # fmt: skip
+def test_short_names_go_before_long_ones(first: str, second: str, key: str) -> None:
+    """Where a setting has several names and all are set, the short one counts, and an alias gives way to it."""
+    assert load(environ={first: "1", second: "0"}).sources == {key: f"environment {first}"}
+
+
+@pytest.mark.parametrize(
+    ("key", "inside", "outside", "allowed"),
+    [
+        ("judge.max_iterations", (1, 10), (0, 11, 1.5), "a whole number from 1 to 10"),
+        ("judge.timeout_seconds", (60, 600), (59.9, 600.1), "a number from 60 to 600"),
+        ("alternatives.max_count", (1, 20), (0, 21), "a whole number from 1 to 20"),
+        ("alternatives.min_confidence", (0, 1), (-0.1, 1.1), "a number from 0 to 1"),
+        ("alternatives.human_approval_threshold", (0, 1), (-0.1, 1.1), "a number from 0 to 1"),
+        ("retry.max_attempts", (1,), (0,), "a whole number of at least 1"),
+        ("retry.delay", (0,), (-1,), "a number of at least 0"),
+        ("timeout.task", (0.1,), (0,), "a number above 0"),
+        ("llm.temperature", (0, 2), (-0.1, 2.1), "a number from 0 to 2"),
+        ("llm.max_tokens", (1,), (0,), "a whole number of at least 1"),
+        ("failure_threshold", (1,), (0,), "a whole number of at least 1"),
+        ("cooldown", (0,), (-1, float("inf")), "a number of at least 0"),
+        ("better_path.min_gain", (0, 1), (-0.1, 1.1), "a number from 0 to 1"),
+        ("better_path.every", (1,), (0,), "a whole number of at least 1"),
+        ("limits.replans_per_run", (0, None), (-1,), "a whole number of at least 0 or null"),
+        ("escalation.on_no_alternative", ("wait", "assume", "abort", None), ("hope",), "one of wait, assume, abort"),
+        ("judge_on", ("errors_and_interval", "every_action"), ("never",), "one of errors_and_interval, every_action"),
+        ("on_store_failure", ("pause", "continue_unjournaled"), ("stop",), "one of pause, continue_unjournaled"),
+        ("planning.max_subtasks", (1,), (0,), "a whole number of at least 1"),
+        ("planning.strategy", ("chain_of_thought", "hierarchical", "simple"), ("none",), "one of chain_of_thought"),
+        ("planning.decomposition_level", ("detailed", "moderate", "minimal"), ("fine",), "one of detailed, moderate"),
+        ("planning.reflection.depth", ("deep", "moderate", "shallow"), ("none",), "one of deep, moderate, shallow"),
+        ("planning.reflection.trigger_interval", (0,), (-1,), "a whole number of at least 0"),
+        ("planning.history.storage_type", ("jsonl",), ("xml",), "jsonl"),
+        ("planning.history.directory", ("here",), ("",), "text that is not empty"),
+        ("planning.history.retention_days", (1,), (0,), "a whole number of at least 1"),
+        ("planning.replanning.global.same_trigger_max_count", (1,), (0,), "a whole number of at least 1"),
+        ("planning.replanning.llm_decision.min_confidence_threshold", (0.3, 0.8), (1.1,), "a number from 0 to 1"),
+    ],
+)
+def test_ranges(key: str, inside: tuple[Any, ...], outside: tuple[Any, ...], allowed: str) -> None:
+    """The edges of what is allowed are; beyond them a setting is refused by its key, its source and what is allowed."""
+    for value in inside:
+        assert load(arguments={key: value}).sources == {key: "argument"}
+    for value in outside:
+        (problem,) = problems(arguments={key: value})
+        assert problem.startswith(f"argument {key}: expected {allowed}")
+        assert problem.endswith(f"got {value!r}")
+
+
+def test_bands_in_order() -> None:
+    """The bands of confidence stay in order, 0 <= user <= min <= immediate <= 1, whichever sources say them."""
+    lead = "planning.replanning.llm_decision"
+    asked = own(replanning={"llm_decision": {"min_confidence_threshold": 0.55}})
+    (problem,) = problems(arguments={f"{lead}.user_confirmation_threshold": 0.6}, override=lambda: asked)
+    assert problem == (
+        f"override, argument {lead}: expected user_confirmation_threshold <= min_confidence_threshold <="
+        " immediate_execution_threshold, got 0.6, 0.55, 0.8"
+    )
+
+
+def test_problems_of_every_source_at_once() -> None:
+    """All sources are looked at before anything is refused, and every problem is told in one error."""
+    Path(FILE).write_text("replanning: {cooldown: -1, api_key: x}\nother: {}")
+    told = problems(
+        environ={"PLANNING_STRATEGY": "wild", "MUSUBI_REPLAN_ENABLED": "perhaps"},
+        arguments={"failure_threshold": 0, "llm.model": object()},
+        override=lambda: own(max_subtasks=0, stategy="simple"),
+    )
+    assert sorted(told) == [
+        "argument failure_threshold: expected a whole number of at least 1, got 0",
+        *(one for one in told if one.startswith("argument llm.model: got <object object at")),
+        "environment MUSUBI_REPLAN_ENABLED enabled: expected true or false, got 'perhaps'",
+        "environment PLANNING_STRATEGY planning.strategy: expected one of chain_of_thought, hierarchical, simple, got 'wild'",
+        "override planning.max_subtasks: expected a whole number of at least 1, got 0",
+        "override planning.stategy: there is no such setting; did you mean 'planning.strategy'?",
+        f"{FILE} other: there is no section of this name; known are 'replanning' and 'planning'",
+        f"{FILE}:1:14 cooldown: expected a number of at least 0, got -1",
+        *(one for one in told if one.startswith(f"{FILE}:1:28 api_key: ")),
+    ]
+    assert len(told) == 9
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("planning.judge_on", "judge_on"),
+        ("max_subtasks", "planning.max_subtasks"),
+        ("judge.max_iteration", "judge.max_iterations"),
+    ],
+)
+def test_setting_of_another_section(key: str, meant: str) -> None:
+    """A setting that stands in the wrong section, or is misspelt, is told with the one that was meant."""
+    assert problems(arguments={key: 1}) == [f"argument {key}: there is no such setting; did you mean {meant!r}?"]
+
+
+def test_settings_stay() -> None:
+    """Settings do not change under a run; others are made from them."""
+    settings = Settings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.cooldown = 1.0
+    assert settings.model_copy(update={"cooldown": 1.0}) == Settings(cooldown=1.0)
+
+
+def test_every_section_has_a_public_name() -> None:
+    """Whatever a setting is made of can be imported from `replanning.settings`."""
+    sections = {kind.__name__ for kind in _sections(Settings)}
+    assert sections - {"Retry", "Budget"} <= set(vars(public))
+
+
+def _sections(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for field in kind.model_fields.values():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield part
+                yield from _sections(part)
+
+
+# Settings of a person
+
+
+def test_override_by_a_function() -> None:
+    """A function says what a person has set; what else it says is passed over."""
+    answer = own(strategy="simple", reflection={"trigger_interval": 0}) | {"message": "hello"}
+    loaded = load(override=lambda: answer)
+    assert (loaded.settings.planning.strategy, loaded.settings.planning.reflection.trigger_interval) == ("simple", 0)
+    assert loaded.sources == {"planning.strategy": "override", "planning.reflection.trigger_interval": "override"}
+
+
+def test_override_by_a_server() -> None:
+    """A server of the file, or before it of a variable, is asked once, and what it says counts; a function goes before."""
+    with server(json.dumps(own(max_subtasks=5)).encode()) as (address, asked):
+        by_file = load(f"override: {{url: '{address}', timeout: 9}}")
+        assert load(override=own).settings.planning.max_subtasks == 100
+        by_variable = from_server(f"{address}/other")
+    assert asked == ["/users/eve", "/users/eve/other"]
+    assert by_file.settings.planning.max_subtasks == by_variable.settings.planning.max_subtasks == 5
+    assert by_file.sources["planning.max_subtasks"] == f"override {address}"
+    assert (by_file.kind("planning.max_subtasks"), by_file.warnings) == ("override", ())
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        ({"status": "error", "message": "no"}, "got status 'error'"),
+        ({"status": "success"}, "got {'status': 'success'}"),
+        ({"status": "success", "data": {}}, "got data with nothing in it"),
+        ({"status": "success", "data": {"planing": {}}}, "got data with 'planing' in it"),
+        ({"status": "success", "data": {"planning": [1]}}, "got data with 'planning' in it"),
+        ({"status": "success", "data": None}, "got {"),
+        ({"data": {"planning": {}}}, "got {'data'"),
+        ([], "got []"),
+        (None, "got None"),
+        ({"status": "sk-abcdefghijklmnopqrstuvwx"}, "got status '[redacted]'"),
+    ],
+)
+def test_override_of_another_form(answer: object, got: str) -> None:
+    """An answer of another form is one error that says what was expected and what came, from a function or a server."""
+    (told,) = problems(override=lambda: answer)
+    assert told.startswith(f"override: {FORM}, {got}")
+    with server(json.dumps(answer).encode()) as (address, _):
+        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": address})
+    assert told.startswith(f"override {address}: {FORM}")
+
+
+@pytest.mark.parametrize("answer", [object(), {"status": float("nan"), "data": {1, 2}}])
+def test_override_that_is_no_json(answer: object) -> None:
+    """What JSON cannot express is refused like any other wrong form."""
+    (told,) = problems(override=lambda: answer)
+    assert told.startswith(f"override: {FORM}; got ")
+    assert told.endswith("which JSON cannot express")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b"{", b"\xff", b"[" * 10_000])
+def test_server_that_sends_no_json(body: bytes) -> None:
+    """An answer that is no JSON is an error that says what was expected."""
+    with server(body) as (address, _):
+        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": address})
+    assert told.startswith(f"override {address}: {FORM}")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (500, b"", "the server answered with 500 Internal Server Error"),
+        (404, b"{}", "the server answered with 404 Not Found"),
+        (302, b"", "the server answered with 302 Found"),
+        (200, b" " * (1024 * 1024 + 1), "the answer is larger than 1048576 bytes"),
+    ],
+)
+def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str) -> None:
+    """A server that answers with an error or too much is passed over with a warning; redirects are not followed."""
+    with server(body, status) as (address, asked):
+        loaded = from_server(address, PLANNING_STRATEGY="simple")
+    assert len(asked) == 1
+    without = load(environ={"PLANNING_STRATEGY": "simple"}, arguments={"override.url": address}, override=own)
+    assert loaded.settings == without.settings
+    assert list(map(str, loaded.warnings)) == [f"override {address}: {reason}; the settings of the person are left out"]
+
+
+def test_server_that_is_silent_or_gone() -> None:
+    """One that does not answer in time, and one that is not there, are passed over as well."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        (warning,) = load(arguments={"override.url": address, "override.timeout": 0.05}).warnings
+    assert warning.message.startswith("the server did not answer within 0.05 s")
+    (warning,) = from_server(address).warnings
+    assert warning.message.startswith("the server cannot be asked: ")
+
+
+def test_server_that_trickles() -> None:
+    """One that sends its answer drop by drop is not waited for longer than the time that it has."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def trickle() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                try:
+                    while True:
+                        connection.sendall(b" ")
+                except OSError:
+                    pass
+
+        thread = Thread(target=trickle)
+        thread.start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        (warning,) = load(arguments={"override.url": address, "override.timeout": 0.2}).warnings
+        thread.join()
+    assert "did not answer within 0.2 s" in warning.message or "is larger than" in warning.message
+
+
+def test_function_that_fails() -> None:
+    """A function that raises is passed over with a warning, without the secrets that its error tells."""
+
+    def failing() -> None:
+        raise LookupError("no row for token=hunter2hunter2")
+
+    (warning,) = load(override=failing).warnings
+    assert str(warning) == (
+        "override: it failed with LookupError: no row for token=[redacted]; the settings of the person are left out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://host.example/x", "expected an address that begins with https://; http:// only on this machine"),
+        ("http://localhost.example/x", "expected an address that begins with https://"),
+        ("ftp://localhost/x", "expected an address that begins with http:// or https://"),
+        ("https://eve:hunter22@host/x", "it holds more than an address"),
+        ("https://host/x?token=abcdefgh1234", "it holds more than an address"),
+    ],
+)
+def test_address_of_an_override(address: str, message: str) -> None:
+    """Settings are taken over https alone, or from this machine; an address with a secret in it is refused unseen."""
+    (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": address})
+    assert told.startswith(f"environment REPLANNING_OVERRIDE_URL override.url: {message}")
+    assert "hunter22" not in told
+    assert "abcdefgh1234" not in told
+    with pytest.raises(ValueError, match="override"):
+        Settings.model_validate({"override": {"url": address}})
+
+
+# Variables that are misspelt
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("REPLANNING_LLM_MODLE", "REPLANNING_LLM_MODEL"),
+        ("REPLANNING_PROVIDERS", "REPLANNING_PROVIDER"),
+        ("REPLANING_ENABLED", "REPLANNING_ENABLED"),
+        ("PLANNING_STRATEGIE", "PLANNING_STRATEGY"),
+        ("MAX_TOTAL_REPLAN", "MAX_TOTAL_REPLANS"),
+        ("replanning_enabled", "REPLANNING_ENABLED"),
+        ("PLANNING_REFLECTION_DEPTH", "REPLANNING_PLANNING__REFLECTION__DEPTH"),
+        ("REPLANNING_TIMEOUT_TASK", "REPLANNING_TIMEOUT__TASK"),
+        ("REPLANNING_TIMEOUTS__TASK", "REPLANNING_TIMEOUT__TASK"),
+        ("REPLANNING_TIMEOUT__task", "REPLANNING_TIMEOUT__TASK"),
+    ],
+)
+def test_misspelt_variable(name: str, meant: str) -> None:
+    """A variable that looks misspelt is told with the one that was probably meant, and never with what it holds."""
+    loaded = load(environ={name: "hunter2"})
+    told = f"environment {name}: nothing is read from it; did you mean {meant!r}?"
+    assert [str(warning) for warning in loaded.warnings] == [told]
+    assert loaded.settings == Settings()
+
+
+OF_OTHERS = """
+REPLANNING_OF_SOMEBODY_ELSE REPLANNING_HOME REPLANNING_VERSION REPLANNING_SETTINGS REPLANNING_DATABASE_URL
+PLANNING_POKER_ROOM SCANNING_ENABLED MAX_CONNECTIONS PATH HOME
+"""
+
+
+def test_variables_of_others() -> None:
+    """What other parts read, and what has nothing to do with settings, is left alone; so is a variable without a value."""
+    assert load(environ=dict.fromkeys([*OTHERS, *OF_OTHERS.split()], "1")).warnings == ()
+    assert load(environ={"REPLANNING_LLM_MODLE": " "}).warnings == ()
+
+
+def test_every_variable_is_known() -> None:
+    """Every variable that the code reads is known in the one place that tells misspelt ones."""
+    found = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r'"((?:REPLANNING|PLANNING)_[A-Z_]+)"', path.read_text(encoding="utf-8"))
+        if not name.endswith("_")
+    }
+    assert found == {name for name, _ in VARIABLES if "PLANNING_" in name} | set(OTHERS)
+    assert {key for _, key in VARIABLES} <= {key for key, is_section in keys().items() if not is_section}
