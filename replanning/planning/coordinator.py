@@ -190,7 +190,7 @@ class PlanningCoordinator:
     async def plan_actions(self, run_id: str | None = None) -> ActionPlan | None:
         """Run until the actions are planned, and pause there; else as `understand_goal`."""
         reached, plan = await self._run_until(Phase.ACTION_SEQUENCE, run_id), self.state.plan
-        return ActionPlan.model_validate(plan.action_plan, strict=False) if reached and plan is not None else None
+        return plan.action_plan if reached and plan is not None else None
 
     async def execute_actions(self, run_id: str | None = None) -> bool:
         """Run until all actions are executed, and pause there; return whether they were; else as `execute_with_planning`."""

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from replanning.changes import AddTask, PlanChange, ReplaceTask
 from replanning.environment import Environment
 from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
-from replanning.journal.lines import append_line, file_lock
+from replanning.journal.lines import append_lines, file_lock, read_lines, store_error
 from replanning.journal.observations import (
     AttemptFailed,
     AttemptInterrupted,
@@ -50,17 +50,15 @@ from replanning.journal.store import RunStore, check_run_id
 from replanning.live.plan import LivePlan, failure_of
 from replanning.llm.quoting import truncate_value
 from replanning.plan.redaction import Redactor
-from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
+from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import Phase
 from replanning.planning.manager import DecisionRecord, ReplanNote
+from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
 from replanning.planning.tasks import PlanningTask, is_action, phase_of, tool_name
 from replanning.telemetry.exporter import Exporter, ExporterContext
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]
-
-FINAL_STATUSES: Final = ("succeeded", "failed", "aborted")
-"""Final statuses of a run; from any other it can be resumed."""
 
 _MAX_OUTPUT_CHARS: Final = 20_000
 """Characters of an output in a line; the journal has all of it."""
@@ -69,15 +67,6 @@ _LineContent = tuple[LineType, JsonObject]
 """Type of a line, and its fields beside the common ones."""
 
 _AttemptEnd = AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingDecision:
-    """Outcome of a replan that has not changed the plan yet."""
-
-    seq: int
-    record: DecisionRecord
-    plan_before: JsonObject
 
 
 class HistoryLineBuilder:
@@ -98,12 +87,11 @@ class HistoryLineBuilder:
         self._goal: JsonValue = {}
         self._started_at: dict[str, float] = {}
         self._snapshots_before: dict[str, JsonObject] = {}
-        self._pending: _PendingDecision | None = None
+        self._pending: tuple[int, DecisionRecord, JsonObject] | None = None  # its replan has not changed the plan yet
 
     def __repr__(self) -> str:
-        return (
-            f"<HistoryLineBuilder of {self._common_fields.get('task_uuid', 'no planning run')} after record {self.seq}>"
-        )
+        run = self._common_fields.get("task_uuid", "no planning run")
+        return f"<HistoryLineBuilder of {run} after record {self.seq}>"
 
     def lines_from(self, record: Record) -> list[JsonObject]:
         """Return the lines that a record completes; none if the run is not one of planning mode."""
@@ -116,7 +104,7 @@ class HistoryLineBuilder:
             return []
         live.fold(record)
         self._state.fold(record)
-        lines = [*self._flush_pending(record.body, live), *self._decision_lines(record, live)]
+        lines = list(self._decision_lines(record, live))
         if content := self._content(record, live):
             lines.append(self._line(content[0], record.seq, format_iso_time(record.at), content[1]))
         return lines
@@ -132,25 +120,18 @@ class HistoryLineBuilder:
             case AttemptStarted() as body:
                 self._started_at[body.attempt] = record.at
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() | AttemptInterrupted() as body:
-                if is_action(live.entry(body.task).task):
-                    return "execution", self._execution_fields(body, record.at, live)
+                return self._attempt_content(body, record.at, live)
             case PlanRevised() as body:
                 return _change_content(body)
             case QuestionAsked(question=question, text=text):
-                return "execution", {
-                    "event": "asked",
-                    "question": question,
-                    "text": text,
-                    **self._clarification_fields(question),
-                }
+                fields: JsonObject = {"event": "asked", "question": question, "text": text}
+                if self._state.is_clarification(question):
+                    held = self._state.held[self._state.questions[question]]
+                    fields |= {"questions": [*held.questions], "assumptions": [*held.effective_assumptions]}
+                return "execution", fields
             case QuestionAnswered() as body:
-                answer: JsonObject = {
-                    "event": "answered",
-                    "question": body.question,
-                    "verdict": body.verdict,
-                    "by": body.by,
-                }
-                return "execution", {**answer, "comment": body.comment} if body.comment else answer
+                fields = {"event": "answered", "question": body.question, "verdict": body.verdict, "by": body.by}
+                return "execution", {**fields, "comment": body.comment} if body.comment else fields
             case RunResumed():
                 return "execution", {"event": "resumed"}
             case RunEnded() as body:
@@ -160,7 +141,7 @@ class HistoryLineBuilder:
     def _note_content(self, body: PlanningNoted) -> _LineContent | None:
         match body.type:
             case "plan":
-                return self._plan_content(self._state.plans)
+                return self._plan_content()
             case "reflection":
                 return "reflection", {"evaluation": body.data}
             case "output" if body.data.get("phase") == Phase.GOAL_UNDERSTANDING:
@@ -171,66 +152,60 @@ class HistoryLineBuilder:
                 return "completion", {**body.data, "done": False}
         return None
 
-    def _clarification_fields(self, question: QuestionId) -> JsonObject:
-        """Return the questions and default assumptions of a clarification; nothing for other questions."""
-        if not self._state.is_clarification(question):
-            return {}
-        held = self._state.held[self._state.questions[question]]
-        return {"questions": [*held.questions], "assumptions": [*held.effective_assumptions]}
-
-    # Plans
-
-    def _plan_content(self, plans: list[PlanVersion]) -> _LineContent:
+    def _plan_content(self) -> _LineContent:
         """Return the newest plan, with its changes unless it is the first."""
-        new = plans[-1]
+        *earlier, new = self._state.plans
         plan: JsonObject = {
             "number": new.number,
             "goal_understanding": self._goal,
-            "task_decomposition": new.decomposition,
-            "action_plan": new.action_plan,
+            "task_decomposition": new.decomposition.model_dump(mode="json"),
+            "action_plan": new.action_plan.model_dump(mode="json"),
             "tasks": dict(new.tasks),
             "kept": list(new.kept),
         }
-        if len(plans) == 1:
+        if not earlier:
             return "plan", {"plan": plan}
-        return "revision", {"reason": new.reason, "changes": list(_diff_plans(plans[-2], new)), "updated_plan": plan}
-
-    # Decisions
+        return "revision", {"reason": new.reason, "changes": list(_diff_plans(earlier[-1], new)), "updated_plan": plan}
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
-        """Return the line of a decision, unless its replan is still going to change the plan."""
-        if not isinstance(record.body, PlanningNoted) or record.body.type != "replan":
+        """Return the lines of decisions whose replan has changed the plan by now, or will not change it any more."""
+        note, settled = None, isinstance(record.body, PlanRevised | RunEnded)
+        if isinstance(record.body, PlanningNoted) and record.body.type == "replan":
+            note = ReplanNote.model_validate(record.body.data, strict=False)
+            considered = note.considered
+            settled = (
+                considered is not None
+                and self._pending is not None
+                and considered.replan_id != self._pending[1].replan_id
+            )
+        if settled and self._pending is not None:
+            pending, self._pending = self._pending, None
+            yield self._decision_line(*pending, live)
+        if note is None:
             return
-        note = ReplanNote.model_validate(record.body.data, strict=False)
         if note.considered is not None and note.considered.replan_id not in self._snapshots_before:
             self._snapshots_before[note.considered.replan_id] = _plan_snapshot(live)
         if note.record is None:
             return
         before = self._snapshots_before.pop(note.record.replan_id, None) or _plan_snapshot(live)
-        decided = _PendingDecision(record.seq, note.record, before)
         if note.record.result == "success" and before["revision"] == live.revision:
-            self._pending = decided  # the engine changes the plan next
+            self._pending = record.seq, note.record, before  # the engine changes the plan next
         else:
-            yield self._decision_line(decided, live)
+            yield self._decision_line(record.seq, note.record, before, live)
 
-    def _flush_pending(self, body: object, live: LivePlan) -> Iterator[JsonObject]:
-        """Return the line of the pending decision once its replan has changed the plan, or will not."""
-        pending = self._pending
-        if pending is None or not _settles_decision(body, pending.record.replan_id):
-            return
-        self._pending = None
-        yield self._decision_line(pending, live)
+    def _decision_line(self, seq: int, record: DecisionRecord, before: JsonObject, live: LivePlan) -> JsonObject:
+        fields: JsonObject = {
+            **record.model_dump(mode="json"),
+            "plan_before": before,
+            "plan_after": _plan_snapshot(live),
+        }
+        return self._line("replan_decision", seq, record.timestamp, fields)
 
-    def _decision_line(self, decided: _PendingDecision, live: LivePlan) -> JsonObject:
-        fields: JsonObject = decided.record.model_dump(mode="json")
-        fields |= {"plan_before": decided.plan_before, "plan_after": _plan_snapshot(live)}
-        return self._line("replan_decision", decided.seq, decided.record.timestamp, fields)
-
-    # Execution
-
-    def _execution_fields(self, body: _AttemptEnd, at: float, live: LivePlan) -> JsonObject:
-        """Return the fields for the end of an attempt at an action."""
+    def _attempt_content(self, body: _AttemptEnd, at: float, live: LivePlan) -> _LineContent | None:
+        """Return the line for the end of an attempt at an action."""
         task = live.entry(body.task).task
+        if not is_action(task):
+            return None
         arguments = self._state.calls.get(body.attempt, dict(task.arguments))
         fields: JsonObject = {
             "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
@@ -241,13 +216,13 @@ class HistoryLineBuilder:
             "seconds": at - self._started_at.pop(body.attempt, at),
         }
         if isinstance(body, AttemptSucceeded):
-            return {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
+            return "execution", {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
         failure = failure_of(body)
         error: JsonObject = {"type": failure.type, "message": failure.message, "kind": failure.kind}
-        return {**fields, "error": error, "tried_again": body.retry_at is not None}
+        return "execution", {**fields, "error": error, "tried_again": body.retry_at is not None}
 
     def _end_content(self, body: RunEnded) -> _LineContent:
-        if body.status not in FINAL_STATUSES:
+        if body.status not in ("succeeded", "failed", "aborted"):  # it can be resumed
             return "execution", {"event": body.status, "reason": body.reason}
         noted = self._state.completion or {"phase": "completion", "status": body.status}
         return "completion", {**noted, "result": body.status, "reason": body.reason, "done": True}
@@ -261,14 +236,6 @@ def _change_content(body: PlanRevised) -> _LineContent | None:
         {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)} for change in body.changes
     ]
     return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": changes}
-
-
-def _settles_decision(body: object, replan: str) -> bool:
-    """Return whether a replan has changed the plan by now, or will not any more."""
-    if isinstance(body, PlanningNoted) and body.type == "replan":
-        considered = body.data.get("considered")
-        return isinstance(considered, dict) and considered.get("replan_id") != replan
-    return isinstance(body, PlanRevised | RunEnded)
 
 
 def _is_planning_change(change: PlanChange) -> bool:
@@ -285,47 +252,35 @@ def _plan_snapshot(live: LivePlan) -> JsonObject:
     """Return the current plan, phases included."""
     tasks: list[JsonValue] = []
     for task in live.document().tasks:
-        optional = {"goal": task.goal, "tool": tool_name(task)}
-        fields: JsonObject = {
-            "id": task.id,
-            "state": live.entry(task.id).state.value,
-            "depends_on": list(task.depends_on),
-        }
+        state, optional = live.entry(task.id).state.value, {"goal": task.goal, "tool": tool_name(task)}
+        fields: JsonObject = {"id": task.id, "state": state, "depends_on": list(task.depends_on)}
         tasks.append({**fields, **{name: value for name, value in optional.items() if value}})
     return {"revision": live.revision, "tasks": tasks}
 
 
 def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
     """Return the tasks that a plan adds, modifies or removes compared with the one before."""
-    before, after = _actions_by_id(old), _actions_by_id(new)
+    before, after = ({action.task_id: action for action in plan.action_plan.actions} for plan in (old, new))
     for name in new.tasks:
         if name not in old.tasks:
             yield {"change": "added", "task_id": name}
         elif name in before and name in after and before[name] != after[name]:
-            fields = [field for field in after[name] if before[name].get(field) != after[name][field]]
+            fields = [
+                field for field in Action.model_fields if getattr(before[name], field) != getattr(after[name], field)
+            ]
             yield {"change": "modified", "task_id": name, "fields": [*fields]}
     for name in old.tasks:
         if name not in new.tasks:
             yield {"change": "removed", "task_id": name}
 
 
-def _actions_by_id(plan: PlanVersion) -> dict[str, JsonObject]:
-    actions = plan.action_plan.get("actions")
-    if not isinstance(actions, list):
-        return {}
-    return {str(action["task_id"]): action for action in actions if isinstance(action, dict)}
-
-
-_ERRNO_ADVICE: Final = {
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room within the quota",
-    errno.EFBIG: "raise the limit on the size of files",
-    errno.EROFS: "name a folder that can be written to",
-    errno.ENOTDIR: "a file is in the place of a folder: name another folder",
-    errno.EEXIST: "a file is in the place of a folder: name another folder",
-}
+# Files of lines
 
 _SUFFIX: Final = ".jsonl"
+
+_SECONDS_PER_DAY: Final = 86_400.0
+
+_PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 
 COMMON_FIELDS: Final[Mapping[str, type]] = {
     "type": str,
@@ -336,32 +291,26 @@ COMMON_FIELDS: Final[Mapping[str, type]] = {
 }
 """Fields of every line."""
 
-_TAIL_BYTES: Final = 1 << 16
-
-
-class _FileSignature(NamedTuple):
-    """Identity and size of a file; equal while nobody replaces it or writes to it."""
-
-    inode: int
-    size: int
+_Signature = tuple[int, int]
+"""Identity and size of a file; equal while nobody replaces it or writes to it."""
 
 
 class _CachedFile(NamedTuple):
     """Content of a file as last read or written."""
 
-    signature: _FileSignature
+    signature: _Signature
     line_keys: set[tuple[object, ...]]
     last_seq: int
 
 
-def _file_signature(path: Path) -> _FileSignature:
+def _file_signature(path: Path) -> _Signature:
     try:
         status = path.stat()
     except FileNotFoundError:
-        return _FileSignature(0, 0)
+        return 0, 0
     if not S_ISREG(status.st_mode):  # reading a pipe would block
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return _FileSignature(status.st_ino, status.st_size)
+    return status.st_ino, status.st_size
 
 
 def _line_key(line: JsonObject) -> tuple[object, ...]:
@@ -374,15 +323,9 @@ def _line_seq(line: JsonObject) -> int:
     return seq
 
 
-def _with_seq(line: JsonObject, seq: int) -> JsonObject:
-    """Return a line with its number after the other common fields."""
-    head = ("type", "timestamp", "task_uuid", "issue_id")
-    return {**{name: line[name] for name in head}, "seq": seq, **{k: v for k, v in line.items() if k not in head}}
-
-
-def _index_entry(line: JsonObject) -> JsonObject:
-    """Return the part of a task's first line that the index keeps."""
-    return {name: line[name] for name in COMMON_FIELDS}
+def _line_payload(line: JsonObject) -> JsonObject:
+    """Return the fields of a line beside the common ones."""
+    return {name: value for name, value in line.items() if name not in COMMON_FIELDS}
 
 
 def _encode_line(line: JsonObject) -> bytes:
@@ -392,79 +335,37 @@ def _encode_line(line: JsonObject) -> bytes:
         raise RecordNotSerializable(f"a line of type {line['type']!r} cannot be written as JSON: {error}") from error
 
 
-def _append_lines(path: Path, lines: Sequence[JsonObject]) -> None:
-    """Append lines in one write, after a line break if the last line is torn."""
-    text = b"".join(map(_encode_line, lines))
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        size = os.fstat(file).st_size
-        torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-        append_line(file, b"\n" + text if torn else text, size)
-    finally:
-        os.close(file)
-
-
-def _parse_lines(lines: Sequence[bytes]) -> list[JsonObject]:
-    """Return the valid lines in the order of their numbers."""
-    valid: list[JsonObject] = []
-    for text in lines:
+def _valid_lines(path: Path) -> Iterator[JsonObject]:
+    """Yield the valid lines in the order of the file."""
+    for text in read_lines(path):
         with suppress(ValueError, RecursionError):
             line = json.loads(text)
             if isinstance(line, dict) and all(isinstance(line.get(name), kind) for name, kind in COMMON_FIELDS.items()):
-                valid.append(line)
-    return sorted(valid, key=_line_seq)
+                yield line
 
 
-def _read_lines(path: Path) -> list[JsonObject]:
-    try:
-        return _parse_lines(path.read_bytes().split(b"\n"))
-    except FileNotFoundError:
-        return []
-
-
-def _read_tail(path: Path) -> list[JsonObject]:
-    """Return the lines in the last bytes of a file; the first is skipped if it is incomplete."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        return _parse_lines(file.read().split(b"\n"))
-    return []
-
-
-def _read_first_line(path: Path) -> JsonObject | None:
-    """Return the first valid line of a file."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for text in file:
-            if lines := _parse_lines([text]):
-                return lines[0]
-    return None
+def _sorted_lines(path: Path) -> list[JsonObject]:
+    """Return the valid lines in the order of their numbers."""
+    return sorted(_valid_lines(path), key=_line_seq)
 
 
 def _move_to_archive(path: Path, archive: Path) -> Path:
-    """Move a file into another folder, atomically, under a free name; return its new path."""
+    """Move a file into another folder, perhaps on another disk, under a free name; return its new path."""
     archive.mkdir(parents=True, exist_ok=True)
     number, target = 1, archive / path.name
     while target.exists():
         number += 1
         target = archive / f"{path.stem}.{number}{_SUFFIX}"
+    copy = archive / f".{target.name}.new"  # it gets its name when it is complete
     try:
-        path.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        copy = archive / f".{target.name}.new"  # another disk: the copy gets its name when it is complete
-        try:
-            shutil.copy2(path, copy)
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
-            copy.rename(target)
-        finally:
-            copy.unlink(missing_ok=True)
+        shutil.copy2(path, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+        copy.rename(target)
+    finally:
+        copy.unlink(missing_ok=True)
+    path.unlink()
     return target
-
-
-_SECONDS_PER_DAY: Final = 86_400.0
-
-_PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,9 +395,9 @@ class PlanningHistoryStore:
         if not history.has_plan():
             history.save_plan(plan)
 
-    Several processes may read and write the files at once. Written lines survive the process. Readers skip torn lines,
-    left by a kill or a full disk, and others that they cannot parse; the next write begins a new line. The index only
-    saves reading: entries that it lacks are read from the files.
+    Several processes may read and write the files at once. Written lines survive the process. Readers skip lines that
+    they cannot parse, and the torn last line that a kill or a full disk leaves; the next write removes that one. The
+    index only saves reading: entries that it lacks are read from the files.
 
     Args:
         directory: folder of the files; created with the first line.
@@ -583,8 +484,9 @@ class PlanningHistoryStore:
     def _save(self, kind: LineType, fields: JsonObject) -> None:
         task, clean = self._require_task_uuid(None), self._redactor.value(fields)
         assert isinstance(clean, dict)
-        head: JsonObject = {"type": kind, "timestamp": format_iso_time(self._clock.now()), "task_uuid": task}
-        self.append(task, [{**clean, **head, "issue_id": self._issue}])
+        timestamp = format_iso_time(self._clock.now())
+        head: JsonObject = {"type": kind, "timestamp": timestamp, "task_uuid": task, "issue_id": self._issue}
+        self.append(task, [{**head, **_line_payload(clean)}])
 
     # Reading
 
@@ -595,7 +497,7 @@ class PlanningHistoryStore:
             StoreError: the file cannot be read.
         """
         with self._translate_errors("be read"):
-            return _read_lines(self._path(self._require_task_uuid(task_uuid)))
+            return _sorted_lines(self._path(self._require_task_uuid(task_uuid)))
 
     def get_latest_plan(self, task_uuid: str | None = None) -> JsonObject | None:
         """Return the newest line with a plan, of type `plan` or `revision`; None if there is none."""
@@ -623,7 +525,7 @@ class PlanningHistoryStore:
             return []
         histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
         if any(lines and lines[0]["issue_id"] != issue_id for lines in histories.values()):  # the index is outdated
-            self._write_index()
+            self._remove_index()
             histories = {task: self.entries(task) for task in self._tasks_of_issue(issue_id)}
         return [_task_summary(task, lines) for task, lines in histories.items() if lines]
 
@@ -676,7 +578,7 @@ class PlanningHistoryStore:
                     pruned.append(PrunedTask(task, str(completion["issue_id"]), finished, target))
         finally:
             if not dry_run:
-                self._write_index()
+                self._remove_index()
         return pruned
 
     # Files: safe against kills, full disks and other processes
@@ -691,19 +593,22 @@ class PlanningHistoryStore:
             path = self._path(task_uuid)
             self.directory.mkdir(parents=True, exist_ok=True)
             with file_lock(self._lock_path):
-                cached = self._cached_file(task_uuid, path)
+                cached, signature = self._cache.get(task_uuid), _file_signature(path)
+                if cached is None or cached.signature != signature:  # another process has changed the file
+                    old = _sorted_lines(path)
+                    cached = _CachedFile(signature, set(map(_line_key, old)), max(map(_line_seq, old), default=0))
                 last, new = cached.last_seq, dict[tuple[object, ...], JsonObject]()
                 for line in lines:
-                    numbered = line if "seq" in line else _with_seq(line, last + 1)
+                    numbered = line if "seq" in line else {**line, "seq": last + 1}
                     if (key := _line_key(numbered)) not in cached.line_keys:
                         new[key] = numbered
                         last = max(last, _line_seq(numbered))
                 if not new:
                     return
-                _append_lines(path, list(new.values()))
+                append_lines(path, b"".join(map(_encode_line, new.values())))
                 cached.line_keys.update(new)
                 self._cache[task_uuid] = _CachedFile(_file_signature(path), cached.line_keys, last)
-                if not cached.signature.size:
+                if signature[1] == 0:
                     self._add_to_index([next(iter(new.values()))])
 
     def is_unchanged(self, task_uuid: str) -> bool:
@@ -712,7 +617,7 @@ class PlanningHistoryStore:
             cached = self._cache.get(task_uuid)
             return cached is None or cached.signature == _file_signature(self._path(task_uuid))
 
-    def _last_completion(self, task_uuid: str) -> tuple[JsonObject | None, _FileSignature]:
+    def _last_completion(self, task_uuid: str) -> tuple[JsonObject | None, _Signature]:
         """Return the line that completed a task, None if it is unfinished, and the signature of its file.
 
         A task is unfinished if any line but a reflection follows its completion.
@@ -720,13 +625,10 @@ class PlanningHistoryStore:
         with self._translate_errors("be read"):
             path = self._path(task_uuid)
             signature = _file_signature(path)
-            for lines in (_read_tail(path), _read_lines(path)):
-                for line in reversed(lines):
-                    if line["type"] != "reflection":
-                        return (line if line["type"] == "completion" and line.get("done") is True else None), signature
-        return None, signature
+            last = next((line for line in reversed(_sorted_lines(path)) if line["type"] != "reflection"), {})
+            return last if last.get("type") == "completion" and last.get("done") is True else None, signature
 
-    def _archive_or_delete(self, task_uuid: str, signature: _FileSignature, archive: Path | None) -> str | None:
+    def _archive_or_delete(self, task_uuid: str, signature: _Signature, archive: Path | None) -> str | None:
         """Move the file of a task into an archive folder, or delete it without one; the index is left as it is.
 
         Returns:
@@ -739,10 +641,11 @@ class PlanningHistoryStore:
         with self._translate_errors("be archived or deleted"), file_lock(self._lock_path):
             if _file_signature(path) != signature:
                 return None
-            moved = "" if archive is None else str(_move_to_archive(path, archive))
-            path.unlink(missing_ok=True)
             self._cache.pop(task_uuid, None)
-            return moved
+            if archive is not None:
+                return str(_move_to_archive(path, archive))
+            path.unlink()
+            return ""
 
     def _tasks(self) -> list[str]:
         """Return the tasks that have files, sorted; empty if there is no folder."""
@@ -752,51 +655,35 @@ class PlanningHistoryStore:
         return []
 
     def _tasks_of_issue(self, issue_id: str) -> list[str]:
-        """Return the tasks of an issue in the order of their start; files that the index covers are not read."""
-        entries = self._load_index().items()
-        return [
-            task for _, task in sorted((str(e["timestamp"]), task) for task, e in entries if e["issue_id"] == issue_id)
-        ]
-
-    def _write_index(self) -> None:
-        """Rebuild the index from the files."""
-        with self._translate_errors("be written"), suppress(FileNotFoundError), file_lock(self._lock_path):
-            whole = self._index_path.with_name(self._index_path.name + ".new")
-            lines = [_index_entry(line) for task in self._tasks() if (line := _read_first_line(self._path(task)))]
-            whole.write_bytes(b"".join(map(_encode_line, lines)))
-            whole.replace(self._index_path)
-
-    def _load_index(self) -> dict[str, JsonObject]:
-        """Return the index entry of each task; missing entries are read from the files and added."""
+        """Return the tasks of an issue in the order of their start; only files that the index lacks are read."""
         with self._translate_errors("be read"):
             tasks = self._tasks()
-            entries = {str(entry["task_uuid"]): entry for entry in _read_lines(self._index_path)}
-            missing = {
-                task: _index_entry(line)
+            first_lines = {str(entry["task_uuid"]): entry for entry in _valid_lines(self._index_path)}
+            unlisted = {
+                task: line
                 for task in tasks
-                if task not in entries and (line := _read_first_line(self._path(task)))
+                if task not in first_lines and (line := next(_valid_lines(self._path(task)), None))
             }
-            if missing:
+            if unlisted:
                 with suppress(OSError), file_lock(self._lock_path):  # the folder may be read-only
-                    self._add_to_index(list(missing.values()))
-            entries |= missing
-            return {task: entries[task] for task in tasks if task in entries}
+                    self._add_to_index(unlisted.values())
+            first_lines |= unlisted
+            of_issue = [task for task in tasks if task in first_lines and first_lines[task]["issue_id"] == issue_id]
+            return sorted(of_issue, key=lambda task: str(first_lines[task]["timestamp"]))
 
-    def _add_to_index(self, firsts: Sequence[JsonObject]) -> None:
+    def _add_to_index(self, first_lines: Iterable[JsonObject]) -> None:
+        entries = [{name: line[name] for name in COMMON_FIELDS} for line in first_lines]
         with suppress(OSError):  # the index can be rebuilt, and the lines are written
-            _append_lines(self._index_path, [_index_entry(line) for line in firsts])
+            append_lines(self._index_path, b"".join(map(_encode_line, entries)))
+
+    def _remove_index(self) -> None:
+        """Remove the index, so that the next question rebuilds it."""
+        with self._translate_errors("be written"), suppress(FileNotFoundError), file_lock(self._lock_path):
+            self._index_path.unlink(missing_ok=True)
 
     def _path(self, task_uuid: str) -> Path:
         check_run_id(RunId(task_uuid))
         return self.directory / f"{task_uuid}{_SUFFIX}"
-
-    def _cached_file(self, task_uuid: str, path: Path) -> _CachedFile:
-        """Return the content of a file; it is read again only if another process has changed it."""
-        cached, signature = self._cache.get(task_uuid), _file_signature(path)
-        if cached is not None and cached.signature == signature:
-            return cached
-        lines = _read_lines(path)
-        return _CachedFile(signature, set(map(_line_key, lines)), max(map(_line_seq, lines), default=0))
 
     @contextmanager
     def _translate_errors(self, doing: str) -> Iterator[None]:
@@ -804,9 +691,7 @@ class PlanningHistoryStore:
             try:
                 yield
             except OSError as error:
-                advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
-                place = error.filename or self.directory
-                raise StoreError(f"planning history: {place} cannot {doing}: {error.strerror}; {advice}") from error
+                raise store_error(error, self.directory, doing) from error
 
 
 class RunJournals:
@@ -911,7 +796,12 @@ class PlanningHistoryExporter(Exporter):
             StoreError: the lines cannot be written, or the journal cannot be read.
             UnknownRun: there is no such run.
         """
-        self._unwritten[RunId(run)] = self._all_lines(RunId(run))
+        builder = HistoryLineBuilder()
+        try:
+            records = self._journals.records_after(RunId(run))
+        except UnknownRun:
+            raise UnknownRun(run, "pass the store with its journal: PlanningHistoryExporter(journal=store)") from None
+        self._unwritten[RunId(run)] = [line for record in records for line in builder.lines_from(record)]
         self._write_pending(RunId(run))
 
     async def aclose(self) -> None:
@@ -926,20 +816,13 @@ class PlanningHistoryExporter(Exporter):
         if self.problem:
             raise StoreError(self.problem)
 
-    def _all_lines(self, run: RunId, until: int | None = None) -> list[JsonObject]:
-        """Return all lines of a run up to the record number `until`, from its journal."""
-        try:
-            past = self._journals.records_after(run)
-        except UnknownRun:
-            raise UnknownRun(run, "pass the store with its journal: PlanningHistoryExporter(journal=store)") from None
-        builder = HistoryLineBuilder()
-        return [line for record in past if until is None or record.seq <= until for line in builder.lines_from(record)]
-
     def _write_pending(self, run: RunId) -> None:
         unwritten, builder = self._unwritten.get(run), self._builders.get(run)
         if unwritten and builder is not None and not self.history.is_unchanged(run):
-            with suppress(StoreError, UnknownRun):  # the new lines are written in any case
-                unwritten[:0] = self._all_lines(run, builder.seq)  # the file was changed or removed
+            fresh = HistoryLineBuilder()
+            with suppress(StoreError, UnknownRun):  # the file was changed or removed; new lines are written in any case
+                records = [record for record in self._journals.records_after(run) if record.seq <= builder.seq]
+                unwritten[:0] = [line for record in records for line in fresh.lines_from(record)]
         if unwritten:
             try:
                 self.history.append(run, unwritten)
@@ -981,8 +864,3 @@ def _task_summary(task: str, lines: Sequence[JsonObject]) -> JsonObject:
         "actions": actions,
         "plan": latest.get("plan") or latest.get("updated_plan"),
     }
-
-
-def _line_payload(line: JsonObject) -> JsonObject:
-    """Return the fields of a line beside the common ones."""
-    return {name: value for name, value in line.items() if name not in COMMON_FIELDS}

@@ -239,9 +239,9 @@ def _target_phase(task: Task) -> Phase:
 def _current_decomposition(session: PlanningSession, task: Task) -> TaskDecomposition:
     """Return the subtasks to plan actions for: those of the current plan, unless they were made anew."""
     plan = session.state.plan
-    keeps = plan is not None and keeps_finished(_target_phase(task))
-    output = plan.decomposition if plan is not None and keeps else session.phase_output(Phase.TASK_DECOMPOSITION)
-    return validate_output(TaskDecomposition, output)
+    if plan is not None and keeps_finished(_target_phase(task)):
+        return plan.decomposition
+    return validate_output(TaskDecomposition, session.phase_output(Phase.TASK_DECOMPOSITION))
 
 
 def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
@@ -351,8 +351,8 @@ def install_plan(session: PlanningSession, task: Task, output: JsonObject) -> No
         number=number,
         task=task.id,
         reason=notes.reason,
-        decomposition=subtasks.model_dump(mode="json"),
-        action_plan=action_plan.model_dump(mode="json"),
+        decomposition=subtasks,
+        action_plan=action_plan,
         tasks=installation.tasks,
         kept=tuple(finished),
         lineage=notes.lineage,

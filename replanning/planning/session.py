@@ -209,7 +209,7 @@ class PlanningSession:
             "answers": [{k: v for k, v in one.model_dump(mode="json").items() if v} for one in state.clarified],
             "goal_understanding": self.phase_output(Phase.GOAL_UNDERSTANDING),
             "task_decomposition": self.phase_output(Phase.TASK_DECOMPOSITION),
-            "action_plan": state.plan.action_plan if state.plan is not None else {},
+            "action_plan": state.plan.action_plan.model_dump(mode="json") if state.plan is not None else {},
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": PlanningTask.of(task).reason if task is not None else "",
             "executed": executed_actions(self.run.live, state),

@@ -20,7 +20,13 @@ from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, ReplanCounts
 from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote, ReplanStage
-from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, TaskDecomposition, sanitise_text
+from replanning.planning.outputs import (
+    ActionPlan,
+    InterventionSummary,
+    RequiresHumanIntervention,
+    TaskDecomposition,
+    sanitise_text,
+)
 from replanning.planning.tasks import PlanningTask, is_action, is_action_done, phase_of, planned_arguments, tool_name
 
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
@@ -153,8 +159,8 @@ class PlanVersion(_StateModel):
     number: int
     task: str
     reason: str = ""
-    decomposition: JsonObject
-    action_plan: JsonObject
+    decomposition: TaskDecomposition
+    action_plan: ActionPlan
     tasks: dict[str, str] = {}
     kept: tuple[str, ...] = ()
     lineage: str = ""
@@ -465,7 +471,7 @@ class PlanningProgress:
         descriptions = {
             subtask.id: subtask.description
             for version in self.state.plans  # the newest counts
-            for subtask in TaskDecomposition.model_validate(version.decomposition, strict=False).subtasks
+            for subtask in version.decomposition.subtasks
         }
         return tuple(self._plan_step(name, TaskId(task), descriptions) for name, task in plan.tasks.items())
 

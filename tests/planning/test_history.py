@@ -207,7 +207,7 @@ async def test_types_and_their_keys(tmp_path: Path) -> None:
     ]
     assert planning.state.plan is not None
     newest = of_type("revision", lines)[-1]["updated_plan"]
-    assert newest["action_plan"] == planning.state.plan.action_plan
+    assert newest["action_plan"] == planning.state.plan.action_plan.model_dump(mode="json")
 
 
 async def test_what_was_done(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert planning.result.status == "succeeded"
     (trouble,) = (record.body for record in store.read(RUN) if isinstance(record.body, ErrorContained))
     assert "planning-history" in trouble.where
-    assert "a file is in the place of a folder" in trouble.error
+    assert "a file has the name of the folder" in trouble.error
     assert in_order(written(tmp_path / "history")) == in_order(written(tmp_path / "fresh"))
 
 
