@@ -23,20 +23,14 @@ from functools import partial
 from threading import Thread
 from typing import Final, TypeVar
 
+from pydantic import JsonValue
+
+from replanning import Alternative, Goal, Plan, Task, ToolSpec, journal
+from replanning.changes import AddTask, ModifyTask, ReplaceTask, RetryTask
 from replanning.errors import LeaseLost, RunOwned, StoreError, UnknownRun
-from replanning.journal import Lease, Record, RecordBody, RunEnded, RunOpened, RunResumed, RunStore, ToolOutcome
+from replanning.journal import InboxMessage, Lease, Record, RecordBody, RunStore, ToolOutcome
 from replanning.journal.owner import owner_id
-from replanning.plan import RunId
-from replanning.testing.samples import (
-    attempt_started,
-    attempt_succeeded,
-    odd_outputs,
-    plain_outputs,
-    sample_bodies,
-    sample_message,
-    sample_plan,
-    sample_record,
-)
+from replanning.plan import AttemptId, QuestionId, ReplanId, RunId, TaskId, TriggerId
 
 StoreFactory = Callable[[], RunStore]
 StoreCheck = Callable[[StoreFactory], None]
@@ -44,6 +38,12 @@ _Error = TypeVar("_Error", bound=Exception)
 
 RUN: Final = RunId("run-1")
 OTHER_OWNER: Final = "process 1 on another machine"
+
+_ATTEMPT: Final = AttemptId("attempt-1")
+_TASK: Final = TaskId("build")
+_REPLAN: Final = ReplanId("replan-1")
+_TRIGGER: Final = TriggerId("trigger-1")
+_QUESTION: Final = QuestionId("q-1")
 
 
 def check_new_run_is_empty(open_store: StoreFactory) -> None:
@@ -79,7 +79,7 @@ def check_unknown_runs_are_refused(open_store: StoreFactory) -> None:
 
 def check_records_come_back_as_they_were(open_store: StoreFactory) -> None:
     """Records of every shape are read back equal and in order, also from the middle."""
-    records = [Record(seq, seq / 3, body) for seq, body in enumerate(sample_bodies(RUN), 1)]
+    records = [Record(seq, seq / 3, body) for seq, body in enumerate(sample_bodies(), 1)]
     with closing(open_store()) as store:
         _create_run(store, records)
         _assert_equal(_read_records(store), records, "what was appended is read")
@@ -101,11 +101,35 @@ def check_long_journals_come_back_whole(open_store: StoreFactory) -> None:
 
 def check_outputs_come_back_as_they_were(open_store: StoreFactory) -> None:
     """Outputs with odd text, odd numbers and several megabytes are read back equal, or refused with nothing written."""
+    text = "".join(chr(code) for code in range(0x250)) + "\u2028\u2029\ufeff\uffff😀\U0010ffff"
+    plain: tuple[JsonValue, ...] = (
+        None,
+        False,
+        0,
+        "",
+        [],
+        {},
+        {"": {text: [text, None, True]}},
+        'a "quoted" \\ text\r\n{"seq":1,"at":0,"kind":"run-ended","data":{}}\n',
+        [0.1 + 0.2, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 1, -(10**40)],
+        ["x" * 5_000_000, list(range(100_000))],
+    )
+    nested: JsonValue = None
+    for _ in range(500):
+        nested = [nested]
+    refusable: tuple[JsonValue, ...] = (
+        "\ud800",
+        {"\udfff": 1},
+        float("nan"),
+        [float("inf"), None],
+        -float("inf"),
+        10**5000,
+        nested,
+    )
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
         kept: list[Record] = []
-        plain = plain_outputs()
-        for number, output in enumerate([*plain, *odd_outputs()]):
+        for number, output in enumerate([*plain, *refusable]):
             new = Record(len(kept) + 1, 0.0, attempt_succeeded(output))
             try:
                 store.append(lease, new)
@@ -135,7 +159,7 @@ def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
     """The list of runs says name, objective, status, times, owner and number of records, the newest run first."""
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 10.0, 5.0)
-        store.append(first, Record(1, 11.0, RunOpened(RUN, sample_plan())))
+        store.append(first, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
         store.create(RunId("run-2"), "you", 20.0, 5.0)
         rows = [(run.run, run.name, run.objective, run.created, run.records, run.owner) for run in store.runs()]
         newer, older = (RunId("run-2"), "", "", 20.0, 0, "you"), (RUN, "Größe", "get there", 10.0, 1, "me")
@@ -145,14 +169,14 @@ def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
 
 def check_status_follows_the_records(open_store: StoreFactory) -> None:
     """A run is running until it has ended, has the status with which it ended, and runs again when it is resumed."""
-    ended = RunEnded("paused", "asked to")
+    ended = journal.RunEnded("paused", "asked to")
     turns: list[RecordBody] = [
-        RunOpened(RUN, sample_plan()),
+        journal.RunOpened(RUN, sample_plan()),
         attempt_started(),
         ended,
-        RunResumed("me"),
+        journal.RunResumed("me"),
         attempt_started(),
-        RunEnded("failed", "it broke"),
+        journal.RunEnded("failed", "it broke"),
     ]
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 0.0, 5.0)
@@ -160,7 +184,7 @@ def check_status_follows_the_records(open_store: StoreFactory) -> None:
         for seq, body in enumerate(turns, 1):
             store.append(lease, Record(seq, 0.0, body))
             seen += [(run.status, run.name) for run in store.runs()]
-        late = partial(store.append, lease, Record(99, 0.0, RunEnded("succeeded", "")))
+        late = partial(store.append, lease, Record(99, 0.0, journal.RunEnded("succeeded", "")))
         _assert_raises(StoreError, late, "a record that does not follow")
         _assert_equal([run.status for run in store.runs()], ["failed"], "a record that is refused changes no status")
     statuses = ["running", "running", "paused", "running", "running", "failed"]
@@ -313,7 +337,7 @@ def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
 
 def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
     """A durable store that is opened again has all its data, and the lease is still valid."""
-    records = [Record(seq, 1.0, body) for seq, body in enumerate(sample_bodies(RUN), 1)]
+    records = [Record(seq, 1.0, body) for seq, body in enumerate(sample_bodies(), 1)]
     outcome = ToolOutcome("pip", "build", True, 1.0)
     with closing(open_store()) as store:
         if not store.durable:
@@ -353,6 +377,92 @@ STORE_CHECKS: Final[Sequence[StoreCheck]] = tuple(
     check for name, check in list(globals().items()) if name.startswith("check_")
 )
 """Every check of this module."""
+
+
+def sample_plan() -> Plan:
+    """A small plan with a name that is not ASCII."""
+    return Plan(
+        name="Größe",
+        goal=Goal(objective="get there", facts=("on(a,b)",)),
+        context={"deep": {"list": [1, 2.5, None, "…"]}},
+        tools=(ToolSpec(name="pip", parameters={"out": "string"}, adds=("on({out},b)",)),),
+        tasks=(
+            Task(id=_TASK, tool="pip", arguments={"out": "a"}, metadata={"nothing": None}),
+            Task(id=TaskId("smoke"), depends_on=(_TASK,), optional=True, when="context.deep"),
+        ),
+        facts=("clear(a)",),
+    )
+
+
+def sample_bodies() -> tuple[RecordBody, ...]:
+    """One body of every kind."""
+    task = Task(id=TaskId("build-2"), tool="pip", arguments={"out": "dist dir"})
+    changes = (ReplaceTask(task_id=_TASK, tasks=(task,)), ModifyTask(task_id=_TASK, fields={"goal": None}))
+    replacement = Alternative(changes=changes, reason="equal capability", confidence=0.0, source="repair")
+    addition = Alternative(changes=(AddTask(task=task),), reason="", unreachable="proven-unreachable")
+    candidates = (
+        journal.Candidate(replacement, journal.Score(0.77, 0.8, 0.5, 1.0, 0.1)),
+        journal.Candidate(addition, rejected="a cycle"),
+    )
+    goal = Goal(objective="other", facts=("on(b,a)",), stop_when_reached=True)
+    failure = journal.Failure("OSError", "line one\nline two\x00", transient=True)
+    fired = journal.TaskFailed(id=_TRIGGER, run=RUN, at=1.5, tasks=(_TASK,), cause="OSError", attempts=3)
+    return (
+        journal.RunOpened(
+            RUN, sample_plan(), settings={"cooldown": 30.0}, forked_from=(RunId("older"), 2), version="0.1"
+        ),
+        attempt_started(),
+        attempt_succeeded({"path": "dist/x.whl", "deep": [1, None, "ä"]}),
+        journal.AttemptFailed(_ATTEMPT, _TASK, failure, 1700000000.123456, exhausted=True),
+        journal.AttemptTimedOut(_ATTEMPT, _TASK, 2.5, 9.0),
+        journal.AttemptInterrupted(_ATTEMPT, _TASK, "killed"),
+        journal.AttemptFenced(_ATTEMPT, _TASK, "succeeded"),
+        journal.ProcessStarted(_ATTEMPT, "here", 77, 1.25),
+        journal.UsageCharged(journal.Usage(1, 10**12, 0.1 + 0.2, unpriced=True), provider="repair"),
+        journal.ConditionEvaluated(_TASK, None, "no such name"),
+        journal.ContextUpdated({"region": None, "n": 10**30}, removed=("old",)),
+        journal.ResourceUpdated("cpu", capacity=0.0),
+        journal.FactsObserved(holds=("on(a,b)",)),
+        journal.GoalChanged(goal, ("facts",), "a whim", "eve", 3),
+        journal.ReplanRequested("please", "eve", (_TASK,), 4),
+        journal.RunQuiescent(2, (_TASK,), ("on(a,b)",)),
+        journal.TriggerFired(fired),
+        journal.TriggerDropped(_TRIGGER, "the plan has moved on"),
+        journal.AlternativesConsidered(_REPLAN, (_TRIGGER,), 0, candidates, notes=("asked 'x': \x1b[31m\x00",)),
+        journal.DecisionMade(_REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7),
+        journal.PlanRevised(1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64),
+        journal.OutcomeRecorded(_REPLAN, succeeded=False, duration=0.5),
+        journal.QuestionAsked(_QUESTION, _REPLAN, (_TRIGGER,), "Which?", candidates, (_TASK,), "print", 1, 2e9, 1e9),
+        journal.TriggerAttached(_QUESTION, _TRIGGER),
+        journal.QuestionReminded(_QUESTION),
+        journal.QuestionAnswered(_QUESTION, "modify", "eve", changes=(RetryTask(task_id=_TASK, delay=0.5),)),
+        journal.AnswerRefused(_QUESTION, "eve", "too late"),
+        journal.RunPaused("Ctrl-C", "eve"),
+        journal.RunResumed("host:1", 3.5, version="0.1"),
+        journal.ErrorContained("listener", "boom"),
+        journal.PlanningNoted("output", {"task": "goal_understanding", "value": {"n": [1, None]}}),
+        journal.RunEnded("succeeded", "all is done", cancelled=(TaskId("smoke"),)),
+    )
+
+
+def attempt_started() -> journal.AttemptStarted:
+    """The start of an attempt, the most frequent kind of body."""
+    return journal.AttemptStarted(_ATTEMPT, _TASK, 1, 1700000060.5)
+
+
+def attempt_succeeded(output: JsonValue = None) -> journal.AttemptSucceeded:
+    """The success of an attempt with this output."""
+    return journal.AttemptSucceeded(_ATTEMPT, _TASK, output)
+
+
+def sample_record(seq: int) -> Record:
+    """A small record with this number."""
+    return Record(seq, seq + 0.25, attempt_started())
+
+
+def sample_message(text: str) -> InboxMessage:
+    """A message with this text in its payload."""
+    return InboxMessage("request", 1.5, "eve ☎", {"reason": text, "deep": [{"n": None}]})
 
 
 _REPR: Final = reprlib.Repr()
