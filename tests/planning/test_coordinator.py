@@ -6,41 +6,48 @@ from datetime import UTC, datetime
 
 import pytest
 
-from replanning import Answer, Goal, Plan, Settings, Task
-from replanning.errors import PlanError
-from replanning.journal import MemoryStore, RunOpened
-from replanning.journal.records import QuestionVerdict
-from replanning.plan import JsonObject, RunId, TaskId
-from replanning.plan.types import JsonValue
+from replanning import Goal, Plan, Settings, Task, ToolSpec
+from replanning.errors import PlanError, SettingsError
+from replanning.journal import MemoryStore, PlanningNoted, Record, ResourceUpdated
+from replanning.live.plan import LivePlan
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
-from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock
+from replanning.planning.state import ExecutionStatus
+from replanning.testing import ScriptedLLM, VirtualClock
 from tests.support.invariants import invariant_violations
 from tests.support.planning import (
-    ACTIONS,
+    EACH,
     GOAL,
     MISSING,
+    OFF,
+    PHASES,
     SUBTASKS,
     TOOLS,
+    WHICH,
     Desk,
     Model,
-    Replies,
     action,
+    actions,
     coordinator,
+    done,
+    eve,
     go_on,
+    planned,
     replan,
     revision,
     run,
-    summary,
+    use,
 )
+from tests.support.resume import RUN
 
 pytestmark = pytest.mark.anyio
-UNCLEAR = replan(
-    "clarification_request",
-    clarification_needed=True,
-    clarification_questions=["Which people?"],
-    assumptions_to_make=["everybody"],
-)
-MAKING = ["goal_understanding", "task_decomposition", "action_sequence"]
+DANGEROUS = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
+LATER = actions({"task_id": "write", "tool": "write", "purpose": "to have it"}, action("post", "post"))
+"""A plan whose first action has no arguments yet."""
+
+
+def chosen(tool, **arguments):
+    """Return the reply of an execution that chooses arguments."""
+    return {"current_task": "write", "function_call": {"name": tool, "arguments": arguments}}
 
 
 # Requests
@@ -56,341 +63,286 @@ ISSUE = TaskRequest(
 )
 
 
-async def test_an_issue_is_shown_to_the_model_and_kept() -> None:
+async def test_an_issue_is_shown_to_the_model_and_kept():
     """The prompt quotes the issue, its comments, its repository and earlier runs as data, also after a resume by its id."""
     model, store = Model(), MemoryStore()
-
     async with VirtualClock() as clock:
         first = coordinator(model, clock, store=store, task=ISSUE)
         first.on_run_started = lambda run: run.pause("not yet")
-        assert not await first.execute_with_planning("r")
+        assert not await first.execute_with_planning(RUN)
         assert not model.prompts
-        second = coordinator(model, clock, store=store, task="something else")
-        assert await second.execute_with_planning("r")
+        assert await coordinator(model, clock, store=store, task="something else").execute_with_planning(RUN)
 
-    opened = next(iter(store.read(RunId("r")))).body
-    assert isinstance(opened, RunOpened)
-    assert request_of(opened.plan) == ISSUE
+    assert request_of(next(iter(store.read(RUN))).body.plan) == ISSUE
     told = model.prompts[0]
     for text in ("town/crier#12", "Nobody knows", "The fountain is dry.", "since Monday", "Latin", '"aborted"'):
         assert text in told
     assert told.count("</request>") == 1
 
 
-def test_a_request_is_bounded() -> None:
+def test_a_request_is_bounded():
     """A long issue is truncated to its latest comments and runs, and truncated text is marked."""
     comments = [IssueComment(author="eve", text=str(number)) for number in range(300)]
-    long = TaskRequest(goal=Goal(objective="x"), text="y" * 200_000, comments=tuple(comments))
-
-    kept = long.truncated()
+    kept = TaskRequest(goal=Goal(objective="x"), text="y" * 200_000, comments=tuple(comments)).truncated()
 
     assert (len(kept.comments), kept.comments[-1].text) == (200, "299")
     assert kept.text.endswith("[cut: 200000 characters in all]")
     assert len(kept.text) < 101_000
 
 
-# The basic flow
+# Phases
 
 
-async def test_basic_flow() -> None:
+async def test_basic_flow():
     """The model understands, decomposes, plans and judges after each phase, and the planned actions run in order."""
     planning, model, desk = await run({})
     assert planning.result.status == "succeeded"
-    asked = [kind for phase in MAKING for kind in (phase, f"decision:{phase}")]
-    assert model.asked == [*asked, "completion", "decision:reflection"]
+    assert model.asked == [
+        *(kind for phase in PHASES for kind in (phase, f"decision:{phase}")),
+        *("completion", "decision:reflection"),
+    ]
     assert desk.used == [("write", "write"), ("post", "post")]
     assert planning.result.outputs["post"] == "news"
-    assert planning.state.completion is not None
+    (told,) = model.told("completion")
+    assert '{"task": "post", "tool": "post", "state": "DONE", "output": "news"}' in told
     assert planning.state.completion["status"] == "success"
     assert invariant_violations(list(planning.engine.store.read(planning.result.run))) == []
 
 
-async def test_unplanned_arguments_are_requested_at_execution() -> None:
-    """An action without arguments gets them from the model when it is executed, also text that looks like a reference."""
-    later: JsonObject = {"current_task": "write", "function_call": {"name": "write", "arguments": {"text": "a ${b"}}}
-    wrong: JsonObject = {"current_task": "write", "function_call": {"name": "format-disk", "arguments": {}}}
-    planned: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}, action("post", "post")]}
-    planning, model, _ = await run({"action_sequence": planned, "execution": (wrong, later)})
-    assert planning.result.status == "succeeded"
-    assert planning.result.outputs["write"] == "a ${b"
-    assert model.asked.count("execution") == 2
-
-
-async def test_make_plan_executes_nothing() -> None:
-    """`make_plan` returns a plan of its own with all arguments, and executes nothing."""
-    model, desk = Model(), Desk()
+async def test_the_phases_are_methods():
+    """Each phase has a method that continues after the one before, and repeats nothing."""
+    model, desk, store = Model(), Desk(), MemoryStore()
     async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk)
-        plan = await planning.make_plan()
-
-    assert plan is not None
-    assert [(task.id, task.tool, task.depends_on) for task in plan.tasks] == [
-        ("write", "write", ()),
-        ("post", "post", ("write",)),
-    ]
-    assert desk.used == []
-
-
-async def test_unknown_tools_are_not_planned() -> None:
-    """A plan with an unknown tool is rejected, and the model makes another."""
-    foreign: JsonObject = {"actions": [action("write", "rm-rf"), action("post", "post")]}
-    model, desk = Model({"action_sequence": (foreign, ACTIONS)}), Desk()
-    async with VirtualClock() as clock:
-        assert await coordinator(model, clock, desk).execute_with_planning()
-
-    assert {tool for _, tool in desk.used} == {"write", "post"}
-
-
-async def test_a_dangerous_tool_needs_approval() -> None:
-    """A plan with a dangerous tool is not executed before a person approves it."""
-    tools = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
-    desk, store = Desk(), MemoryStore()
-    async with VirtualClock() as clock:
-        planning = coordinator(Model(), clock, desk, tools=tools, store=store)
-        assert not await planning.execute_with_planning("r")
-        assert planning.result.status == "needs_human"
+        planning = coordinator(model, clock, desk, store=store)
+        assert (await planning.understand_goal(RUN)).main_objective == GOAL["main_objective"]
+        assert model.asked == ["goal_understanding", "decision:goal_understanding"]
+        assert [subtask.id for subtask in (await planning.decompose_task()).subtasks] == ["write", "post"]
+        assert [one.tool for one in (await planning.plan_actions()).actions] == ["write", "post"]
         assert desk.used == []
-        planning.engine.answer(planning.engine.pending("r")[0].id, "approve", by="eve")
-        assert await coordinator(Model(), clock, desk, tools=tools, store=store).execute_with_planning("r")
+        assert await planning.execute_actions()
+        assert desk.tools == ["write", "post"]
+        assert "completion" not in model.asked
+        assert (await planning.reflect())["status"] == "success"
 
-    assert desk.used == [("write", "write"), ("post", "post")]
-
-
-async def test_a_tool_that_was_only_planned_is_approved_at_its_use() -> None:
-    """A dangerous tool is planned without approval; if that run continues, a person is asked before its use."""
-    tools = (TOOLS[0], TOOLS[1].model_copy(update={"dangerous": True}))
-    desk = Desk()
-    async with VirtualClock() as clock:
-        planning = coordinator(Model(), clock, desk, tools=tools)
-        plan = await planning.make_plan("r")
-        assert plan is not None
-        assert [task.metadata for task in plan.tasks] == [{"planning": {"subtask": name}} for name in ("write", "post")]
-        assert not await planning.execute_with_planning("r")
-        assert desk.used == [("write", "write")]
-        (question,) = planning.engine.pending("r")
-        assert 'post {"text": "news"}; let it?' in question.text
-        planning.engine.answer(question.id, "approve", by="eve")
-        assert await planning.execute_with_planning("r")
-
-    assert desk.used == [("write", "write"), ("post", "post")]
-
-
-# Failures
-
-
-async def test_reflection_on_error() -> None:
-    """When an action fails, the model decides what to do: here, to retry."""
-    planning, _, desk = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING]}))
     assert planning.result.status == "succeeded"
+    assert len(model.asked) == len(set(model.asked))
+    assert invariant_violations(list(store.read(RUN))) == []
 
-    assert desk.used == [("write", "write"), ("write", "write"), ("post", "post")]
+
+async def test_a_phase_takes_those_before_it_along():
+    """The method of a phase runs those before it, and does not repeat a finished one."""
+    model = Model({"decision:task_decomposition": (replan("task_redecomposition"), go_on())})
+    async with VirtualClock() as clock:
+        planning = coordinator(model, clock)
+        assert await planning.plan_actions() is not None
+        asked = list(model.asked)
+        assert await planning.decompose_task() is not None
+        assert await planning.execute_with_planning(planning.result.run)
+
+    assert asked.count("task_decomposition") == 2
+    assert model.asked == [*asked, "completion", "decision:reflection"]
+
+
+async def test_a_phase_that_comes_to_nothing():
+    """The method of a phase that is not reached returns None, and the result of the run has the reason."""
+    async with VirtualClock() as clock:
+        planning = coordinator({"task_decomposition": "no"}, clock)
+        assert await planning.decompose_task() is None
+    assert planning.result.status == "aborted"
+
+
+@pytest.mark.parametrize("method", ["understand_goal", "make_plan"])
+async def test_there_are_no_phases_without_planning(method):
+    """The methods of phases are rejected without planning, with the name of the setting."""
+    async with VirtualClock() as clock:
+        with pytest.raises(SettingsError, match=r"planning\.enabled"):
+            await getattr(coordinator({}, clock, settings=OFF), method)()
+
+
+async def test_a_judge_is_told_once_what_a_phase_came_to():
+    """The output of a planning phase is in the prompt of its decision once, under its own name."""
+    _, model, _ = await run({})
+    for phase in PHASES:
+        section = "action_plan" if phase == "action_sequence" else phase
+        (prompt,) = model.told(f"decision:{phase}")
+        _, _, told = prompt.partition(f"<{section}>\n")
+        first = told.partition(f"\n</{section}>")[0].split("\n")[-1]
+        assert first
+        assert prompt.count(first) == 1
+        assert "<result>" not in prompt
+
+
+async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear():
+    """An unclear goal leads to a question, and both the inferred part and the answer are shown in later prompts."""
+    error = {"type": "unclear_goal", "message": "who?", "clarification_needed": ["Which people?"]}
+    unclear = {"phase": "planning", "goal_understanding": GOAL, "error": error}
+    asks = replan("clarification_request", clarification_needed=True, clarification_questions=["Which people?"])
+    replies = {"goal_understanding": (unclear, GOAL), "decision:goal_understanding": (asks, go_on())}
+    planning, model, desk = await run(replies, gate=eve("approve", comment="the neighbours"))
+
+    assert planning.result.status == "succeeded"
+    assert desk.clock.elapsed < 1800
+    assert planning.state.clarified[0].answer == "the neighbours"
+    assert "the neighbours" in model.told("goal_understanding")[1]
+    assert planning.state.outputs[Phase.GOAL_UNDERSTANDING].items() >= {**GOAL, "unclear": error}.items()
+
+
+async def test_nobody_answers():
+    """Nobody answers what is unclear: after 30 minutes it is assumed, on record, and the run goes on."""
+    unclear = replan("clarification_request", **WHICH, assumptions_to_make=["everybody"])
+    planning, _, desk = await run({"decision:goal_understanding": (unclear, go_on())})
+
+    assert planning.result.status == "succeeded"
+    assert desk.clock.elapsed == pytest.approx(1800)
+    (clarified,) = planning.state.clarified
+    assert clarified.assumptions[0] == "everybody"
+
+
+# Actions
+
+
+async def test_an_outcome_is_compared_with_what_was_expected():
+    """The decision prompt shows the expected outcome beside the output; the model may repeat the action."""
+    first = action("write", "write", expected_outcome="the text mentions rain")
+    replies = {
+        "action_sequence": actions(first, action("post", "post")),
+        "decision:execution": (replan("retry"), go_on()),
+    }
+    planning, model, desk = await run(replies, settings=EACH)
+
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "write", "post"])
+    judged = model.told("decision:execution")[0]
+    assert "the text mentions rain" in judged
+    assert '<result>\n"news"' in judged
+
+
+async def test_a_failed_action_is_retried_and_told_as_it_was_carried_out():
+    """The decision about a failure is told tool, purpose and all arguments, and no action that has not begun."""
+    replies = {
+        "action_sequence": LATER,
+        "execution": chosen("write", text="rain"),
+        "decision:execution": replan("retry"),
+    }
+    planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
+
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "write", "post"])
     (record,) = [record for record in planning.state.records if record.executed]
     assert (record.phase, record.replan_type, record.result) == (Phase.EXECUTION, "retry", "success")
+    state = planning.state
+    assert PlanningState.model_validate_json(state.model_dump_json()) == state
+    assert (state.counts.retries, state.counts.total) == ({}, 1)
+
+    (told,) = model.told("decision:execution")
+    shown = '{"id": "write", "tool": "write", "purpose": "to have it", "arguments": {"text": "rain"}}'
+    assert f"<action>\n{shown}\n</action>" in told
+    assert '<executed>\n{"task": "write", "tool": "write", "state": "FAILED"' in told
+    assert '"task": "post"' not in told.partition("<executed>")[2].partition("</executed>")[0]
 
 
-async def test_file_not_found_recovery() -> None:
-    """A missing file leads to a partial replan, whose actions replace the failed one and the rest."""
-    instead = revision(action("write", "shout"), action("post", "post"))
-    planning, _, desk = await run(
-        {"decision:execution": replan("partial_replan"), "revision": instead}, Desk({"write": [MISSING]})
-    )
+async def test_a_decision_prompt_shows_the_progress():
+    """After a failure the prompt shows finished and remaining tasks, the number of errors, and unavailable tools."""
+
+    async def take_away(task):
+        if task.tool == "shout":
+            desk.planning.run.change_resource("write", available=False, reason="out of ink")
+
+    desk = Desk({"post": [MISSING] * 2}, before=take_away)
+    planned = actions(action("write", "shout"), action("post", "post"))
+    planning, model, _ = await run({"decision:execution": replan("retry"), "action_sequence": planned}, desk)
+
     assert planning.result.status == "succeeded"
+    first, second = model.told("decision:execution")
+    assert '{"done": 1, "of": 2, "errors": 1, "errors_in_a_row": 1}' in first
+    assert '{"done": 1, "of": 2, "errors": 2, "errors_in_a_row": 2}' in second
+    assert '{"name": "write", "available": false, "reason": "out of ink"}' in first
+    assert "<progress>" not in model.told("decision:action_sequence")[0]
 
-    assert desk.used == [("write", "write"), ("v2.write", "shout"), ("v2.post", "post")]
-    assert [plan.kept for plan in planning.state.plans] == [(), ()]
 
-
-async def test_a_partial_replan_keeps_finished_actions() -> None:
-    """A partial replan keeps finished tasks, and not the failed one."""
-    planning, _, desk = await run(
-        {"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))},
-        Desk({"post": [MISSING]}),
-    )
+async def test_the_current_state_is_told_to_who_sums_up():
+    """The prompt of a reflection shows the facts that hold."""
+    planning, model, _ = await run({}, tools=Plan(goal=Goal(objective=""), facts=("door(open)",), tools=TOOLS))
     assert planning.result.status == "succeeded"
-
-    assert desk.used == [("write", "write"), ("post", "post"), ("v2.post", "shout")]
-    assert planning.state.plans[-1].kept == ("write",)
-
-
-@pytest.mark.parametrize("kind", ["task_redecomposition", "goal_revision"])
-async def test_another_decomposition_starts_clean(kind: str) -> None:
-    """A new decomposition or goal repeats everything under new ids."""
-    planning, _, desk = await run({"decision:execution": (replan(kind), go_on())}, Desk({"post": [MISSING]}))
-    assert planning.result.status == "succeeded"
-
-    assert desk.used == [("write", "write"), ("post", "post"), ("v2.write", "write"), ("v2.post", "post")]
+    for kind in ("completion", "decision:reflection"):
+        assert '<state>\n"door(open)"\n</state>' in model.told(kind)[0]
 
 
-async def test_a_declared_fallback_goes_first() -> None:
+async def test_a_declared_fallback_goes_first():
     """A fallback strategy that names a tool is used without asking the model, and costs no replan."""
     first = action("write", "write", fallback_strategy="shout", expected_outcome="It is written")
-    planned: JsonObject = {"actions": [first, action("post", "post")]}
-    planning, _, desk = await run({"action_sequence": planned}, Desk({"write": [MISSING]}))
-    assert planning.result.status == "succeeded"
+    replies = {"action_sequence": actions(first, action("post", "post"))}
+    planning, _, desk = await run(replies, Desk({"write": [MISSING]}))
 
-    assert [tool for _, tool in desk.used] == ["write", "shout", "post"]
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout", "post"])
     assert planning.state.counts.total == 0
     taken = next(task for task in planning.run.plan.tasks if task.tool == "shout")
     assert taken.acceptance == ("It is written",)
 
 
-async def test_a_failed_action_is_not_skipped() -> None:
-    """If the model decides on nothing after a failure and no person can be asked, the run ends with the reason."""
-    planning, _, _ = await run({}, Desk({"write": [MISSING]}))
-
-    assert planning.result.status == "aborted"
-    assert "write failed, and no decision helps" in planning.result.reason
+STRIKE = "post needs the tool 'post', which is not available: the post is on strike"
 
 
-async def test_retries_are_limited() -> None:
-    """A model that always wants to retry is stopped by the limit, and asked once for another way."""
-    planning, _, desk = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING] * 50}))
+async def strike(replies):
+    """Run in which `post` goes down while `write` is used."""
+
+    async def take_away(task):
+        if task.tool == "write":
+            desk.planning.run.change_resource("post", available=False, reason="the post is on strike")
+
+    desk = Desk(before=take_away)
+    return await run(replies, desk)
+
+
+async def test_preconditions_are_checked():
+    """An action whose tool is down does not run: the model learns the reason, and replans."""
+    replies = {"decision:execution": replan("partial_replan"), "revision": revision(action("post", "shout"))}
+    planning, model, desk = await strike(replies)
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
+    (told,) = model.told("decision:execution")
+    assert STRIKE in told.replace("\\u0027", "'")
+
+
+async def test_a_tool_that_is_down_has_its_fallback():
+    """An action whose tool is down is replaced by its declared fallback without asking the model."""
+    plan = actions(action("write", "write"), action("post", "post", fallback_strategy="shout"))
+    planning, model, desk = await strike({"action_sequence": plan})
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
+    assert "decision:execution" not in model.asked
+
+
+async def test_a_tool_that_stays_down_is_not_passed_over():
+    """Without a decision about a tool that is down, the run ends and names the action that needs it."""
+    planning, model, _ = await strike({})
     assert planning.result.status != "succeeded"
-
-    assert len(desk.used) == 4
-    assert "the limit of 3 retries" in planning.result.reason
-
-
-async def test_a_lineage_that_has_used_up_its_replans_is_blocked() -> None:
-    """Replacements of a failed task inherit its replans: after the third the task is blocked, and no model is asked."""
-    decided = (*[replan("partial_replan")] * 2, replan("action_regeneration"), replan("task_redecomposition"))
-    again = revision(action("write", "write"), action("post", "post"))
-    planning, model, desk = await run(
-        {"decision:execution": decided, "revision": again}, Desk({"write": [MISSING] * 9})
-    )
-
-    assert [task for task, _ in desk.used] == ["write", "v2.write", "v3.write", "v4.write"]
-    assert model.asked.count("decision:execution") == 3
-    assert planning.run is not None
-    assert planning.run.live.entry(TaskId("v4.write")).state == "BLOCKED"
-    assert planning.result.status == "failed"
-    assert "'v4.write' blocked" in planning.result.reason
+    assert model.asked.count("decision:execution") == 1
+    assert STRIKE in planning.result.reason
+    assert planning.state.completion["status"] == "requires_human_intervention"
 
 
-# Goals that cannot be decomposed
+@pytest.mark.parametrize(
+    ("budget", "takes", "said", "ended"),
+    [
+        ({"calls": 6}, 0, "calls", {"write": True, "post": False}),
+        ({"wall_clock": 60}, 40, "60 s of its budget", {"write": True}),
+    ],
+)
+async def test_a_run_that_is_cut_short_has_a_summary(budget, takes, said, ended):
+    """A run that ends by its budget has a summary with its progress and the reason, whatever its errors contain."""
+    desk = Desk({"post": [OSError("\x1b[31mno post\x1b[0m")] * 9}, takes=takes)
+    planning, _, _ = await run({}, desk, {"budget": budget})
 
-CANNOT: JsonObject = {
-    "error": {
-        "type": "cannot_decompose",
-        "message": "there is no post",
-        "possible": ["writing"],
-        "not_possible": ["posting"],
-        "other_approach": "shout it",
-    }
-}
-WRITING: JsonObject = {"subtasks": [{"id": "write", "description": "Write it"}]}
-WRITTEN: JsonObject = {"actions": [action("write", "write")]}
-
-
-async def test_a_coarser_split_is_asked_for() -> None:
-    """If the goal cannot be decomposed, the model splits it more coarsely; limitations are recorded and shown."""
-    model = Model({"task_decomposition": (CANNOT, WRITING), "action_sequence": WRITTEN})
-
-    planning, _, desk = await run(model)
-    assert planning.result.status == "succeeded"
-
-    assert desk.used == [("write", "write")]
-    assert model.asked.count("task_decomposition") == 2
-    coarser = model.told("task_decomposition")[1]
-    assert "divide more coarsely" in coarser
-    assert "there is no post" in coarser
-    assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
-    assert "it is done without: posting" in model.prompts[-1]
+    completion = planning.state.completion
+    assert (planning.result.status, completion["status"]) == ("aborted", "requires_human_intervention")
+    summary = completion["summary"]
+    assert (summary["tasks_completed"], summary["tasks_failed"]) == (1, len(ended) - 1)
+    assert not summary["goal_achieved"]
+    assert said in str(summary["reason"])
+    assert planning.state.actions == ended
 
 
-async def test_a_partial_decomposition_records_its_limitations() -> None:
-    """Limitations are recorded and shown also if the model decomposes the rest at once."""
-    model = Model({"task_decomposition": {"task_decomposition": WRITING, **CANNOT}, "action_sequence": WRITTEN})
-
-    planning, _, desk = await run(model)
-    assert planning.result.status == "succeeded"
-
-    assert desk.used == [("write", "write")]
-    assert model.asked.count("task_decomposition") == 1
-    assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
-    assert "it is done without: posting" in model.prompts[-1]
-
-
-@pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
-async def test_an_infeasible_goal_is_escalated_with_its_reasons(how: str, status: str) -> None:
-    """If a coarser split fails too, the escalation names what is possible, what is not, and the proposal."""
-    settings = Settings.model_validate({"escalation": {"on_no_alternative": how}})
-    planning, _, _ = await run(
-        {"task_decomposition": (CANNOT, CANNOT, WRITING), "action_sequence": WRITTEN}, settings=settings
-    )
-
-    assert planning.result.status == status
-    told = str(planning.state.completion if how != "assume" else planning.state.clarified)
-    for text in ("there is no post", "not possible: posting", "shout it"):
-        assert text in told
-
-
-@pytest.mark.parametrize(("third", "done", "asked"), [(WRITING, True, 3), (CANNOT, False, 4)])
-async def test_a_person_agrees_to_another_approach(third: JsonObject, done: bool, asked: int) -> None:
-    """The proposed approach is taken when a person approves it; if it fails too, the run ends."""
-    settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
-    model = Model({"task_decomposition": (CANNOT, CANNOT, third), "action_sequence": WRITTEN})
-    gate = ScriptedGate([Answer("approve", by="eve")] * 2)
-    planning, _, _ = await run(model, settings=settings, gate=gate)
-    assert (planning.result.status == "succeeded") is done
-
-    assert planning.result.status == ("succeeded" if done else "aborted")
-    assert model.asked.count("task_decomposition") == asked
-
-
-async def test_an_unreadable_plan_is_fatal() -> None:
-    """A plan that is invalid after three repairs ends the run, with the reason in the summary."""
-    planning, model, _ = await run({"action_sequence": "I would rather not."})
-
-    assert model.asked.count("action_sequence") == 4
-    assert planning.result.status == "aborted"
-    completion = planning.state.completion or {}
-    assert completion["status"] == "requires_human_intervention"
-    assert "no usable action_sequence in 4 tries" in str(completion["summary"])
-
-
-# Progress
-
-
-async def test_a_decision_prompt_shows_the_progress() -> None:
-    """After a failure the prompt shows finished and remaining tasks, the number of errors, and unavailable tools."""
-    model = Model(
-        {
-            "decision:execution": replan("retry"),
-            "action_sequence": {"actions": [action("write", "shout"), action("post", "post")]},
-        }
-    )
-
-    async with VirtualClock() as clock:
-
-        class Busy(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                if task.tool == "shout" and planning.run is not None:
-                    planning.run.change_resource("write", available=False, reason="out of ink")
-                return await super().__call__(task, context)
-
-        planning = coordinator(model, clock, Busy({"post": [MISSING] * 2}))
-        assert await planning.execute_with_planning()
-
-    first, second = model.told("decision:execution")
-    assert '{"done": 1, "of": 2, "errors": 1, "errors_in_a_row": 1}' in first
-    assert '{"done": 1, "of": 2, "errors": 2, "errors_in_a_row": 2}' in second
-    assert '{"name": "write", "available": false, "reason": "out of ink"}' in first
-    goal = model.told("decision:action_sequence")[0]
-    assert "<progress>" not in goal
-
-
-async def test_a_subtask_may_be_called_like_a_phase() -> None:
+async def test_a_subtask_may_be_called_like_a_phase():
     """A subtask may have the name of a phase."""
-    replies: Replies = {
-        "task_decomposition": {"subtasks": [{"id": "reflection", "description": "Write it"}]},
-        "action_sequence": {"actions": [action("reflection", "write")]},
-    }
-    async with VirtualClock() as clock:
-        desk = Desk()
-        assert await coordinator(Model(replies), clock, desk).execute_with_planning()
-
-    assert desk.used == [("v1.reflection", "write")]
+    planning, _, desk = await run(planned(action("reflection", "write")))
+    assert (planning.result.status, desk.used) == ("succeeded", [("v1.reflection", "write")])
 
 
 SHARED = Plan(
@@ -400,204 +352,160 @@ SHARED = Plan(
 )
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_tools_share_resources(known: bool) -> None:
+@pytest.mark.parametrize("arguments", [{"arguments": {"text": "x"}}, {}])
+async def test_tools_share_resources(arguments):
     """Actions whose tools take the same resource wait for it, also where their arguments are asked for later."""
-    names, running, most = ["a", "b", "c"], 0, 0
-    given: JsonObject = {"arguments": {"text": "x"}} if known else {}
-    replies: Replies = {
-        "task_decomposition": {"subtasks": [{"id": name, "description": name} for name in names]},
-        "action_sequence": {"actions": [{"task_id": name, "tool": "write", **given} for name in names]},
-        "execution": {"current_task": "x", "function_call": {"name": "write", "arguments": {"text": "x"}}},
-    }
-    async with VirtualClock() as clock:
+    replies = planned(*({"task_id": name, "tool": "write", **arguments} for name in "abc"))
+    settings = {"planning": {"reflection": {"trigger_interval": 0}}}
+    desk = Desk(takes=5)
+    planning, _, _ = await run({**replies, "execution": chosen("write", text="x")}, desk, settings, tools=SHARED)
 
-        class Slow(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                nonlocal running, most
-                running += 1
-                most = max(most, running)
-                await clock.sleep(5)
-                running -= 1
-                return await super().__call__(task, context)
-
-        desk = Slow()
-        settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 0}}})
-        assert await coordinator(Model(replies), clock, desk, tools=SHARED, settings=settings).execute_with_planning()
-
-    assert (len(desk.used), most) == (3, 1)
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write"] * 3)
+    assert desk.clock.elapsed == 15
 
 
-def test_a_resource_that_is_not_stated() -> None:
+def test_a_resource_that_is_not_stated():
     """Tools that take a resource of which nobody says how much there is are refused with its name and what to do."""
     with pytest.raises(PlanError, match=r"no resource 'desk'; state its capacity under `resources`"):
         PlanningCoordinator(Settings(), ScriptedLLM(), SHARED.tools, "x")
 
 
-# Revisions
+# Arguments that the model chooses
 
 
-async def test_two_revisions_then_success() -> None:
-    """Two revisions after reflection are carried out, and the third look finds the goal achieved."""
-    wants = replan("plan_revision")
-    more = (revision(action("fix", "shout")), revision(action("polish", "shout")))
-    planning, _, desk = await run({"decision:reflection": (wants, wants, go_on()), "revision": more})
+async def test_unplanned_arguments_are_requested_at_execution():
+    """An action without arguments gets them from the model when it is executed, also text that looks like a reference."""
+    replies = {"action_sequence": LATER, "execution": (chosen("format-disk"), chosen("write", text="a ${b"))}
+    planning, model, _ = await run(replies)
+    assert planning.result.status == "succeeded"
+    assert planning.result.outputs["write"] == "a ${b"
+    assert model.asked.count("execution") == 2
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        {"action_sequence": actions(action("write", "rm"))},
+        {"action_sequence": LATER, "execution": chosen("format-disk", text="x")},
+    ],
+)
+async def test_only_the_tools_of_the_list(replies):
+    """No unknown tool runs, whatever the model plans or chooses at execution."""
+    planning, _, desk = await run(replies)
+    assert planning.result.status != "succeeded"
+    assert {*desk.tools} <= {tool.name for tool in TOOLS}
+
+
+SECRET = "AKIAIOSFODNN7EXAMPLE"
+"""As in the documentation of AWS."""
+
+
+async def test_a_subtask_is_not_called_by_what_looks_like_a_secret():
+    """A subtask id that looks like a secret is rejected in a plan and in a revision, with a label for it."""
+    replies = {
+        "task_decomposition": (planned(action("write", ""), action(SECRET, ""))["task_decomposition"], SUBTASKS),
+        "decision:execution": replan("partial_replan"),
+        "revision": (revision(action(SECRET, "shout"), action("post", "post")), revision(action("write", "shout"))),
+    }
+    planning, model, _ = await run(replies, Desk({"write": [MISSING]}))
     assert planning.result.status == "succeeded"
 
-    assert [task for task, _ in desk.used] == ["write", "post", "v2.fix", "v3.polish"]
-    assert [plan.number for plan in planning.state.plans] == [1, 2, 3]
-    assert planning.state.counts.plan_revisions == 2
+    for kind, number in (("task_decomposition", 2), ("revision", 1)):
+        refused, again = model.told(kind)
+        assert "looks like a secret" not in refused
+        assert f"what looks like a secret cannot be kept: do without it in the id of subtask {number}" in again
+    assert SECRET not in "".join(model.prompts)
 
 
-async def test_revisions_used_up() -> None:
-    """When the revisions are used up and the goal is not achieved, the run ends with a summary that asks for a person."""
-    more = (revision(action("fix", "shout")), revision(action("polish", "shout")))
-    replies: Replies = {
-        "decision:reflection": replan("plan_revision"),
-        "revision": more,
-        "completion": summary(achieved=False),
+SHELL = {"kind": "shell", "command": "echo {text}", "produces": ["note"]}
+HTTP = {"kind": "http", "url": "http://h/x", "method": "POST", "body": {"all": [{"t": "<{text}>"}]}}
+CUT = "[cut: …] stands for the rest of a text or a list that you are not shown: do without it in the arguments"
+
+
+@pytest.mark.parametrize("kind", ["action_sequence", "execution", "step"])
+@pytest.mark.parametrize(
+    ("wrong", "tool", "why"),
+    [
+        ({"text": SECRET}, {}, "what looks like a secret cannot be kept: do without it in the arguments"),
+        ({"text": "password=[redacted]"}, {}, "[redacted] stands for a secret that you are not shown: do without it"),
+        ({"text": "all of… [cut: 9000 characters in all]"}, {}, CUT),
+        ({"text": "news", "append": True}, SHELL, "tool 'write' has no parameter 'append'; it has ['text'"),
+        ({"text": "news", "append": True}, HTTP, "tool 'write' has no parameter 'append'; it has ['text'"),
+    ],
+    ids=["secret", "redacted", "cut", "shell", "http"],
+)
+async def test_arguments_that_cannot_be_used_are_refused(kind, wrong, tool, why):
+    """A secret, a mark in place of one or of a cut text, and an argument that no tool takes are refused, and not used."""
+    right = {"text": "news"}
+    plan = planned(action("write", "write", arguments=wrong))
+    replies = {
+        "action_sequence": {**plan, "action_sequence": (plan["action_sequence"], actions(action("write", "write")))},
+        "execution": {
+            **planned({"task_id": "write", "tool": "write"}),
+            "execution": (chosen("write", **wrong), chosen("write", **right)),
+        },
+        "step": {"step": (use("write", **wrong), use("write", **right), done())},
     }
-    planning, _, _ = await run(replies)
+    tools = (ToolSpec.model_validate({"name": "write", "parameters": {} if tool else {"text": "string"}, **tool}),)
+    planning, model, desk = await run(replies[kind], settings=OFF if kind == "step" else None, tools=tools)
 
-    assert planning.result.status == "needs_human"
-    completion = planning.state.completion
-    assert completion is not None
-    assert completion["status"] == "requires_human_intervention"
-    told = completion["summary"]
-    assert isinstance(told, dict)
-    assert (told["revision_attempts"], told["tasks_completed"], told["goal_achieved"]) == (2, 4, False)
+    assert planning.result.status == "succeeded"
+    assert why in model.told(kind)[1]
+    assert SECRET not in "".join(model.prompts)
+    assert [arguments for _, _, arguments in desk.calls] == [right]
 
 
-# People
+# Dangerous tools
 
 
-async def test_nobody_answers() -> None:
-    """Nobody answers what is unclear: after 30 minutes it is assumed, on record, and the run goes on."""
-    model = Model({"decision:goal_understanding": (UNCLEAR, go_on())})
+async def test_a_dangerous_tool_needs_approval():
+    """A plan with a dangerous tool is not executed before a person approves it."""
+    desk, store = Desk(), MemoryStore()
+    planning, _, _ = await run({}, desk, tools=DANGEROUS, store=store, run_id=RUN)
+    assert (planning.result.status, desk.used) == ("needs_human", [])
+    planning.engine.answer(planning.engine.pending(RUN)[0].id, "approve", by="eve")
+    planning, _, _ = await run({}, desk, tools=DANGEROUS, store=store, run_id=RUN)
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
+
+
+async def test_a_tool_that_was_only_planned_is_approved_at_its_use():
+    """A dangerous tool is planned without approval; if that run continues, a person is asked before its use."""
+    desk = Desk()
     async with VirtualClock() as clock:
-        planning = coordinator(model, clock)
-        assert await planning.execute_with_planning()
-        assert clock.elapsed == pytest.approx(1800)
+        planning = coordinator({}, clock, desk, tools=DANGEROUS)
+        plan = await planning.make_plan(RUN)
+        assert [task.metadata for task in plan.tasks] == [{"planning": {"subtask": name}} for name in ("write", "post")]
+        assert not await planning.execute_with_planning(RUN)
+        assert desk.tools == ["write"]
+        (question,) = planning.engine.pending(RUN)
+        assert 'post {"text": "news"}; let it?' in question.text
+        planning.engine.answer(question.id, "approve", by="eve")
+        assert await planning.execute_with_planning(RUN)
 
-    (clarified,) = planning.state.clarified
-    assert clarified.assumptions[0] == "everybody"
-
-
-async def test_somebody_answers() -> None:
-    """An answer is told to the model, which understands the goal anew with it."""
-    model = Model({"decision:goal_understanding": (UNCLEAR, go_on())})
-
-    gate = ScriptedGate([Answer("approve", by="eve", comment="only the neighbours")])
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, gate=gate)
-        assert await planning.execute_with_planning()
-        assert clock.elapsed < 1800
-
-    again = model.told("goal_understanding")[1]
-    assert "only the neighbours" in again
+    assert desk.tools == ["write", "post"]
 
 
-@pytest.mark.parametrize(("verdict", "total"), [("approve", 1), ("reject", 0)])
-async def test_an_unsure_replan_needs_a_person(verdict: QuestionVerdict, total: int) -> None:
-    """A replan of little confidence is done, and counted, only if a person agrees; else the plan is carried out as it is."""
-    model = Model({"decision:action_sequence": (replan("action_regeneration", confidence=0.4), go_on())})
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, gate=ScriptedGate([Answer(verdict, by="eve")]))
-        assert await planning.execute_with_planning()
-
-    assert planning.state.counts.total == total
-    assert model.asked.count("action_sequence") == 1 + total
-    (record,) = [record for record in planning.state.records if record.replan_type == "action_regeneration"]
-    assert (record.executed, record.override_reason) == (bool(total), None if total else "confidence")
+# State that is folded from the journal
 
 
-@pytest.mark.parametrize(("how", "status"), [("wait", "needs_human"), ("assume", "succeeded"), ("abort", "aborted")])
-async def test_no_alternative(how: str, status: str) -> None:
-    """A replan that a limit forbids is told to the model once; then a person waits, it is done without, or the run ends."""
-    once = {"global": {"same_trigger_max_count": 1}}
-    settings = Settings.model_validate({"escalation": {"on_no_alternative": how}, "planning": {"replanning": once}})
-    planning, model, _ = await run({"decision:action_sequence": replan("action_regeneration")}, settings=settings)
-
-    assert planning.result.status == status
-    assert model.asked.count("decision:action_sequence") == 3
-    assert planning.state.counts.total == 1
+@pytest.mark.parametrize(("kind", "field"), [("output", "value"), ("call", "arguments")])
+def test_a_note_without_an_object_is_rejected(kind, field):
+    """Outputs and arguments in a journal must be objects; the error names the type that was found."""
+    with pytest.raises(ValueError, match="expected a JSON object, got list"):
+        PlanningState.from_records([Record(1, 0.0, PlanningNoted(kind, {"task": "a", field: ["x"]}))])
 
 
-async def test_what_a_person_says_is_a_reflection() -> None:
-    """A request of a person during the run is judged like a reflection, and revises the plan within its limit."""
-    replies: Replies = {
-        "decision:reflection": (replan("plan_revision"), go_on()),
-        "revision": revision(action("post", "shout")),
-    }
-    async with VirtualClock() as clock:
-
-        class Busy(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                if not self.used and planning.run is not None:
-                    planning.run.request_replan("louder, please", by="eve")
-                    await clock.sleep(5)
-                return await super().__call__(task, context)
-
-        desk = Busy()
-        planning = coordinator(Model(replies), clock, desk)
-        assert await planning.execute_with_planning()
-
-    assert ("v2.post", "shout") in desk.used
+def test_unknown_notes_are_ignored():
+    """A note of an unknown kind changes only the number of the last record."""
+    state = PlanningState.from_records([Record(1, 0.0, PlanningNoted("of-another-version", {"task": "a"}))])
+    assert state == PlanningState(seq=1)
 
 
-# Going on
-
-
-async def test_a_plan_is_continued() -> None:
-    """A run that was paused is taken up with its plan and its counts: no phase is done again, nothing executed twice."""
-    store, desk = MemoryStore(), Desk({"write": [MISSING]})
-    async with VirtualClock() as clock:
-        first = coordinator(Model({"decision:execution": replan("retry")}), clock, desk, store=store)
-
-        async def stop(event: object) -> None:
-            if first.run is not None and desk.used:
-                first.run.pause("enough for today")
-
-        first.engine.monitor.on(object, stop)
-        assert not await first.execute_with_planning("r")
-        assert first.result.status == "paused"
-        before = first.state
-        model = Model({"decision:execution": replan("retry")})
-        second = coordinator(model, clock, desk, store=store)
-        assert await second.execute_with_planning("r")
-
-    assert before.plan is not None
-    assert not set(model.asked) & set(MAKING)
-    assert second.state.counts.total == 1
-    assert second.state.plans == before.plans
-
-
-async def test_the_state_is_json() -> None:
-    """The state of planning mode can be written as JSON and read back, and is what the journal tells."""
-    planning, _, _ = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING]}))
-
-    state = planning.state
-    assert PlanningState.model_validate_json(state.model_dump_json()) == state
-    assert state.counts.retries == {}
-    assert state.counts.total == 1
-
-
-def test_the_settings_of_the_file(tmp_path: object) -> None:
-    """The section `planning` of the settings file, and variables, reach the coordinator, each key under its own name."""
-    from pathlib import Path
-
-    from replanning.config import load_settings
-
-    assert isinstance(tmp_path, Path)
-    path = tmp_path / "s.yaml"
-    path.write_text(
-        "planning:\n  strategy: simple\n  replanning:\n    global: {max_total_replans: 4}\n", encoding="utf-8"
-    )
-    loaded = load_settings(path, {"REFLECTION_INTERVAL": "0"})
-
-    planning = loaded.settings.planning
-    assert (planning.strategy, planning.replanning.overall.max_total_replans) == ("simple", 4)
-    assert planning.reflection.trigger_interval == 0
-    assert loaded.sources["planning.replanning.global.max_total_replans"].startswith(f"{path}:4")
-    assert Settings().planning.enabled
-    assert GOAL != SUBTASKS
+def test_a_tool_that_is_available_again_is_not_down():
+    """A tool that is available again is not listed as unavailable; the repr counts errors and unavailable tools."""
+    live = LivePlan(Plan(goal=Goal(objective="x"), tools=(ToolSpec(name="dig"),), tasks=(Task(id="a", tool="dig"),)))
+    status = ExecutionStatus()
+    assert repr(status) == "<ExecutionStatus 0 errors, 0 in a row, 0 down>"
+    for seq, available in enumerate((False, True), 1):
+        status.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")), live)
+        assert status.unavailable_tools == ({} if available else {"dig": "worn out"})

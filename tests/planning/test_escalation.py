@@ -1,53 +1,71 @@
-"""Escalation in whole runs: invalid replies, failed replans, unanswered questions, exhausted limits."""
+"""What cannot be: unusable replies, refused and failed replans, goals that cannot be divided, a model that is not there."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from replanning import Answer, Settings, Task
 from replanning.errors import LLMUnavailable
-from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.journal import MemoryStore
 from tests.support.planning import (
     ACTIONS,
+    AGAIN,
+    EACH,
     MISSING,
+    SUBTASKS,
     TOOLS,
     USUAL,
+    WHICH,
     Desk,
     Model,
-    Replies,
     action,
+    actions,
     because,
-    coordinator,
+    escalate,
+    eve,
     go_on,
     kind_of,
+    planned,
     replan,
     revision,
     run,
-    summary,
 )
+from tests.support.resume import RUN
 
 pytestmark = pytest.mark.anyio
 
+FAILED = {"reflection": {"action_id": "write", "status": "failure"}}
+BAD = revision(action("write", "no-such-tool"))
+GOOD = revision(action("write", "shout"), action("post", "post"))
+PARTIAL = {"decision:execution": (replan("partial_replan"), replan("partial_replan"), go_on())}
 
-async def test_an_initial_plan_has_three_repair_prompts() -> None:
-    """An invalid plan is requested again three times with its problems; then the run ends with the reason."""
-    planning, model, desk = await run({"task_decomposition": "I would rather not."})
-    assert model.asked.count("task_decomposition") == 4
+
+# Unusable replies
+
+
+@pytest.mark.parametrize("phase", ["task_decomposition", "action_sequence"])
+async def test_an_unusable_plan_ends_the_run(phase):
+    """An invalid plan is requested again three times with its problems; then the run ends with the reason in its summary."""
+    planning, model, desk = await run({phase: "I would rather not."})
+    assert model.asked.count(phase) == 4
     assert (planning.result.status, desk.used) == ("aborted", [])
-    assert "in 4 tries" in planning.result.reason
+    completion = planning.state.completion
+    assert completion["status"] == "requires_human_intervention"
+    assert f"no usable {phase} in 4 tries" in str(completion["summary"])
 
 
-@pytest.mark.parametrize("bad", [1, 2, 3])
-async def test_a_repaired_plan_is_taken(bad: int) -> None:
-    """A valid plan among the four replies is executed."""
-    planning, model, _ = await run({"action_sequence": (*["nonsense"] * bad, ACTIONS)})
-    assert planning.result.status == "succeeded"
-    assert model.asked.count("action_sequence") == bad + 1
+@pytest.mark.parametrize(
+    "bad", [["nonsense"], ["nonsense"] * 3, [actions(action("write", "rm"), action("post", "post"))]]
+)
+async def test_a_repaired_plan_is_taken(bad):
+    """A valid plan among the four replies is executed, and of those before it nothing."""
+    planning, model, desk = await run({"action_sequence": (*bad, ACTIONS)})
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
+    assert model.asked.count("action_sequence") == len(bad) + 1
 
 
-async def test_a_decision_that_cannot_be_read_is_none() -> None:
+async def test_a_decision_that_cannot_be_read_is_none():
     """An invalid decision is requested once more; then nothing is replanned, and that is recorded."""
     planning, model, _ = await run({"decision:action_sequence": "hm"})
     assert planning.result.status == "succeeded"
@@ -56,18 +74,161 @@ async def test_a_decision_that_cannot_be_read_is_none() -> None:
     assert (record.executed, record.llm_decision, bool(record.error)) == (False, None, True)
 
 
-async def test_what_cannot_be_evaluated_is_a_problem() -> None:
+async def test_what_cannot_be_evaluated_is_a_problem():
     """If the goal cannot be judged, a person is asked; it does not count as achieved."""
     planning, _, _ = await run({"completion": "who knows"})
     assert planning.result.status == "needs_human"
-    assert planning.state.completion is not None
     assert planning.state.completion["status"] == "requires_human_intervention"
 
 
-async def test_a_replan_that_fails_is_told_and_escalates() -> None:
+# Goals that cannot be decomposed
+
+CANNOT = {
+    "error": {
+        "type": "cannot_decompose",
+        "message": "there is no post",
+        "possible": ["writing"],
+        "not_possible": ["posting"],
+        "other_approach": "shout it",
+    }
+}
+WRITING: Any = planned(action("write", "write"))
+DIVIDED = WRITING["task_decomposition"]
+
+
+@pytest.mark.parametrize("replies", [(CANNOT, DIVIDED), ({"task_decomposition": DIVIDED, **CANNOT},)])
+async def test_a_part_of_a_goal_is_done_with_its_limitations(replies):
+    """The model divides what is possible, at once or when it is asked to more coarsely; limitations are kept and shown."""
+    planning, model, desk = await run({**WRITING, "task_decomposition": replies})
+
+    assert (planning.result.status, desk.used) == ("succeeded", [("write", "write")])
+    told = model.told("task_decomposition")
+    assert len(told) == len(replies)
+    for text in ("divide more coarsely", "there is no post"):
+        assert all(text in prompt for prompt in told[1:])
+    assert planning.state.clarified[0].assumptions == ("it is done without: posting",)
+    assert "it is done without: posting" in model.prompts[-1]
+
+
+@pytest.mark.parametrize(("how", "status"), [("abort", "aborted"), ("wait", "needs_human"), ("assume", "succeeded")])
+async def test_an_infeasible_goal_is_escalated_with_its_reasons(how, status):
+    """If a coarser split fails too, the escalation names what is possible, what is not, and the proposal."""
+    replies = {**WRITING, "task_decomposition": (CANNOT, CANNOT, DIVIDED)}
+    planning, _, _ = await run(replies, settings=escalate(how))
+
+    assert planning.result.status == status
+    told = str(planning.state.completion if how != "assume" else planning.state.clarified)
+    for text in ("there is no post", "not possible: posting", "shout it"):
+        assert text in told
+
+
+@pytest.mark.parametrize(("third", "status", "asked"), [(DIVIDED, "succeeded", 3), (CANNOT, "aborted", 4)])
+async def test_a_person_agrees_to_another_approach(third, status, asked):
+    """The proposed approach is taken when a person approves it; if it fails too, the run ends."""
+    replies = {**WRITING, "task_decomposition": (CANNOT, CANNOT, third)}
+    planning, model, _ = await run(replies, settings=escalate("wait"), gate=eve("approve", "approve"))
+
+    assert planning.result.status == status
+    assert model.asked.count("task_decomposition") == asked
+
+
+async def test_a_person_decides_if_the_goal_cannot_be_decomposed_again():
+    """If the goal cannot be decomposed again after a failure, a person decides on the other approach."""
+    other = planned(action("other", "shout"))
+    replies = {
+        "decision:execution": (replan("task_redecomposition"), go_on()),
+        "task_decomposition": (SUBTASKS, CANNOT, CANNOT, other["task_decomposition"]),
+        "action_sequence": (ACTIONS, other["action_sequence"]),
+    }
+    gate = eve("approve")
+    planning, _, desk = await run(replies, Desk({"post": [MISSING]}), escalate("wait"), gate)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.used[-1] == ("v2.other", "shout")
+    assert ["proposed instead: shout" in question.text for question in gate.questions] == [True]
+
+
+# Replans that a limit forbids
+
+
+@pytest.mark.parametrize(("how", "status"), [("wait", "needs_human"), ("assume", "succeeded"), ("abort", "aborted")])
+async def test_no_alternative_to_a_phase(how, status):
+    """A replan that a limit forbids is told to the model once; then a person waits, it is done without, or the run ends."""
+    settings = escalate(how, replanning={"global": {"same_trigger_max_count": 1}})
+    planning, model, _ = await run({"decision:action_sequence": replan("action_regeneration")}, settings=settings)
+
+    assert planning.result.status == status
+    assert model.asked.count("decision:action_sequence") == 3
+    assert planning.state.counts.total == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "gate", "status"),
+    [
+        ("abort", None, "aborted"),
+        ("wait", None, "needs_human"),
+        ("wait", eve("approve"), "succeeded"),
+        ("assume", None, "succeeded"),
+    ],
+)
+async def test_no_alternative_after_an_action(how, gate, status):
+    """A replan that a limit forbids after a successful action ends the run, waits for a person, or is done without."""
+    settings = {**EACH, **escalate(how, replanning={"execution": {"max_partial_replans": 0}})}
+    planning, model, desk = await run(PARTIAL, settings=settings, gate=gate)
+
+    goes_on = status == "succeeded"
+    assert planning.result.status == status, planning.result.reason
+    assert desk.tools == (["write", "post"] if goes_on else ["write"])
+    asked = [kind for kind in model.asked if kind in ("decision:execution", "reflection")]
+    assert asked == ["decision:execution"] * (3 if goes_on else 2)
+    assert gate is None or ["limit of 0 partial replans" in question.text for question in gate.questions] == [True]
+
+
+async def test_a_reported_failure_is_not_skipped():
+    """If the replan after a reported failure is impossible, the run does not continue as if the action had succeeded."""
+    replies = {"reflection": FAILED, "decision:execution": replan("retry")}
+    settings = {"planning": {"replanning": {"execution": {"max_action_retries": 0}}}}
+    planning, _, desk = await run(replies, Desk({"write": [{"ok": False}]}), settings)
+
+    assert planning.result.status != "succeeded"
+    assert desk.tools == ["write"]
+    assert "the limit of 0 retries of action 'write' is reached" in planning.result.reason
+
+
+@pytest.mark.parametrize(("verdict", "tools"), [("approve", ["write", "write", "post"]), ("reject", ["write"])])
+async def test_an_unsure_retry_after_a_stated_failure_is_asked_about(verdict, tools):
+    """With a confidence between 0.3 and 0.5 a person is asked, also if only the output reports the failure."""
+    replies = {"reflection": FAILED, "decision:execution": (replan("retry", confidence=0.4), go_on())}
+    gate = eve(verdict)
+    planning, _, desk = await run(replies, Desk({"write": [{"ok": False}] * 2}), gate=gate)
+
+    assert (planning.result.status == "succeeded") is (verdict == "approve")
+    assert ["its confidence is 0.4" in question.text for question in gate.questions] == [True]
+    assert desk.tools == tools
+    (record,) = [record for record in planning.state.records if record.replan_type == "retry"]
+    assert record.executed is (verdict == "approve")
+
+
+async def test_a_retry_that_a_declared_fallback_supersedes_is_on_record():
+    """If the model wants to retry an action that has a fallback, the fallback is used, and recorded."""
+    replies = {
+        "action_sequence": actions(action("write", "write", fallback_strategy="shout"), action("post", "post")),
+        "reflection": FAILED,
+        "decision:execution": replan("retry"),
+    }
+    planning, _, desk = await run(replies, Desk({"write": [{"ok": False}]}))
+
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout", "post"])
+    decided = [(one.replan_type, one.executed) for one in planning.state.records if one.phase == "execution"]
+    assert decided == [("retry", False)]
+
+
+# Replans of which no plan comes
+
+
+async def test_a_replan_that_fails_is_told_and_escalates():
     """A replan without a valid plan is reported to the model once; without an alternative the action is not skipped."""
-    refused = revision(action("write", "no-such-tool"))
-    replies: Replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": refused}
+    replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD}
     planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
 
     assert model.asked.count("revision") == 4
@@ -80,19 +241,102 @@ async def test_a_replan_that_fails_is_told_and_escalates() -> None:
     assert (wanted.executed, wanted.result, instead.instead_of) == (True, "failure", wanted.replan_id)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "other", "more"),
+    [
+        ("partial_replan", "partial_replan", {"revision": (*[BAD] * 4, GOOD)}),
+        ("partial_replan", "action_regeneration", {"revision": BAD}),
+        ("task_redecomposition", "partial_replan", {"task_decomposition": (SUBTASKS, "no"), "revision": GOOD}),
+        ("task_redecomposition", "goal_revision", {"task_decomposition": (SUBTASKS, *["no"] * 4, SUBTASKS)}),
+    ],
+)
+async def test_another_replan_replaces_one_without_a_plan(wanted, other, more):
+    """After a replan without a valid plan, the model may decide on another one, from an earlier phase or a later one."""
+    replies = {"decision:execution": (because(wanted, 0), because(other, 1), go_on()), **more}
+    planning, _, desk = await run(replies, Desk({"write": [MISSING]}))
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert [task for task, _ in desk.used] == ["write", "v2.write", "v2.post"]
+    made = [record for record in planning.state.records if record.executed]
+    assert [(one.replan_type, one.result) for one in made] == [(wanted, "failure"), (other, "success")]
+    assert planning.state.counts.total == 2
+    assert planning.state.counts.lineages == {"write": 2}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "replies"),
+    [
+        ("partial_replan", "revision", (BAD,)),
+        ("goal_revision", "goal_understanding", (USUAL["goal_understanding"], "no")),
+    ],
+)
+@pytest.mark.parametrize(("how", "verdict"), [("assume", None), ("wait", "approve"), ("wait", "reject")])
+async def test_without_another_way_it_is_escalated(how, verdict, wanted, kind, replies):
+    """If a replan yields no valid plan and the model has no alternative, a person decides, or the rest continues."""
+    gate = None if verdict is None else eve(verdict)
+    decided = {"decision:execution": (replan(wanted), go_on()), kind: replies}
+    planning, model, desk = await run(decided, Desk({"write": [MISSING]}), escalate(how), gate)
+
+    assert (planning.result.status == "succeeded") is (verdict != "reject")
+    assert desk.tools == (["write"] if verdict == "reject" else ["write", "post"])
+    assert model.asked.count("decision:execution") == 2
+    assert model.asked.count(kind) == 4 + len(replies) - 1
+
+
+@pytest.mark.parametrize("phase", AGAIN)
+async def test_the_model_may_keep_the_previous_output(phase):
+    """A repeated phase that fails does not end the run: its previous output is used if the model decides so."""
+    replies = {f"decision:{phase}": (replan(AGAIN[phase]), go_on())}
+    replies |= {"revision": "no"} if phase == "reflection" else {phase: (USUAL[phase], "no")}
+    planning, _, desk = await run(replies)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.used == [("write", "write"), ("post", "post")]
+    wanted = next(record for record in planning.state.records if record.replan_type == AGAIN[phase])
+    assert (wanted.executed, wanted.result) == (True, "failure")
+    assert planning.state.counts.total == 1
+
+
+async def test_a_replan_without_a_plan_is_recorded_as_failed():
+    """A replan that was executed and yielded no plan counts as failed, also in another process."""
+    store = MemoryStore()
+    model = Model({"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD})
+    await run(model, Desk({"write": [MISSING]}), escalate("wait"), store=store, run_id=RUN)
+    planning, _, _ = await run(model, settings=escalate("wait"), store=store, run_id=RUN)
+
+    assert planning.result.status == "needs_human"
+
+    assert model.asked.count("decision:execution") == 2
+    assert [record.result for record in planning.state.records if record.executed] == ["failure"]
+
+
+# Failures without a replan
+
+
+async def test_a_failed_action_is_not_skipped():
+    """If the model decides on nothing after a failure and no person can be asked, the run ends with the reason."""
+    planning, _, _ = await run({}, Desk({"write": [MISSING]}))
+    assert planning.result.status == "aborted"
+    assert "write failed, and no decision helps" in planning.result.reason
+
+
+async def test_of_two_failures_none_is_passed_over():
+    """If two actions fail at once and the question about the first stays open, the second is decided all the same."""
+    replies = {
+        **planned(action("write", "write"), action("post", "post")),
+        "decision:execution": (go_on(**WHICH), replan("retry"), go_on()),
+    }
+    planning, _, desk = await run(replies, Desk({"write": [MISSING], "post": [MISSING]}, takes=1), gate=eve("reject"))
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert sorted(desk.tools) == ["post", "post", "write", "write"]
+
+
 @pytest.mark.parametrize("kind", ["none", "retry", "partial_replan"])
-async def test_an_unanswered_question_about_an_action_is_assumed(kind: str) -> None:
+async def test_an_unanswered_question_about_an_action_is_assumed(kind):
     """An unanswered question about a failed action is replaced by an assumption, recorded, and the action repeated."""
-    asks = go_on(
-        replan_needed=kind != "none",
-        replan_type=kind,
-        clarification_needed=True,
-        clarification_questions=["Which?"],
-    )
-    again = revision(action("write", "shout"), action("post", "post"))
-    planning, _, desk = await run(
-        {"decision:execution": (asks, go_on()), "revision": again}, Desk({"write": [MISSING]})
-    )
+    asks = go_on(replan_needed=kind != "none", replan_type=kind, **WHICH)
+    planning, _, desk = await run({"decision:execution": (asks, go_on()), "revision": GOOD}, Desk({"write": [MISSING]}))
 
     assert planning.result.status == "succeeded"
     assert len(desk.used) == 3
@@ -102,128 +346,59 @@ async def test_an_unanswered_question_about_an_action_is_assumed(kind: str) -> N
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_an_answer_counts_also_where_the_replan_beside_the_question_cannot_be(answered: bool) -> None:
+async def test_an_answer_counts_also_where_the_replan_beside_the_question_cannot_be(answered):
     """A clarification, or its assumption, is shown when the phase is repeated, also after a replan that loops."""
-    looping = because("task_redecomposition", 0)
-    decision = looping["replan_decision"]
-    assert isinstance(decision, dict)
-    asks: JsonObject = {
-        "replan_decision": {**decision, "clarification_needed": True, "clarification_questions": ["Which?"]}
-    }
-    model = Model({"decision:task_decomposition": (looping, looping, asks, "hm", go_on())})
-    gate = ScriptedGate([Answer("approve", by="eve", comment="the first")]) if answered else None
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, gate=gate)
-        assert await planning.execute_with_planning(), planning.result.reason
+    looping, asks = because("task_redecomposition", 0), because("task_redecomposition", 0, **WHICH)
+    replies = {"decision:task_decomposition": (looping, looping, asks, "hm", go_on())}
+    planning, model, _ = await run(replies, gate=eve("approve", comment="the first") if answered else None)
 
+    assert planning.result.status == "succeeded", planning.result.reason
     assert ["Which?" in prompt for prompt in model.told("task_decomposition")] == [False, False, False, True]
     assert ("the first" in model.told("task_decomposition")[-1]) is answered
     assert planning.state.counts.redecompositions == 2
 
 
-async def test_only_what_is_unclear_is_assumed() -> None:
+async def test_only_what_is_unclear_is_assumed():
     """Repeating a dangerous action waits for a person, also after a clarification question without an answer."""
-    asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
     tools = (TOOLS[0].model_copy(update={"timeout": 5.0}), *TOOLS[1:])
-    async with VirtualClock() as clock:
-
-        class Stuck(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(1_000)
-                return await super().__call__(task, context)
-
-        planning = coordinator(Model({"decision:execution": (asks, go_on())}), clock, Stuck(), tools=tools)
-        await planning.execute_with_planning()
-        pending = planning.engine.pending(planning.result.run)
+    replies = {"decision:execution": (go_on(**WHICH), go_on())}
+    planning, _, _ = await run(replies, Desk(takes=1_000), tools=tools)
 
     assert planning.result.status == "needs_human"
+    pending = planning.engine.pending(planning.result.run)
     assert ["may do harm" in question.text for question in pending] == [True]
     assert len(planning.state.clarified) == 1
 
 
-async def test_of_two_failures_none_is_passed_over() -> None:
-    """If two actions fail at once and the question about the first stays open, the second is decided all the same."""
-    asks = go_on(clarification_needed=True, clarification_questions=["Which?"])
-    apart = {"subtasks": [{"id": "write", "description": "Write it"}, {"id": "post", "description": "Post it"}]}
-    both: JsonObject = {"actions": [action("write", "write"), action("post", "post")]}
-    replies: Replies = {
-        "task_decomposition": apart,
-        "action_sequence": both,
-        "decision:execution": (asks, replan("retry"), go_on()),
-    }
-    async with VirtualClock() as clock:
-
-        class Slow(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(1)
-                return await super().__call__(task, context)
-
-        desk = Slow({"write": [MISSING], "post": [MISSING]})
-        planning = coordinator(Model(replies), clock, desk, gate=ScriptedGate([Answer("reject", by="eve")]))
-        await planning.execute_with_planning()
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert sorted(tool for _, tool in desk.used) == ["post", "post", "write", "write"]
+# A model that cannot be asked
 
 
-async def test_an_action_error_is_decided_about_before_the_reflection() -> None:
-    """An action that fails leads to a decision of the execution phase; the reflection comes when the plan is done."""
-    planning, model, _ = await run({"decision:execution": replan("retry")}, Desk({"post": [MISSING]}))
-    assert planning.result.status == "succeeded"
-    assert model.asked.index("decision:execution") < model.asked.index("completion")
+def absent(prompt):
+    """Model that is unavailable when an action has failed."""
+    if kind_of(prompt) == "decision:execution":
+        raise LLMUnavailable("overloaded")
+    return USUAL.get(kind_of(prompt), go_on())
 
 
-async def test_an_error_of_a_reflection_is_passed_over() -> None:
-    """A failed reflection on an action is recorded, and the run continues."""
+async def test_a_failed_action_waits_for_the_model():
+    """If the model is unavailable after a failure, the work is kept until a person wants another try."""
+    store, desk = MemoryStore(), Desk({"post": [MISSING]})
+    first, _, _ = await run(absent, desk, store=store, run_id=RUN)
+    (question,) = first.engine.pending(RUN)
+    assert "overloaded; once the model can be asked: try 'post' again?" in question.text
+    assert first.result.status == "needs_human"
+    first.engine.answer(question.id, "approve", by="eve")
+    second, _, _ = await run({}, desk, store=store, run_id=RUN)
 
-    def model(prompt: str) -> JsonValue:
-        kind = kind_of(prompt)
-        if kind == "reflection":
-            raise LLMUnavailable("overloaded")
-        return USUAL.get(kind, go_on())
-
-    settings = Settings.model_validate({"planning": {"reflection": {"trigger_interval": 1}}})
-    planning, _, _ = await run(model, settings=settings)
-    assert planning.result.status == "succeeded"
-    assert [set(one) >= {"action", "error"} for one in planning.state.reflections] == [True, True]
+    assert (second.result.status, desk.tools) == ("succeeded", ["write", "post", "post"])
 
 
-async def test_revisions_used_up() -> None:
-    """Exhausted revisions without success ask a person, and the summary requires intervention."""
-    more = tuple(revision(action(f"more-{number}", "shout")) for number in range(2))
-    wanted = tuple(because("plan_revision", number) for number in range(3))
-    replies: Replies = {
-        "decision:reflection": wanted,
-        "revision": more,
-        "completion": summary(achieved=False),
-    }
-    planning, _, _ = await run(replies)
-    completion = planning.state.completion
-    assert completion is not None
-    assert (planning.result.status, completion["status"]) == ("needs_human", "requires_human_intervention")
-    told = completion["summary"]
-    assert isinstance(told, dict)
-    assert told["revision_attempts"] == 2
-    assert told["reason"]
-
-
-async def test_a_run_that_is_cut_short_is_summed_up() -> None:
-    """A run that ends by its time budget has a summary of the work that requires intervention."""
-    async with VirtualClock() as clock:
-
-        class Slow(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(40)
-                return await super().__call__(task, context)
-
-        settings = Settings.model_validate({"budget": {"wall_clock": 60}})
-        planning = coordinator(Model(), clock, Slow(), settings=settings)
-        assert not await planning.execute_with_planning()
-
-    completion = planning.state.completion
-    assert completion is not None
-    told = completion["summary"]
-    assert isinstance(told, dict)
-    assert (planning.result.status, completion["status"]) == ("aborted", "requires_human_intervention")
-    assert (told["goal_achieved"], told["tasks_completed"]) == (False, 1)
-    assert "60 s of its budget" in str(told["reason"])
+@pytest.mark.parametrize(
+    ("settings", "gate", "status"),
+    [(escalate("assume"), None, "succeeded"), (escalate("abort"), None, "aborted"), ({}, eve("reject"), "failed")],
+)
+async def test_settings_or_a_person_end_the_wait_for_the_model(settings, gate, status):
+    """If the model is unavailable, the run goes on or ends where settings say so, or a person declines another try."""
+    planning, _, _ = await run(absent, Desk({"post": [MISSING]}), settings, gate)
+    assert planning.result.status == status
+    assert status == "succeeded" or planning.state.completion["status"] == "requires_human_intervention"

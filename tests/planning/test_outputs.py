@@ -17,6 +17,7 @@ from replanning.planning.outputs import (
     Reflection,
     ReflectionReply,
     RequiresHumanIntervention,
+    StepReply,
     parse_planning,
     parse_reply,
 )
@@ -209,6 +210,15 @@ def test_what_takes_a_person_says_so():
     }
     reply = {"phase": "completion", "status": "requires_human_intervention", "comment": "", "summary": summary}
     assert parse_reply(json.dumps(reply), RequiresHumanIntervention).model_dump(mode="json") == reply
+
+
+def test_a_step_uses_a_tool_or_ends():
+    """A step of the tool loop either uses a tool or ends the run; both or neither is rejected."""
+    call = '"function_call": {"name": "a"}'
+    end = '"summary": {"goal_achieved": true, "tasks_completed": 1, "tasks_failed": 0}'
+    for text in (f'{{{call}, {end}, "done": true}}', f"{{{end}}}", '{"comment": "hm"}'):
+        assert "expected either 'function_call', or 'summary' with 'done': true" in refusal(text, StepReply)
+    assert parse_reply(f'{{{end}, "done": true}}', StepReply).done
 
 
 def test_an_action_plan_becomes_a_dag():

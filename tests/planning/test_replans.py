@@ -1,152 +1,170 @@
-"""Replans in whole runs: their targets, limits and confidence, and the work that they keep."""
+"""Replans in whole runs: their targets, limits and confidence, the work that they keep, and several at once."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import anyio
 import pytest
 
-from replanning import Answer, Settings, Task, TransientError
-from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
-from replanning.planning import Phase, ReplanDecision, ReplanManager, ReplanPromptBuilder
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning import Settings, TransientError
+from replanning.journal import MemoryStore
+from replanning.planning import PlanningCoordinator
+from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from tests.support.invariants import invariant_violations
 from tests.support.planning import (
     ACTIONS,
     AGAIN,
+    EACH,
     MISSING,
     PHASES,
     SUBTASKS,
+    TOOLS,
+    WHICH,
     Desk,
     Model,
-    Replies,
     action,
+    actions,
     because,
-    coordinator,
+    eve,
     executed,
     go_on,
-    kind_of,
     limits,
+    planned,
     replan,
     revision,
     run,
+    summary,
 )
+from tests.support.resume import RUN
 
 pytestmark = pytest.mark.anyio
 
-OTHER: JsonObject = {"subtasks": [{"id": "other", "description": "Do it otherwise"}]}
-OTHERWISE: JsonObject = {"actions": [action("other", "shout")]}
-CANNOT: JsonObject = {"error": {"type": "cannot_decompose", "message": "it is one piece", "other_approach": "shout"}}
-ASKS = go_on(clarification_needed=True, clarification_questions=["Which?"])
+OTHER = {"subtasks": [{"id": "other", "description": "Do it otherwise"}]}
+USED = [("write", "write"), ("post", "post")]
+ONCE_MORE = revision(action("write", "write"), action("post", "post"))
+
+
+# Targets, and what is kept
 
 
 @pytest.mark.parametrize("phase", [*PHASES, "reflection"])
-async def test_a_decision_after_each_phase_restarts_from_its_target(phase: str) -> None:
+async def test_a_decision_after_each_phase_restarts_from_its_target(phase):
     """After each phase the model decides; an allowed replan restarts from its target phase, then the run goes on."""
-    replies: Replies = {
-        f"decision:{phase}": (replan(AGAIN[phase]), go_on()),
-        "revision": revision(action("x", "shout")),
-    }
+    replies = {f"decision:{phase}": (replan(AGAIN[phase]), go_on()), "revision": revision(action("x", "shout"))}
     planning, model, _ = await run(replies)
 
     assert planning.result.status == "succeeded"
     asked = Counter(model.asked)
-    again = {"reflection": "completion"}.get(phase, phase)
-    assert asked[again] == 2
+    assert asked["completion" if phase == "reflection" else phase] == 2
     assert [asked[f"decision:{one}"] for one in PHASES] == [
         2 if one == phase or (phase == "reflection" and one == "action_sequence") else 1 for one in PHASES
     ]
     assert executed(planning.state) == [AGAIN[phase]]
 
 
-async def test_a_decision_after_execution_restarts_from_its_target() -> None:
-    """After an action that failed, execution goes back to the phase that the decision names."""
-    for kind, back in {"action_regeneration": 2, "task_redecomposition": 1, "goal_revision": 0}.items():
-        replies: Replies = {"decision:execution": (replan(kind), go_on())}
-        planning, model, _ = await run(replies, Desk({"write": [MISSING]}))
-        assert planning.result.status == "succeeded"
-        assert [Counter(model.asked)[phase] for phase in PHASES] == [1] * back + [2] * (3 - back)
+@pytest.mark.parametrize(
+    ("kind", "repeated", "kept", "again"),
+    [
+        ("partial_replan", [], ["write"], [("v2.post", "shout")]),
+        ("action_regeneration", PHASES[2:], ["write"], [("v2.post", "post")]),
+        ("task_redecomposition", PHASES[1:], [], [("v2.write", "write"), ("v2.post", "post")]),
+        ("goal_revision", PHASES, [], [("v2.write", "write"), ("v2.post", "post")]),
+    ],
+)
+async def test_a_decision_after_a_failure_keeps_what_is_finished_or_starts_clean(kind, repeated, kept, again):
+    """After a failed action the run goes back to the target, which keeps finished actions or repeats all as new tasks."""
+    replies = {"decision:execution": (replan(kind), go_on()), "revision": revision(action("post", "shout"))}
+    planning, model, desk = await run(replies, Desk({"post": [MISSING]}))
+
+    assert planning.result.status == "succeeded"
+    assert [phase for phase in PHASES if model.asked.count(phase) == 2] == [*repeated]
+    assert desk.used == [*USED, *again]
+    assert [[*plan.kept] for plan in planning.state.plans] == [[], kept]
 
 
-async def test_a_replan_that_a_limit_forbids_is_escalated() -> None:
-    """A replan that a limit forbids is recorded with the reason, and the model is asked once for another way."""
-    settings = limits(action_sequence={"max_regeneration_attempts": 1})
-    replies: Replies = {
-        "decision:action_sequence": replan("action_regeneration"),
-        "decision:execution": replan("action_regeneration"),
+@pytest.mark.parametrize("decided", [replan("action_regeneration"), go_on(**WHICH)], ids=["sure", "question"])
+async def test_actions_planned_again_are_those_of_the_new_subtasks(decided):
+    """After a failure led to new subtasks, actions that are planned twice are planned for the new ones."""
+    replies = {
+        "decision:execution": (replan("task_redecomposition"), go_on()),
+        "task_decomposition": (SUBTASKS, OTHER),
+        "decision:action_sequence": (go_on(), decided, go_on()),
+        "action_sequence": (ACTIONS, actions(action("other", "shout"))),
     }
-    planning, model, _ = await run(replies, Desk({"write": [MISSING]}), settings)
+    planning, model, desk = await run(replies, Desk({"post": [MISSING]}), gate=eve("approve", comment="that one"))
 
-    refused = [record for record in planning.state.records if record.override_reason == "limit"]
-    assert [record.phase for record in refused] == [Phase.EXECUTION] * 2
-    assert all("the limit of 1 regenerations is reached" in record.reason for record in refused)
-    assert refused[1].instead_of == refused[0].replan_id
-    assert Counter(model.asked)["decision:execution"] == 2
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.used == [*USED, ("v2.other", "shout")]
+    assert model.asked.count("action_sequence") == 3
+
+
+async def test_a_subtask_called_like_a_later_plan():
+    """Subtasks with names like those of a later plan do not prevent that plan."""
+    replies = {
+        **planned(action("v2.write", "write"), action("write", "post"), write=["v2.write"]),
+        "decision:execution": (replan("partial_replan"), go_on()),
+        "revision": revision(action("write", "shout")),
+    }
+    planning, _, desk = await run(replies, Desk({"post": [MISSING]}))
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post", "shout"])
+
+
+# Limits
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("phase", "section", "key"),
+    ("phase", "key"),
     [
-        ("task_decomposition", "task_decomposition", "max_redecomposition_attempts"),
-        ("action_sequence", "action_sequence", "max_regeneration_attempts"),
-        ("reflection", "reflection", "max_plan_revisions"),
+        ("task_decomposition", "max_redecomposition_attempts"),
+        ("action_sequence", "max_regeneration_attempts"),
+        ("reflection", "max_plan_revisions"),
     ],
 )
-async def test_a_limit_is_reached_and_not_passed(phase: str, section: str, key: str, limit: int) -> None:
+async def test_a_limit_is_reached_and_not_passed(phase, key, limit):
     """A phase that is never good enough is repeated up to its limit, and not once more."""
-    wanted = tuple(because(AGAIN[phase], number) for number in range(6))
-    revisions = tuple(revision(action(f"more-{number}", "shout")) for number in range(6))
-    planning, model, _ = await run(
-        {f"decision:{phase}": wanted, "revision": revisions}, settings=limits(**{section: {key: limit}})
-    )
+    replies = {
+        f"decision:{phase}": tuple(because(AGAIN[phase], number) for number in range(6)),
+        "revision": tuple(revision(action(f"more-{number}", "shout")) for number in range(6)),
+    }
+    planning, model, _ = await run(replies, settings=limits(**{phase: {key: limit}}))
 
-    assert executed(planning.state) == [AGAIN[phase]] * min(limit, 3)
-    asked = Counter(model.asked)
-    assert asked[f"decision:{phase}"] == limit  # where nothing is left, no model is asked
-    assert asked[{"reflection": "completion"}.get(phase, phase)] == limit + 1
+    assert executed(planning.state) == [AGAIN[phase]] * limit
+    assert model.asked.count(f"decision:{phase}") == limit  # where nothing is left, no model is asked
+    assert model.asked.count("completion" if phase == "reflection" else phase) == limit + 1
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
-async def test_clarification_requests_are_limited(limit: int) -> None:
+@pytest.mark.parametrize(("kind", "key"), [("retry", "max_action_retries"), ("partial_replan", "max_partial_replans")])
+async def test_replans_of_an_action_are_limited(kind, key, limit):
+    """An action that fails is retried, or the rest of its plan replaced, up to the limit; all count in the total."""
+    decisions = tuple(because(kind, number) for number in range(6))
+    replies = {"decision:execution": decisions, "revision": ONCE_MORE}
+    settings = {"planning": {"replanning": {"execution": {key: limit}}}}
+    planning, model, desk = await run(replies, Desk({"write": [MISSING] * 9}), settings)
+
+    assert executed(planning.state) == [kind] * limit
+    assert desk.tools.count("write") == planning.state.counts.total + 1 == limit + 1
+    assert model.asked.count("revision") == (limit if kind == "partial_replan" else 0)
+    assert f"the limit of {limit} " in planning.result.reason
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+async def test_clarification_requests_are_limited(limit):
     """A model that always asks is answered up to the limit; then it goes on without an answer."""
-    asking = go_on(clarification_needed=True, clarification_questions=["Which?"])
-    gate = ScriptedGate([Answer("approve", by="eve", comment="all")] * 9)
+    gate = eve(*["approve"] * 9, comment="all")
     settings = limits(goal_understanding={"max_clarification_requests": limit})
-    planning, _, _ = await run({"decision:goal_understanding": asking}, settings=settings, gate=gate)
+    planning, _, _ = await run({"decision:goal_understanding": go_on(**WHICH)}, settings=settings, gate=gate)
 
     assert planning.result.status == "succeeded"
     assert len(gate.questions) == planning.state.counts.clarifications == limit
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_retries_of_an_action_are_limited(limit: int) -> None:
-    """The model may retry an action up to its limit, and each retry counts in the total."""
-    settings = limits(execution={"max_action_retries": limit})
-    planning, _, desk = await run({"decision:execution": replan("retry")}, Desk({"write": [MISSING] * 9}), settings)
-
-    assert [tool for _, tool in desk.used].count("write") == limit + 1
-    assert planning.state.counts.total == limit
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2])
-async def test_partial_replans_are_limited(limit: int) -> None:
-    """The rest of a plan is replaced after failures up to the limit, and not once more."""
-    wanted = tuple(because("partial_replan", number) for number in range(6))
-    again = revision(action("write", "write"), action("post", "post"))
-    settings = limits(execution={"max_partial_replans": limit})
-    planning, model, _ = await run(
-        {"decision:execution": wanted, "revision": again}, Desk({"write": [MISSING] * 9}), settings
-    )
-
-    assert executed(planning.state) == ["partial_replan"] * limit
-    assert Counter(model.asked)["revision"] == limit
-
-
-@pytest.mark.parametrize("limit", [0, 1, 4])
-async def test_replans_of_all_phases_share_a_total(limit: int) -> None:
+@pytest.mark.parametrize(("limit", "decisions"), [(0, 0), (1, 1), (4, 7)])
+async def test_replans_of_all_phases_share_a_total(limit, decisions):
     """All replans of all phases together, retries included, are no more than the total; then no model is asked to decide."""
-    replies: Replies = {
+    replies = {
         "decision:goal_understanding": (because("goal_revision", 0), go_on()),
         "decision:task_decomposition": (because("task_redecomposition", 1), go_on()),
         "decision:action_sequence": (because("action_regeneration", 2), go_on()),
@@ -157,161 +175,319 @@ async def test_replans_of_all_phases_share_a_total(limit: int) -> None:
 
     order = ["goal_revision", "task_redecomposition", "action_regeneration", "retry"]
     assert executed(planning.state) == order[:limit]
-    assert sum(kind.startswith("decision") for kind in model.asked) == {0: 0, 1: 1, 4: 7}[limit]
+    assert sum(kind.startswith("decision") for kind in model.asked) == decisions
 
 
-async def test_a_tasks_own_retries_do_not_count() -> None:
+async def test_a_tasks_own_retries_do_not_count():
     """A task's own retries cost no replan: only decisions of the model do."""
     planning, model, desk = await run({}, Desk({"write": [TransientError("busy")] * 2}))
     assert planning.result.status == "succeeded"
-    assert [tool for _, tool in desk.used] == ["write"] * 3 + ["post"]
+    assert desk.tools == ["write"] * 3 + ["post"]
     assert planning.state.counts.total == 0
     assert "decision:execution" not in model.asked
 
 
-@pytest.mark.parametrize(
-    ("confidence", "override", "done"),
-    [
-        (0.8, None, 1),
-        (0.79, None, 1),
-        (0.5, None, 1),
-        (0.49, "confidence", 0),
-        (0.3, "confidence", 0),
-        (0.29, "confidence", 0),
-    ],
-)
-async def test_unsure_replans_are_overridden(confidence: float, override: str | None, done: int) -> None:
-    """A replan below the required confidence is not executed, and recorded so; the thresholds are inclusive."""
-    replies: Replies = {"decision:action_sequence": (replan("action_regeneration", confidence=confidence), go_on())}
-    sure: JsonObject = {"require_user_confirmation_on_low_confidence": False}
+@pytest.mark.parametrize(("confidence", "override"), [(0.5, None), (0.49, "confidence")])
+async def test_unsure_replans_are_overridden(confidence, override):
+    """A replan below the required confidence is not executed if nobody may be asked, and recorded so."""
+    replies = {"decision:action_sequence": (replan("action_regeneration", confidence=confidence), go_on())}
+    sure = {"require_user_confirmation_on_low_confidence": False}
     planning, _, _ = await run(replies, settings=limits(llm_decision=sure))
 
     record = planning.state.records[2]
-    assert (record.executed, record.override_reason, record.confidence) == (bool(done), override, confidence)
-    assert len(planning.state.plans) == 1
-    assert planning.state.counts.total == done
+    assert (record.executed, record.override_reason, record.confidence) == (not override, override, confidence)
+    assert (len(planning.state.plans), planning.state.counts.total) == (1, not override)
 
 
-async def test_the_third_time_is_a_loop() -> None:
+async def test_the_third_time_is_a_loop():
     """The same replan for the same cause runs twice; the third is skipped, and the model is asked once for another way."""
-    seen: list[str] = []
-    script = Model({"decision:action_sequence": replan("action_regeneration", issues_found=["line 12 is wrong"])})
+    again = replan("action_regeneration", issues_found=["line 12 is wrong"])
+    planning, model, _ = await run({"decision:action_sequence": again}, settings=limits())
 
-    def model(prompt: str) -> JsonValue:
-        if kind_of(prompt) == "decision:action_sequence":
-            seen.append(prompt)
-        return script(prompt)
-
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, settings=limits())
-        await planning.execute_with_planning()
-
-    records = [record for record in planning.state.records if record.phase is Phase.ACTION_SEQUENCE]
+    records = [record for record in planning.state.records if record.phase == "action_sequence"]
+    assert [record.override_reason for record in records] == [None, None, "loop", "loop"]
     assert [record.executed for record in records] == [True, True, False, False]
-    assert [record.override_reason for record in records[2:]] == ["loop", "loop"]
-    assert "the same action_regeneration has run 2 times for the same cause" in seen[3]
-    assert len(seen) == 4
+    *_, told = model.told("decision:action_sequence")
+    assert "the same action_regeneration has run 2 times for the same cause" in told
+    assert len(model.told("decision:action_sequence")) == 4
 
 
-async def test_replacements_inherit_the_limit_of_their_lineage() -> None:
-    """After three replans of a task and its replacements, the fourth failure blocks it without asking the model."""
+async def test_a_lineage_that_has_used_up_its_replans_is_blocked():
+    """Replacements of a failed task inherit its replans: after the third the task is blocked, and no model is asked."""
     kinds = ("partial_replan", "action_regeneration", "partial_replan", "action_regeneration")
-    wanted = tuple(because(kind, number) for number, kind in enumerate(kinds))
-    again = revision(action("write", "write"), action("post", "post"))
-    planning, model, _ = await run({"decision:execution": wanted, "revision": again}, Desk({"write": [MISSING] * 9}))
+    decisions = tuple(because(kind, number) for number, kind in enumerate(kinds))
+    planning, model, desk = await run(
+        {"decision:execution": decisions, "revision": ONCE_MORE}, Desk({"write": [MISSING] * 9})
+    )
+    assert [task for task, _ in desk.used] == ["write", "v2.write", "v3.write", "v4.write"]
+    assert model.asked.count("decision:execution") == 3
+    assert planning.run.live.entry("v4.write").state == "BLOCKED"
+    assert planning.result.status == "failed"
+    assert "'v4.write' blocked" in planning.result.reason
 
-    assert executed(planning.state) == list(kinds[:3])
-    assert Counter(model.asked)["decision:execution"] == 3
-    assert "blocked" in planning.result.reason
 
-
-async def test_replacements_inherit_by_whatever_name() -> None:
+async def test_replacements_inherit_by_whatever_name():
     """Another name for the replacement of a failed task gives the model no more replans for it."""
-    wanted = tuple(because("task_redecomposition", number) for number in range(2))
-    wanted += tuple(because("goal_revision", number) for number in range(2, 6))
+    kinds = ["task_redecomposition"] * 2 + ["goal_revision"] * 4
     names = [f"w{number}" for number in range(8)]
-    replies: Replies = {
-        "decision:execution": wanted,
+    replies = {
+        "decision:execution": tuple(because(kind, number) for number, kind in enumerate(kinds)),
         "task_decomposition": tuple({"subtasks": [{"id": name, "description": name}]} for name in names),
-        "action_sequence": tuple({"actions": [action(name, "write")]} for name in names),
+        "action_sequence": tuple(actions(action(name, "write")) for name in names),
     }
     planning, model, desk = await run(replies, Desk({"write": [MISSING] * 9}))
 
-    assert len(executed(planning.state)) == 3
     assert [task for task, _ in desk.used] == ["w0", "v2.w1", "v3.w2", "v4.w3"]
-    assert Counter(model.asked)["decision:execution"] == 3
+    assert model.asked.count("decision:execution") == 3
     assert planning.state.counts.lineages == {"w0": 3}
     assert "blocked" in planning.result.reason
 
 
-def test_the_manager_and_the_prompt_builder_have_their_methods() -> None:
-    """The manager decides, executes and counts; the builder writes a prompt for each phase; a decision is a model."""
-    methods = (
-        "request_llm_decision",
-        "parse_decision_response",
-        "execute_replan",
-        "can_replan",
-        "should_override",
-        "record_decision",
-        "get_replan_statistics",
-    )
-    assert all(callable(getattr(ReplanManager, name)) for name in methods)
-    assert all(callable(getattr(ReplanPromptBuilder, str(phase))) for phase in Phase)
-    assert {"replan_needed", "confidence", "reasoning", "replan_type"} <= set(ReplanDecision.model_fields)
-
-
-@pytest.mark.parametrize("decided", [replan("action_regeneration"), ASKS], ids=["sure", "question"])
-async def test_actions_planned_again_are_those_of_the_new_subtasks(decided: JsonObject) -> None:
-    """After a failure led to new subtasks, actions that are planned twice are planned for the new ones."""
-    replies: Replies = {
-        "decision:execution": (replan("task_redecomposition"), go_on()),
-        "task_decomposition": (SUBTASKS, OTHER),
-        "decision:action_sequence": (go_on(), decided, go_on()),
-        "action_sequence": (ACTIONS, OTHERWISE),
-    }
-    gate = ScriptedGate([Answer("approve", by="eve", comment="that one")])
-    planning, model, desk = await run(replies, Desk({"post": [MISSING]}), gate=gate)
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert desk.used == [("write", "write"), ("post", "post"), ("v2.other", "shout")]
-    assert model.asked.count("action_sequence") == 3
-
-
-async def test_a_person_decides_if_the_goal_cannot_be_decomposed_again() -> None:
-    """If the goal cannot be decomposed again after a failure, a person decides on the other approach."""
-    settings = Settings.model_validate({"escalation": {"on_no_alternative": "wait"}})
-    replies: Replies = {
-        "decision:execution": (replan("task_redecomposition"), go_on()),
-        "task_decomposition": (SUBTASKS, CANNOT, CANNOT, OTHER),
-        "action_sequence": (ACTIONS, OTHERWISE),
-    }
-    gate = ScriptedGate([Answer("approve", by="eve")])
-    planning, _, desk = await run(replies, Desk({"post": [MISSING]}), settings, gate)
-
-    assert planning.result.status == "succeeded", planning.result.reason
-    assert desk.used[-1] == ("v2.other", "shout")
-    assert ["proposed instead: shout" in question.text for question in gate.questions] == [True]
-
-
 @pytest.mark.parametrize("confidence", [0.9, 0.4], ids=["sure", "asked"])
-async def test_replacements_of_a_reported_failure_inherit_its_limit(confidence: float) -> None:
+async def test_replacements_of_a_reported_failure_inherit_its_limit(confidence):
     """Replacements of actions whose outputs report failures share their three replans, whatever their names."""
-
-    class NotOk(Desk):
-        async def __call__(self, task: Task, context: object) -> JsonValue:
-            said = await super().__call__(task, context)
-            return {"ok": False} if task.tool == "write" else said
-
-    most: JsonObject = {"execution": {"max_partial_replans": 9}, "global": {"infinite_loop_detection": False}}
-    settings = Settings.model_validate({"escalation": {"on_no_alternative": "abort"}, "planning": {"replanning": most}})
-    wanted = tuple(replan("partial_replan", confidence=confidence, issues_found=[name]) for name in "abcde")
-    replies: Replies = {
+    most = {"execution": {"max_partial_replans": 9}, "global": {"infinite_loop_detection": False}}
+    settings = {"escalation": {"on_no_alternative": "abort"}, "planning": {"replanning": most}}
+    replies = {
         "reflection": {"reflection": {"action_id": "write", "status": "failure"}},
-        "decision:execution": wanted,
+        "decision:execution": tuple(
+            replan("partial_replan", confidence=confidence, issues_found=[name]) for name in "abcde"
+        ),
         "revision": tuple(revision(action(name, "write"), action("post", "post")) for name in "abcde"),
     }
-    gate = ScriptedGate([Answer("approve", by="eve")] * 9)
-    planning, _, desk = await run(replies, NotOk(), settings, gate)
+    planning, _, desk = await run(replies, Desk({"write": [{"ok": False}] * 9}), settings, eve(*["approve"] * 9))
 
     assert [task for task, _ in desk.used if "post" not in task] == ["write", "v2.a", "v3.b", "v4.c"]
     assert planning.state.counts.lineages == {"write": 3}
+
+
+async def test_revisions_used_up():
+    """Exhausted revisions without success ask a person, and the summary requires intervention."""
+    replies = {
+        "decision:reflection": tuple(because("plan_revision", number) for number in range(3)),
+        "revision": (revision(action("fix", "shout")), revision(action("polish", "shout"))),
+        "completion": summary(achieved=False),
+    }
+    planning, _, _ = await run(replies)
+    completion = planning.state.completion
+    told = completion["summary"]
+    assert (planning.result.status, completion["status"]) == ("needs_human", "requires_human_intervention")
+    assert (told["revision_attempts"], told["tasks_completed"], told["goal_achieved"]) == (2, 4, False)
+    assert told["reason"]
+
+
+# People
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "tools"),
+    [
+        ("action_sequence", "action_regeneration", ["write", "post"]),
+        ("execution", "partial_replan", ["write", "shout"]),
+    ],
+)
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_an_unsure_replan_needs_a_person(phase, kind, tools, verdict):
+    """A replan of little confidence is done, and counted, only if a person agrees; else the plan is carried out as it is."""
+    replies = {
+        f"decision:{phase}": (replan(kind, confidence=0.4), go_on()),
+        "revision": revision(action("post", "shout")),
+    }
+    planning, model, desk = await run(replies, settings=EACH, gate=eve(verdict))
+
+    approved = verdict == "approve"
+    assert planning.result.status == "succeeded"
+    assert planning.state.counts.total == approved
+    assert model.asked.count("action_sequence") == 1 + (approved and phase == "action_sequence")
+    assert desk.tools == (tools if approved else ["write", "post"])
+    (record,) = [record for record in planning.state.records if record.replan_type == kind]
+    assert (record.executed, record.override_reason) == (approved, None if approved else "confidence")
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize(
+    ("phase", "kind", "results", "settings"),
+    [
+        ("execution", "partial_replan", {"write": [MISSING]}, None),
+        ("execution", "partial_replan", {}, EACH),
+        ("reflection", "plan_revision", {}, None),
+    ],
+    ids=["failed", "succeeded", "reflection"],
+)
+async def test_an_unsure_replan_with_a_question(phase, kind, results, settings, answered):
+    """An unsure replan with a question is executed and counted when a person approves it, never for lack of an answer."""
+    replies = {
+        f"decision:{phase}": (replan(kind, confidence=0.4, **WHICH), go_on()),
+        "revision": revision(action("more", "shout")),
+    }
+    planning, _, desk = await run(replies, Desk(results), settings, eve("approve", comment="x") if answered else None)
+
+    assert planning.result.status == "succeeded"
+    assert (("v2.more", "shout") in desk.used) is answered
+    assert planning.state.counts.total == answered
+    (record,) = [record for record in planning.state.records if record.replan_type == kind]
+    assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
+
+
+async def test_what_a_person_says_is_a_reflection():
+    """A request of a person during the run is judged like a reflection, and revises the plan within its limit."""
+
+    async def ask_for_more(task):
+        if not desk.used:
+            desk.planning.run.request_replan("louder, please", by="eve")
+            await desk.clock.sleep(5)
+
+    desk = Desk(before=ask_for_more)
+    replies = {"decision:reflection": (replan("plan_revision"), go_on()), "revision": revision(action("post", "shout"))}
+    planning, _, _ = await run(replies, desk)
+    assert planning.result.status == "succeeded"
+    assert ("v2.post", "shout") in desk.used
+
+
+async def test_a_revision_that_limits_forbid_by_now_leaves_the_end_to_be_judged():
+    """If limits were lowered before an approval arrives, the plan stays, and the goal is judged all the same."""
+    model = Model({"decision:reflection": (replan("plan_revision", confidence=0.4), go_on())})
+    store, desk = MemoryStore(), Desk()
+    first, _, _ = await run(model, desk, store=store, run_id=RUN)
+    (question,) = first.engine.pending(RUN)
+    first.engine.answer(question.id, "approve", by="eve")
+    lowered = limits(reflection={"max_plan_revisions": 0})
+    second, _, _ = await run(model, desk, lowered, store=store, run_id=RUN)
+
+    assert (first.result.status, second.result.status) == ("needs_human", "succeeded")
+    assert desk.tools == ["write", "post"]
+    assert model.asked.count("decision:reflection") == 2
+    assert second.state.completion["status"] == "success"
+
+
+# Several at once
+
+AT_ONCE = planned(action("write", "write"), action("post", "write"), action("end", "write"), end=["write", "post"])
+WRITE, POST, END = (action(name, "shout") for name in ("write", "post", "end"))
+
+
+def both(**said):
+    """Return decisions for two replans with two causes, and no more."""
+    return (because("partial_replan", 0, **said), because("partial_replan", 1, **said), go_on())
+
+
+@pytest.mark.parametrize("question", [{}, WHICH], ids=["approval", "question"])
+async def test_approvals_respect_limits(question):
+    """Of two approved replans, only those within the limit are executed; the model is asked about the other."""
+    replies = {**AT_ONCE, "decision:execution": both(confidence=0.4, **question), "revision": revision(END)}
+    settings = {**EACH, "planning": {"replanning": {"execution": {"max_partial_replans": 1}}}}
+    gate = eve("approve", "approve", comment="yes")
+    planning, model, _ = await run(replies, Desk(takes=1), settings, gate)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert len(gate.questions) == 2
+    state = planning.state
+    assert (len(state.plans), state.counts.partial_replans, model.asked.count("revision")) == (2, 1, 1)
+    refused = next(one for one in state.records if one.override_reason == "limit")
+    assert any(one.instead_of == refused.replan_id for one in state.records)
+
+
+@pytest.mark.parametrize(
+    ("said", "answered"),
+    [
+        ({"confidence": 0.4}, True),  # agreement is waited for, and never assumed
+        ({**WHICH, "confidence": 0.4}, True),
+        ({**WHICH, "confidence": 0.4}, False),
+        (WHICH, True),
+        (WHICH, False),
+    ],
+)
+async def test_two_questions_at_once_are_both_asked(said, answered):
+    """Questions about two actions at once are both asked; the run continues when both are declined, or assumed."""
+    gate = eve("reject", "reject") if answered else None
+    revisions = (revision(END), revision(action("more", "shout")))
+    replies = {**AT_ONCE, "decision:execution": both(**said), "revision": revisions}
+    planning, _, _ = await run(replies, Desk(takes=1), EACH, gate)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    wanted = [one for one in planning.state.records if one.replan_type == "partial_replan"]
+    assert [one.executed for one in wanted] == ["confidence" not in said] * 2
+    assert gate is None or len(gate.questions) == 2
+
+
+class Telling(Model):
+    """Model that signals its first prompt of a kind, or a later one."""
+
+    def __init__(self, replies, kind, times):
+        super().__init__(replies)
+        self._wanted = (kind, times)
+        self.reached = anyio.Event()
+
+    def __call__(self, prompt):
+        said = super().__call__(prompt)
+        if (self.asked[-1], self.asked.count(self.asked[-1])) == self._wanted:
+            self.reached.set()
+        return said
+
+
+async def two_failures(kind, times, wanted, *revisions):
+    """Run in which `write` fails at once, and `post` when the model receives a given prompt."""
+    decisions = (because("partial_replan", 0), because(wanted, 1), go_on())
+    model = Telling({**AT_ONCE, "revision": revisions, "decision:execution": decisions}, kind, times)
+
+    async def wait(task):
+        if task.id == "post":
+            await model.reached.wait()
+        if task.id.startswith("v2"):
+            await desk.clock.sleep(2)
+
+    desk, store = Desk({"write": [MISSING, MISSING]}, before=wait), MemoryStore()
+    planning, _, _ = await run(model, desk, store=store, run_id=RUN)
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert invariant_violations(list(store.read(RUN))) == []
+    return planning, sorted(desk.used[2:])
+
+
+@pytest.mark.parametrize(("kind", "times"), [("revision", 1), ("decision:action_sequence", 2)])
+@pytest.mark.parametrize("first", [(WRITE, END), (WRITE, POST, END)], ids=["without", "with"])
+async def test_an_action_that_fails_while_another_is_replanned(kind, times, first):
+    """An action that fails while a plan is being revised is replanned by itself."""
+    planning, used = await two_failures(kind, times, "partial_replan", revision(*first), revision(POST, END))
+
+    assert used == [("v2.write", "shout"), ("v3.end", "shout"), ("v3.post", "shout")]
+    assert planning.state.counts.lineages == {"write": 1, "post": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "after"),
+    [
+        ((WRITE, POST, END), (POST, END), [("v3.end", "shout")]),
+        ((WRITE, POST, END), (WRITE, POST, END), [("v3.end", "shout")]),
+        ((WRITE, POST), (WRITE, POST), []),
+    ],
+)
+async def test_of_two_plans_at_once_the_later_leaves_what_is_begun(first, second, after):
+    """If two failures lead to two plans at once, what the first has begun is not done twice, and counts once."""
+    revisions = revision(*first), revision(*second)
+    planning, used = await two_failures("decision:execution", 1, "partial_replan", *revisions)
+
+    assert used == [("v2.post", "shout"), ("v2.write", "shout"), *after]
+    assert len(planning.state.plans) == 2 + len(after)
+
+
+async def test_new_subtasks_for_a_failure_while_another_is_replanned():
+    """A second failure that leads to a new decomposition starts clean, whatever the plan for the first one."""
+    _, used = await two_failures("revision", 1, "task_redecomposition", revision(WRITE, END))
+
+    assert used == [("v2.write", "shout"), ("v3.end", "write"), ("v3.post", "write"), ("v3.write", "write")]
+
+
+async def test_a_plan_for_both_failures_is_not_made_twice():
+    """If the plan for one failure drops the other failed action too, no second plan is requested."""
+    model = Model({**AT_ONCE, "revision": revision(WRITE, POST, END), "decision:execution": both()})
+    desk = Desk({"write": [MISSING, MISSING]})
+    async with VirtualClock() as clock:
+        environment = virtual_environment(clock=clock)
+        llm = ScriptedLLM(model, environment=environment)
+        planning = PlanningCoordinator(
+            Settings(), llm, TOOLS, "Tell people", work=desk, environment=environment, max_concurrency=1
+        )
+        assert await planning.execute_with_planning(), planning.result.reason
+
+    assert [task for task, _ in desk.used[2:]] == ["v2.write", "v2.post", "v2.end"]
+    assert model.asked.count("revision") == 1

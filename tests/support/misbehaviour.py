@@ -265,12 +265,11 @@ class Clumsy(Desk):
         super().__init__()
         self._rng, self._clock = Random(seed), clock
         self._rate = self._rng.choice([0.0, 0.2, 0.6, 1.0, 1.0])
-        self.planning: PlanningCoordinator | None = None
 
     async def __call__(self, task: Task, context: object) -> JsonValue:
         """Use the tool of a task, or misuse it."""
         await self._clock.sleep(self._rng.choice([0.0, 1.0]))
-        if self.planning is not None and self.planning.run is not None and self._rng.random() < 0.05:
+        if self.planning.run is not None and self._rng.random() < 0.05:
             self.planning.run.request_replan("louder, please", by="eve")
         if self._rng.random() >= self._rate:
             return await super().__call__(task, context)

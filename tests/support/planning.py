@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
-from replanning import Plan, Settings, Task, ToolSpec
+from replanning import Answer, Plan, Settings, Task, ToolSpec
 from replanning.decision import HumanGate
 from replanning.journal import RunStore
-from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator, PlanningState, TaskRequest
 from replanning.telemetry import Exporter
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
+from replanning.testing import ScriptedGate, ScriptedLLM, VirtualClock, virtual_environment
 
 _MARKS: Final = {
     "Ask yourself first": "decision",
@@ -25,14 +24,17 @@ _MARKS: Final = {
     "The work has come to its end": "completion",
     "There is no plan:": "step",
 }
-GOAL: Final[JsonObject] = {"main_objective": "Tell people", "success_criteria": ["everybody knows"]}
-SUBTASKS: Final[JsonObject] = {
+Json = dict[str, Any]
+Replies = Mapping[str, Any]
+
+GOAL: Final[Json] = {"main_objective": "Tell people", "success_criteria": ["everybody knows"]}
+SUBTASKS: Final[Json] = {
     "subtasks": [
         {"id": "write", "description": "Write it"},
         {"id": "post", "description": "Post it", "dependencies": ["write"]},
     ]
 }
-ACTIONS: Final[JsonObject] = {
+ACTIONS: Final[Json] = {
     "actions": [
         {"task_id": "write", "tool": "write", "arguments": {"text": "news"}},
         {"task_id": "post", "tool": "post", "arguments": {"text": "${write.output}"}},
@@ -54,51 +56,60 @@ def kind_of(prompt: str) -> str:
     return "decision:" + next(phase for phase in phases if f'<phase>\n"{phase}"' in prompt)
 
 
-def go_on(**more: JsonValue) -> JsonObject:
+def go_on(**more: Any) -> Json:
     """Return a decision to go on."""
     said = {"replan_needed": False, "confidence": 0.9, "reasoning": "it is good", "replan_type": "none"}
     return {"replan_decision": {**said, **more}}
 
 
-def replan(kind: str, **more: JsonValue) -> JsonObject:
+def replan(kind: str, **more: Any) -> Json:
     """Return a decision to replan."""
     return go_on(replan_needed=True, replan_type=kind, reasoning=f"a {kind} is needed", **more)
 
 
-def summary(*, achieved: bool = True) -> JsonObject:
+def summary(*, achieved: bool = True) -> Json:
     """Return the summary at the end of a run."""
     return {"summary": {"goal_achieved": achieved, "tasks_completed": 2, "tasks_failed": 0}}
 
 
-def revision(*actions: JsonObject) -> JsonObject:
+def revision(*actions: Json) -> Json:
     """Return a revised plan of these actions."""
     return {"plan_revision": {"reason": "it must be other", "updated_action_plan": {"actions": list(actions)}}}
 
 
-def action(name: str, tool: str, **more: JsonValue) -> JsonObject:
+def action(name: str, tool: str, **more: Any) -> Json:
     """Return an action with a text as its argument."""
     return {"task_id": name, "tool": tool, "arguments": {"text": "news"}, **more}
 
 
-def use(tool: str, **arguments: JsonValue) -> JsonObject:
+def use(tool: str, **arguments: Any) -> Json:
     """Return the next step of a tool loop."""
     return {"comment": f"use {tool}", "function_call": {"name": tool, "arguments": arguments}}
 
 
-def done(*, achieved: bool = True) -> JsonObject:
+def done(*, achieved: bool = True) -> Json:
     """Return the last step of a tool loop."""
     return {**summary(achieved=achieved), "phase": "completion", "done": True}
 
 
-USUAL: Final[Mapping[str, JsonValue]] = {
+def actions(*ones: Json) -> Json:
+    """Return an action plan."""
+    return {"actions": [*ones]}
+
+
+def planned(*ones: Json, **needs: Any) -> Json:
+    """Return the replies that plan these actions, each a subtask that depends on the given ones."""
+    names = [str(one["task_id"]) for one in ones]
+    subtasks: list[Any] = [{"id": name, "description": name, "dependencies": needs.get(name, [])} for name in names]
+    return {"task_decomposition": {"subtasks": subtasks}, "action_sequence": actions(*ones)}
+
+
+USUAL: Final[Json] = {
     "goal_understanding": GOAL,
     "task_decomposition": SUBTASKS,
     "action_sequence": ACTIONS,
     "completion": summary(),
 }
-
-
-Replies = Mapping[str, JsonValue | tuple[JsonValue, ...]]
 
 
 class Model:
@@ -134,52 +145,88 @@ class Model:
 
 
 class Desk:
-    """Tools of a test: each returns its text argument, after failing with the given errors.
+    """Scripted tools, each of which returns its argument `text`.
 
     Args:
-        failing: the errors of the first uses of each tool.
+        results: the outputs and errors of the first uses of each tool.
+        before: is called before a tool is used.
+        takes: seconds that a use takes.
     """
 
-    def __init__(self, failing: Mapping[str, Sequence[Exception]] | None = None) -> None:
-        self._failing = {name: list(errors) for name, errors in (failing or {}).items()}
-        self.used: list[tuple[str, str]] = []
+    planning: PlanningCoordinator
+    clock: VirtualClock
+    llm: ScriptedLLM
+
+    def __init__(
+        self,
+        results: Mapping[str, Sequence[JsonValue | Exception]] | None = None,
+        *,
+        before: Callable[[Task], Awaitable[None]] | None = None,
+        takes: float = 0,
+    ) -> None:
+        self._results = {name: list(some) for name, some in (results or {}).items()}
+        self._before, self._takes = before, takes
+        self.calls: list[tuple[str, str, Json]] = []
 
     async def __call__(self, task: Task, context: object) -> JsonValue:
         """Use the tool of a task."""
         assert task.tool is not None
-        self.used.append((task.id, task.tool))
-        if left := self._failing.get(task.tool):
-            raise left.pop(0)
+        if self._before is not None:
+            await self._before(task)
+        if self._takes:
+            await self.clock.sleep(self._takes)
+        self.calls.append((task.id, task.tool, dict(task.arguments)))
+        if left := self._results.get(task.tool):
+            result = left.pop(0)
+            if isinstance(result, Exception):
+                raise result
+            return result
         return task.arguments.get("text")
+
+    @property
+    def used(self) -> list[tuple[str, str]]:
+        """The tasks and tools of the uses."""
+        return [(task, tool) for task, tool, _ in self.calls]
+
+    @property
+    def tools(self) -> list[str]:
+        """The tools that were used."""
+        return [tool for _, tool, _ in self.calls]
 
 
 def coordinator(
-    model: Model | Callable[[str], JsonValue],
+    model: Replies | Callable[[str], Any] | None,
     clock: VirtualClock,
     desk: Desk | None = None,
     *,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     gate: HumanGate | None = None,
     store: RunStore | None = None,
     tools: Sequence[ToolSpec] | Plan = TOOLS,
     patient: bool = True,
     task: str | TaskRequest = "Tell people the news",
     exporters: Sequence[Exporter] = (),
+    max_tokens: int = 2000,
 ) -> PlanningCoordinator:
     """Return a coordinator with a scripted model on a virtual clock."""
     environment = virtual_environment(clock=clock)
-    return PlanningCoordinator(
-        settings or Settings(),
-        ScriptedLLM(model, environment=environment),
+    desk = desk or Desk()
+    desk.clock = clock
+    script = model if callable(model) else Model(model)
+    desk.llm = ScriptedLLM(script, environment=environment, max_tokens=max_tokens)
+    desk.planning = PlanningCoordinator(
+        Settings.model_validate(settings or {}),
+        desk.llm,
         tools,
         task,
-        work=desk or Desk(),
+        work=desk,
         gate=gate,
         store=store,
         exporters=exporters,
         environment=environment,
         wait_for_answers=patient,
     )
+    return desk.planning
 
 
 MISSING = FileNotFoundError("no such file: news.txt")
@@ -191,34 +238,47 @@ AGAIN = {
     "reflection": "plan_revision",
 }
 """A replan that repeats each phase."""
+WHICH: Final[Json] = {"clarification_needed": True, "clarification_questions": ["Which?"]}
+"""A question beside a decision."""
+OFF: Final[Json] = {"planning": {"enabled": False}}
+EACH: Final[Json] = {"judge_on": "every_action"}
 
 
-def because(kind: str, number: int) -> JsonObject:
+def because(kind: str, number: int, **more: Any) -> Json:
     """Return a decision to replan for a new cause, which is not taken for a loop."""
-    return replan(kind, issues_found=[f"issue {'abcdefghijklmno'[number]}"])
+    return replan(kind, issues_found=[f"issue {'abcdefghijklmno'[number]}"], **more)
 
 
-def limits(**counts: object) -> Settings:
+def eve(*verdicts: Any, comment: str = "") -> ScriptedGate:
+    """Return a person who answers each question in turn."""
+    return ScriptedGate([Answer(verdict, by="eve", comment=comment) for verdict in verdicts])
+
+
+def escalate(how: str, **planning: Any) -> Json:
+    """Return settings for replans without an alternative."""
+    return {"escalation": {"on_no_alternative": how}, "planning": {**planning}}
+
+
+def limits(**counts: Any) -> Json:
     """Return settings with limits of planning mode and no others that would end a run."""
-    return Settings.model_validate(
-        {"planning": {"replanning": counts}, "escalation": {"on_no_alternative": "assume"}, "budget": {"calls": 200}}
-    )
+    return {**escalate("assume", replanning=counts), "budget": {"calls": 200}}
 
 
 async def run(
-    replies: Replies | Callable[[str], JsonValue] | Model,
+    replies: Replies | Callable[[str], Any] | None = None,
     desk: Desk | None = None,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     gate: HumanGate | None = None,
     *,
-    tools: Sequence[ToolSpec] | Plan = TOOLS,
+    run_id: str | None = None,
+    **options: Any,
 ) -> tuple[PlanningCoordinator, Model, Desk]:
     """Execute the usual goal on a virtual clock."""
     model = replies if isinstance(replies, Model) else Model(replies)
     desk = desk or Desk()
     async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk, settings=settings, gate=gate, tools=tools)
-        await planning.execute_with_planning()
+        planning = coordinator(model, clock, desk, settings=settings, gate=gate, **options)
+        await planning.execute_with_planning(run_id)
     return planning, model, desk
 
 
