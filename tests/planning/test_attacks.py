@@ -8,24 +8,34 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from replanning import Answer, CallbackGate, Plan, Question, Settings, Task, ToolSpec
+from replanning import Answer, CallbackGate, Plan, ToolSpec
 from replanning.config import load_settings
-from replanning.decision import HumanGate
 from replanning.errors import StoreError
 from replanning.journal import MemoryStore
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
-from replanning.planning import PlanningCoordinator, PlanningHistoryStore
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.planning import PlanningHistoryStore
+from replanning.testing import VirtualClock
 from replanning.tools import ToolExecutor
 from tests.exporters.test_forges_steering import Scene
 from tests.support.forges import FakeGitHub, FakeGitLab, on
-from tests.support.planning import TOOLS, Desk, Model, Replies, action, coordinator, go_on, replan, revision
+from tests.support.planning import (
+    TOOLS,
+    WHICH,
+    Desk,
+    action,
+    actions,
+    coordinator,
+    eve,
+    go_on,
+    planned,
+    replan,
+    revision,
+    run,
+)
+from tests.support.resume import RUN
 
 pytestmark = pytest.mark.anyio
 
@@ -35,145 +45,104 @@ RISKY = (
     ToolSpec(name="remove", parameters={"path": "string", "mode": "string"}, dangerous=True),
     ToolSpec(name="send", parameters={"text": "any", "to": "string"}),
 )
-WIPES: JsonObject = {"actions": [action("write", "write"), action("post", "wipe")]}
-REMOVES: JsonObject = {
-    "actions": [action("write", "write"), {"task_id": "post", "tool": "remove", "arguments": {"path": "old"}}]
-}
-UNCLEAR = go_on(clarification_needed=True, clarification_questions=["How?"])
+WIPES = actions(action("write", "write"), action("post", "wipe"))
 
 
-class Bench(Desk):
-    """Tools that record the arguments of each use, and hang a given number of times."""
-
-    def __init__(self, clock: VirtualClock, *, hangs: int = 0, fails: int = 0) -> None:
-        super().__init__({"wipe": [ValueError("no right to")] * fails})
-        self.arguments: list[tuple[str, JsonObject]] = []
-        self._clock, self._hangs = clock, hangs
-
-    async def __call__(self, task: Task, context: object) -> JsonValue:
-        """Use the tool of a task."""
-        self.arguments.append((task.tool or "", dict(task.arguments)))
-        if task.tool == "wipe" and self._hangs:
-            self._hangs -= 1
-            await self._clock.sleep(1e6)
-        return await super().__call__(task, context)
+def posting(tool, **arguments):
+    """Return a plan whose second action uses a tool, with arguments that may be incomplete."""
+    return actions(action("write", "write"), {"task_id": "post", "tool": tool, "arguments": arguments})
 
 
-async def attacked(
-    replies: Replies, *verdicts: str, hangs: int = 0, fails: int = 0
-) -> tuple[PlanningCoordinator, Bench, list[str]]:
-    """Execute the usual goal with these replies; return the coordinator and the questions to people."""
-
-    async def run(clock: VirtualClock, gate: ScriptedGate | None) -> tuple[PlanningCoordinator, Bench]:
-        bench = Bench(clock, hangs=hangs, fails=fails)
-        person: HumanGate | None = gate
-        planning = coordinator(Model(replies), clock, bench, tools=RISKY, gate=person, settings=Settings())
-        await planning.execute_with_planning()
-        return planning, bench
-
-    answers = [Answer("approve" if verdict == "approve" else "reject", by="ada") for verdict in verdicts]
-    async with VirtualClock() as clock:
-        gate = ScriptedGate(answers, clock=clock) if verdicts else None
-        planning, bench = await run(clock, gate)
-    asked = [question.text for question in gate.questions] if gate is not None else []
-    return planning, bench, asked
+def chosen(tool, **arguments):
+    """Return the reply of an execution that chooses arguments."""
+    return {"current_task": "post", "function_call": {"name": tool, "arguments": arguments}}
 
 
-def used(bench: Bench) -> list[str]:
-    """Return the used tools, in order."""
-    return [tool for tool, _ in bench.arguments]
+async def attacked(replies, *verdicts, desk=None):
+    """Execute the usual goal with these replies; return the coordinator, the tools and the questions to people."""
+    gate = eve(*verdicts)
+    planning, _, desk = await run(replies, desk, gate=gate if verdicts else None, tools=RISKY)
+    return planning, desk, [question.text for question in gate.questions]
 
 
-# J39: what may do harm takes a person who was told of it
+# What may do harm takes a person who was told of it
 
 
-async def test_declining_a_replan_approves_nothing_dangerous() -> None:
+@pytest.mark.parametrize(("second", "wiped"), [("reject", 0), ("approve", 1)])
+async def test_declining_a_replan_approves_nothing_dangerous(second, wiped):
     """A person who declines a replan keeps the plan, and is still asked about the dangerous tools in it."""
     unsure = replan("action_regeneration", confidence=0.4)
-    replies: Replies = {"action_sequence": WIPES, "decision:action_sequence": (unsure, go_on())}
-    planning, bench, asked = await attacked(replies, "reject", "reject")
-    assert "wipe" not in used(bench)
-    assert ["replan?" in asked[0], "may do harm" in asked[1]] == [True, True]
-    _, bench, asked = await attacked(replies, "reject", "approve")
-    assert (used(bench), len(asked)) == (["write", "wipe"], 2)
-    assert planning.result.status != "succeeded"
+    replies = {"action_sequence": WIPES, "decision:action_sequence": (unsure, go_on())}
+    planning, desk, asked = await attacked(replies, "reject", second)
+    assert ["replan?" in asked[0], "may do harm" in asked[1], len(asked)] == [True, True, 2]
+    assert (planning.result.status == "succeeded", desk.tools.count("wipe")) == (wiped, wiped)
 
 
-async def test_people_see_the_arguments_that_they_approve() -> None:
-    """The question about a plan with dangerous tools shows their arguments."""
-    _, _, (asked,) = await attacked({"action_sequence": WIPES}, "approve")
-    assert 'wipe {"text": "news"}' in asked
-
-
-async def test_people_see_every_action_that_they_approve() -> None:
-    """The question about a plan with dangerous tools shows its other actions too, truncated where they are long."""
+async def test_people_see_every_action_that_they_approve():
+    """The question about a plan with dangerous tools shows all actions and arguments, truncated where they are long."""
     long = action("write", "write", arguments={"text": "x" * 900})
     harmful = action("post", "wipe", fallback_strategy="use write")
-    _, _, (asked,) = await attacked({"action_sequence": {"actions": [long, harmful]}}, "approve")
+    _, _, (asked,) = await attacked({"action_sequence": actions(long, harmful)}, "approve")
     _, first, second = asked.splitlines()
     assert first.startswith('  1. write: write {"text": "xxx')
     assert first.endswith("x [… 712 characters more]")
     assert second == '  2. post: wipe {"text": "news"} (may do harm), else use write'
 
 
-async def test_arguments_chosen_later_need_approval() -> None:
+@pytest.mark.parametrize(
+    ("verdict", "status", "uses"),
+    [("reject", "failed", []), ("approve", "succeeded", [("post", "remove", {"path": "old", "mode": "all"})])],
+)
+async def test_arguments_chosen_later_need_approval(verdict, status, uses):
     """Arguments of a dangerous tool that the model chooses at execution need approval, and are used then."""
-    call = {"current_task": "post", "function_call": {"name": "remove", "arguments": {"mode": "all"}}}
-    replies: Replies = {"action_sequence": REMOVES, "execution": call}
-    planning, bench, asked = await attacked(replies, "approve", "reject")
-    assert used(bench) == ["write"]
+    replies = {"action_sequence": posting("remove", path="old"), "execution": chosen("remove", mode="all")}
+    planning, desk, asked = await attacked(replies, "approve", verdict)
     assert '"mode": "all"' in asked[1]
-    assert planning.result.status != "succeeded"
-    planning, bench, asked = await attacked(replies, "approve", "approve")
-    assert bench.arguments[1:] == [("remove", {"path": "old", "mode": "all"})]
-    assert (planning.result.status, len(asked)) == ("succeeded", 2)
+    assert (planning.result.status, desk.calls[1:], len(asked)) == (status, uses, 2)
 
 
-async def test_dangerous_fallbacks_wait_without_a_gate() -> None:
+async def test_dangerous_fallbacks_wait_without_a_gate():
     """Without a gate, the question about arguments of a dangerous fallback is kept, and the fallback is not used."""
-    first = action("write", "write", fallback_strategy="use remove")
-    call = {"current_task": "x", "function_call": {"name": "remove", "arguments": {"path": "/", "mode": "all"}}}
-    planning, bench, _ = await attacked({"action_sequence": {"actions": [first, action("post", "post")]}})
-    assert (planning.result.status, used(bench)) == ("needs_human", [])
-    assert call["function_call"]
+    plan = actions(action("write", "write", fallback_strategy="use remove"), action("post", "post"))
+    planning, desk, _ = await attacked({"action_sequence": plan})
+    assert (planning.result.status, desk.used) == ("needs_human", [])
 
 
-async def test_planned_arguments_are_not_exchanged_later() -> None:
-    """A model that chooses missing arguments cannot exchange planned ones."""
-    planned: JsonObject = {"task_id": "post", "tool": "send", "arguments": {"text": "${write.output}"}}
-    call = {"current_task": "post", "function_call": {"name": "send", "arguments": {"text": "spam", "to": "ada"}}}
-    replies: Replies = {"action_sequence": {"actions": [action("write", "write"), planned]}, "execution": call}
-    _, bench, _ = await attacked(replies)
-    assert bench.arguments[1:] == [("send", {"text": "news", "to": "ada"})]
+@pytest.mark.parametrize(
+    "execution",
+    [chosen("send", text="spam", to="ada"), (chosen("send", to=["x"], more=3), chosen("send", to="ada"))],
+    ids=["exchanged", "wrong"],
+)
+async def test_only_missing_arguments_of_the_right_kind_are_taken(execution):
+    """A model that chooses missing arguments cannot exchange planned ones; those of a wrong kind are sent back."""
+    replies = {"action_sequence": posting("send", text="${write.output}"), "execution": execution}
+    _, desk, _ = await attacked(replies)
+    assert desk.calls[1:] == [("post", "send", {"text": "news", "to": "ada"})]
 
 
-async def test_arguments_of_the_wrong_kind_are_sent_back() -> None:
-    """Arguments that the model chooses at execution are checked against the parameters of the tool."""
-    planned: JsonObject = {"task_id": "post", "tool": "send", "arguments": {"text": "news"}}
-    wrong = {"current_task": "post", "function_call": {"name": "send", "arguments": {"to": ["x"], "more": 3}}}
-    right = {"current_task": "post", "function_call": {"name": "send", "arguments": {"to": "ada"}}}
-    plan: JsonObject = {"actions": [action("write", "write"), planned]}
-    _, bench, _ = await attacked({"action_sequence": plan, "execution": (wrong, right)})
-    assert bench.arguments[1:] == [("send", {"text": "news", "to": "ada"})]
-
-
-@pytest.mark.parametrize(("hangs", "fails", "told"), [(1, 0, "cut off"), (0, 1, "may do harm")])
-async def test_a_free_text_answer_repeats_nothing_dangerous(hangs: int, fails: int, told: str) -> None:
+@pytest.mark.parametrize(("hangs", "told"), [(True, "cut off"), (False, "may do harm")])
+async def test_a_free_text_answer_repeats_nothing_dangerous(hangs, told):
     """A question about an interrupted or dangerous action needs approval, and says so."""
-    replies: Replies = {"action_sequence": WIPES, "decision:execution": UNCLEAR}
-    planning, bench, asked = await attacked(replies, "approve", "approve", hangs=hangs, fails=fails)
-    assert "How?" in asked[1]
+
+    async def hang(task):
+        if hangs and desk.tools == ["write", "wipe"]:
+            await desk.clock.sleep(1e6)
+
+    desk = Desk({} if hangs else {"wipe": [ValueError("no right to")]}, before=hang)
+    replies = {"action_sequence": WIPES, "decision:execution": go_on(**WHICH)}
+    planning, desk, asked = await attacked(replies, "approve", "approve", desk=desk)
+    assert "Which?" in asked[1]
     assert told in asked[1]
     assert told in planning.state.held["post"].risk
-    assert used(bench) == ["write", "wipe", "wipe"]
+    assert desk.tools == ["write", "wipe", "wipe"]
 
 
-async def test_comments_repeat_nothing_dangerous() -> None:
+async def test_comments_repeat_nothing_dangerous():
     """A free-text answer does not repeat a dangerous action; `/approve` of a member does, with its text."""
     async with VirtualClock() as clock:
-        bench = Bench(clock, fails=1)
-        replies: Replies = {"action_sequence": WIPES, "decision:execution": UNCLEAR}
-        scene = Scene(FakeGitHub(clock.now), clock, replies, tools=RISKY, work=bench)
+        desk = Desk({"wipe": [ValueError("no right to")]})
+        replies = {"action_sequence": WIPES, "decision:execution": go_on(**WHICH)}
+        scene = Scene(FakeGitHub(clock.now), clock, replies, tools=RISKY, work=desk)
         script = [
             ("Decision Needed", "ada", "/approve"),
             ("which may do harm", "ada", "Just do it again!"),
@@ -182,110 +151,82 @@ async def test_comments_repeat_nothing_dangerous() -> None:
         assert await scene.play(*script)
     assert [text for _, _, text in scene.answers()] == ["", "but gently"]
     assert scene.feedback() == ["Just do it again!"]
-    assert used(bench) == ["write", "wipe", "wipe"]
+    assert desk.tools == ["write", "wipe", "wipe"]
 
 
-async def test_a_tool_that_was_taken_away_is_not_used() -> None:
+async def planned_before(store):
+    """Plan the usual goal, as a process did that is gone."""
+    async with VirtualClock() as clock:
+        await coordinator({}, clock, store=store).plan_actions(RUN)
+
+
+async def test_a_tool_that_was_taken_away_is_not_used():
     """A run that is resumed with fewer tools uses none of the removed ones: the model plans something else."""
     store = MemoryStore()
-    replies: Replies = {
+    await planned_before(store)
+    replies = {
         "decision:execution": (replan("partial_replan"), go_on()),
         "revision": revision(action("post", "shout")),
     }
-    async with VirtualClock() as clock:
-        await coordinator(Model(), clock, Desk(), store=store).plan_actions("r")
-        left = [tool for tool in TOOLS if tool.name != "post"]
-        desk = Desk()
-        planning = coordinator(Model(replies), clock, desk, store=store, tools=left)
-        assert await planning.execute_with_planning("r")
-    assert [tool for _, tool in desk.used] == ["write", "shout"]
+    planning, _, desk = await run(replies, store=store, run_id=RUN, tools=(TOOLS[0], TOOLS[2]))
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
 
 
-async def test_a_tool_that_has_become_dangerous_is_asked_about() -> None:
+async def test_a_tool_that_has_become_dangerous_is_asked_about():
     """A tool that is declared dangerous after the plan was made needs approval when the run is resumed."""
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        await coordinator(Model(), clock, Desk(), store=store).plan_actions("r")
-        tools = [tool.model_copy(update={"dangerous": tool.name == "post"}) for tool in TOOLS]
-        gate = ScriptedGate([Answer("approve", by="ada")], clock=clock)
-        alone, asked = Desk(), Desk()
-        assert not await coordinator(Model(), clock, alone, store=store, tools=tools).execute_with_planning("r")
-        assert [tool for _, tool in alone.used] == ["write"]
-        assert await coordinator(Model(), clock, asked, store=store, tools=tools, gate=gate).execute_with_planning("r")
-    assert [tool for _, tool in asked.used] == ["post"]
+    store, desk, gate = MemoryStore(), Desk(), eve("approve")
+    await planned_before(store)
+    tools = [tool.model_copy(update={"dangerous": tool.name == "post"}) for tool in TOOLS]
+    await run({}, desk, store=store, run_id=RUN, tools=tools)
+    assert desk.tools == ["write"]
+    planning, _, _ = await run({}, desk, None, gate, store=store, run_id=RUN, tools=tools)
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert 'post {"text": "news"}' in gate.questions[0].text
 
 
-async def test_feedback_supersedes_an_open_question() -> None:
+async def test_feedback_supersedes_an_open_question():
     """Feedback on a plan that waits for approval replaces it: the approval is for the new plan, and is asked once."""
-    other: JsonObject = {"actions": [action("write", "write"), action("post", "wipe", arguments={"text": "less"})]}
-    replies: Replies = {"action_sequence": (WIPES, other), "decision:reflection": (replan("plan_revision"), go_on())}
-    asked: list[str] = []
-    async with VirtualClock() as clock:
-        bench = Bench(clock)
+    asked = []
 
-        async def ask(question: Question) -> Answer:
-            asked.append(question.text)
-            if len(asked) == 1 and planning.run is not None:
-                planning.run.request_replan("with less, please", by="eve")
-                await clock.sleep(5)
-            return Answer("approve", by="ada")
+    async def ask(question):
+        asked.append(question.text)
+        if len(asked) == 1:
+            desk.planning.run.request_replan("with less, please", by="eve")
+            await desk.clock.sleep(5)
+        return Answer("approve", by="ada")
 
-        planning = coordinator(Model(replies), clock, bench, tools=RISKY, gate=CallbackGate(ask))
-        assert await planning.execute_with_planning()
+    desk = Desk()
+    replies = {
+        "action_sequence": (WIPES, posting("wipe", text="less")),
+        "decision:reflection": (replan("plan_revision"), go_on()),
+    }
+    planning, _, _ = await run(replies, desk, gate=CallbackGate(ask), tools=RISKY)
+    assert planning.result.status == "succeeded"
     assert ['wipe {"text": "news"}' in text for text in asked] == [True, False]
-    assert bench.arguments == [("write", {"text": "news"}), ("wipe", {"text": "less"})]
+    assert [(tool, arguments["text"]) for _, tool, arguments in desk.calls] == [("write", "news"), ("wipe", "less")]
 
 
-async def test_a_question_stays_answerable_whatever_else_is_replanned() -> None:
+async def test_a_question_stays_answerable_whatever_else_is_replanned():
     """If another action fails and is replanned while a person is asked about a plan, that question stays answerable."""
-    apart: JsonObject = {"subtasks": [{"id": "write", "description": "Write"}, {"id": "post", "description": "Post"}]}
+    asked = []
+
+    async def ask(question):
+        asked.append(question.rejection_reason)
+        await desk.clock.sleep(100)
+        return Answer("approve", by="ada")
+
+    async def delay(task):
+        await desk.clock.sleep(10 if task.tool == "post" else 0)
+
+    desk = Desk({"write": [ValueError("no ink")], "post": [ValueError("no stamps")]}, before=delay)
     causes = (replan("partial_replan", issues_found=["one"]), replan("partial_replan", issues_found=["another"]))
-    replies: Replies = {
-        "task_decomposition": apart,
-        "action_sequence": {"actions": [action("write", "write"), action("post", "post")]},
+    replies = {
+        **planned(action("write", "write"), action("post", "post")),
         "decision:execution": (*causes, go_on()),
         "revision": (revision(action("more", "wipe")), revision(action("most", "shout"))),
     }
-    asked: list[str] = []
-    async with VirtualClock() as clock:
-
-        async def ask(question: Question) -> Answer:
-            asked.append(question.rejection_reason)
-            await clock.sleep(100)
-            return Answer("approve", by="ada")
-
-        class Late(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                await clock.sleep(10 if task.tool == "post" else 0)
-                return await super().__call__(task, context)
-
-        desk = Late({"write": [ValueError("no ink")], "post": [ValueError("no stamps")]})
-        planning = coordinator(Model(replies), clock, desk, tools=RISKY, gate=CallbackGate(ask))
-        await planning.execute_with_planning()
-    assert set(asked) == {""}
-    assert planning.result.status == "succeeded"
-
-
-# Names
-
-
-async def test_a_subtask_called_like_a_later_plan() -> None:
-    """Subtasks with names like those of a later plan do not prevent that plan."""
-    names: JsonObject = {
-        "subtasks": [
-            {"id": "v2.write", "description": "Write it"},
-            {"id": "write", "description": "Write it again", "dependencies": ["v2.write"]},
-        ]
-    }
-    replies: Replies = {
-        "task_decomposition": names,
-        "action_sequence": {"actions": [action("v2.write", "write"), action("write", "wipe")]},
-        "decision:execution": (replan("partial_replan"), go_on()),
-        "revision": revision(action("write", "post")),
-    }
-    planning, bench, _ = await attacked(replies, "approve", fails=1)
-    assert (planning.result.status, used(bench)) == ("succeeded", ["write", "wipe", "post"])
+    planning, _, _ = await run(replies, desk, gate=CallbackGate(ask), tools=RISKY)
+    assert (planning.result.status, set(asked)) == ("succeeded", {""})
 
 
 # What strangers write
@@ -293,9 +234,7 @@ async def test_a_subtask_called_like_a_later_plan() -> None:
 
 @pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
 @pytest.mark.parametrize("title", ["a bell\x07 and \x1b[31mred", "half a \ud83d character", "nothing\x00"])
-async def test_titles_with_invalid_characters(
-    kind: type[FakeGitHub | FakeGitLab], title: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_titles_with_invalid_characters(kind, title, monkeypatch):
     """An issue with control characters or lone surrogates in its title and text is handled like any other."""
     async with VirtualClock() as clock:
         fake = kind(clock.now)
@@ -303,19 +242,18 @@ async def test_titles_with_invalid_characters(
         monkeypatch.setattr(fake, "_about", lambda: about)
         fake.says("eve", title)
         request = await on(fake, clock).issue()
-        planning = coordinator(Model(), clock, Desk(), task=request)
-        assert await planning.execute_with_planning()
+        assert await coordinator({}, clock, task=request).execute_with_planning()
     assert request.goal.objective.startswith("Resolve ")
 
 
-def _told(said: Any, title: str) -> Any:
+def _told(said, title):
     """Return a response with another title and text."""
     if not isinstance(said, dict) or "title" not in said:
         return said
     return {**said, "title": title, **{name: title for name in ("body", "description") if name in said}}
 
 
-def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file(tmp_path):
     """A pipe in place of a task's file is reported without waiting for it."""
     os.mkfifo(tmp_path / "run-1.jsonl")
     store = PlanningHistoryStore(tmp_path, task_uuid="run-1", issue_id="octo/repo#12")
@@ -323,7 +261,7 @@ def test_a_pipe_in_place_of_a_file(tmp_path: Path) -> None:
         store.save_plan({"actions": []})
 
 
-async def test_truncation_leaves_no_half_secret() -> None:
+async def test_truncation_leaves_no_half_secret():
     """The last output of an MCP server is truncated so that no part of a secret is left at its start."""
     said = "import sys; sys.stderr.write('KEY=opensesame-and-more ' * 5_000)"
     server = {"command": [sys.executable, "-c", said], "env": {"KEY": "{env:KEY}"}}
@@ -335,12 +273,12 @@ async def test_truncation_leaves_no_half_secret() -> None:
     assert not re.search("opensesame|sesame|and-more", reason)
 
 
-def test_a_server_that_trickles_headers() -> None:
+def test_a_server_that_trickles_headers():
     """A server whose headers never end is given up after the configured timeout, with a warning."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         over = threading.Event()
 
-        def trickle() -> None:
+        def trickle():
             line, _ = listening.accept()
             with line, suppress(OSError):
                 line.sendall(b"HTTP/1.1 200 OK\r\nx: ")

@@ -38,19 +38,11 @@ LOOSE = ReplanLimits(
     replans_per_lineage=99,
     loop_detection=False,
 )
+NO_CAUSE = ReplanCause()
 FETCH = ReplanCause("HTTP 503 from mirror 7", action="fetch#2", lineage="fetch")
 
-OWN_LIMIT = [
-    (GOAL, "clarification_request", "clarifications", 2),
-    (DECOMPOSITION, "task_redecomposition", "redecompositions", 3),
-    (ACTIONS, "action_regeneration", "regenerations", 3),
-    (EXECUTION, "partial_replan", "partial_replans", 2),
-    (REFLECTION, "plan_revision", "plan_revisions", 2),
-]
-"""Each limit with a replan that it covers and its default."""
 
-
-def decided(phase: Phase = EXECUTION, kind: str = "partial_replan", confidence: float = 0.9, **changes):
+def decided(phase=EXECUTION, kind="partial_replan", confidence=0.9, **changes):
     """A normalised decision."""
     fields = {
         "replan_needed": kind != "none",
@@ -63,17 +55,20 @@ def decided(phase: Phase = EXECUTION, kind: str = "partial_replan", confidence: 
     return normalise(decision_model(phase).model_validate_json(json.dumps(fields))).decision
 
 
-def limited(**limits) -> ReplanLimits:
-    """The limits by default, with some of them changed."""
-    return replace(LIMITS, **limits)
+RETRY = decided(kind="retry")
 
 
-def numbered(number: int) -> ReplanCause:
+def ruled(decision, counts=None, cause=FETCH, **limits):
+    """The ruling on a decision with the default limits, some of them changed."""
+    return make_ruling(decision, replace(LIMITS, **limits), counts or ReplanCounts(), cause)
+
+
+def numbered(number):
     """A cause unlike all others."""
     return ReplanCause("error " + "abcdefghijklmnopqrstuvwxyz"[number] * 3)
 
 
-def spent(decision, times: int, **cause) -> ReplanCounts:
+def spent(decision, times, **cause):
     """The counts after the same kind of replan for so many different causes."""
     counts = ReplanCounts()
     for number in range(times):
@@ -81,154 +76,117 @@ def spent(decision, times: int, **cause) -> ReplanCounts:
     return counts
 
 
-@pytest.mark.parametrize(("phase", "kind", "name", "most"), OWN_LIMIT)
-def test_each_kind_has_a_limit(phase, kind, name, most) -> None:
-    """Each kind of replan runs as often as its limit says, and no more; the override says which limit it was."""
+@pytest.mark.parametrize(
+    ("phase", "kind", "name", "most"),
+    [
+        (GOAL, "clarification_request", "clarifications", 2),
+        (DECOMPOSITION, "task_redecomposition", "redecompositions", 3),
+        (ACTIONS, "action_regeneration", "regenerations", 3),
+        (EXECUTION, "partial_replan", "partial_replans", 2),
+        (REFLECTION, "plan_revision", "plan_revisions", 2),
+    ],
+)
+def test_each_kind_has_a_limit(phase, kind, name, most):
+    """Each kind is open and runs as often as its limit says by default, and no more; the override says which it was."""
     decision = decided(phase, kind)
-    assert getattr(LIMITS, name) == most
-    assert make_ruling(decision, LIMITS, spent(decision, most - 1), numbered(20)).is_executable
+    before, counts = spent(decision, most - 1), spent(decision, most)
+    assert ruled(decision, before, numbered(20)).is_executable
+    assert kind in available_replan_types(phase, LIMITS, before, NO_CAUSE)
 
-    counts = spent(decision, most)
-    ruling = make_ruling(decision, LIMITS, counts, numbered(20))
+    ruling = ruled(decision, counts, numbered(20))
     assert (ruling.kind, ruling.override, ruling.needs_escalation) == ("skip", "limit", True)
     assert ruling.reason == f"the limit of {most} {name.replace('_', ' ')} is reached"
+    assert kind not in available_replan_types(phase, LIMITS, counts, NO_CAUSE)
     assert getattr(counts, name) == counts.total == most
 
 
-@pytest.mark.parametrize(("phase", "kind", "name", "most"), OWN_LIMIT)
-def test_limits_are_checked_before_the_model_is_asked(phase, kind, name, most) -> None:
-    """A kind of replan that has used up its limit is not open any more, before any model is asked."""
-    decision = decided(phase, kind)
-    assert kind in available_replan_types(phase, LIMITS, spent(decision, most - 1), ReplanCause())
-    assert kind not in available_replan_types(phase, LIMITS, spent(decision, most), ReplanCause())
-
-
-def test_retries_per_action() -> None:
+def test_retries_per_action():
     """Each action is retried three times on a model's word, whatever happened to the others."""
-    retry = decided(kind="retry")
+    one, other = ReplanCause(action="a"), ReplanCause(action="b")
     counts = ReplanCounts()
     for _ in range(3):
-        assert make_ruling(retry, LIMITS, counts, ReplanCause(action="a")).is_executable
-        counts = counts.add_replan(retry, ReplanCause(action="a"))
+        assert ruled(RETRY, counts, one).is_executable
+        counts = counts.add_replan(RETRY, one)
 
-    ruling = make_ruling(retry, LIMITS, counts, ReplanCause(action="a"))
+    ruling = ruled(RETRY, counts, one)
     assert (ruling.override, ruling.reason) == ("limit", "the limit of 3 retries of action 'a' is reached")
-    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, counts, ReplanCause(action="a"))
-    assert make_ruling(retry, LIMITS, counts, ReplanCause(action="b")).is_executable
-    assert ReplanType.RETRY in available_replan_types(EXECUTION, LIMITS, counts, ReplanCause(action="b"))
+    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, counts, one)
+    assert ruled(RETRY, counts, other).is_executable
+    assert ReplanType.RETRY in available_replan_types(EXECUTION, LIMITS, counts, other)
+    assert counts.add_replan(RETRY, other).retries == {"a": 3, "b": 1}
 
 
-def test_retry_of_nothing() -> None:
+def test_retry_of_nothing():
     """A retry without an executed action is no replan and spends nothing."""
-    ruling = make_ruling(decided(kind="retry"), LIMITS, ReplanCounts(), ReplanCause())
+    ruling = ruled(RETRY, cause=NO_CAUSE)
     assert (ruling.kind, ruling.override) == ("continue", None)
-    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, ReplanCounts(), ReplanCause())
+    assert ReplanType.RETRY not in available_replan_types(EXECUTION, LIMITS, ReplanCounts(), NO_CAUSE)
 
 
-def test_total() -> None:
+def test_total():
     """Ten replans of all kinds are the end of replanning, retries included, in every phase."""
     counts = ReplanCounts()
     for number in range(10):
-        assert available_replan_types(GOAL, LIMITS, counts, ReplanCause())
-        retried = ReplanCause(action=f"a{number}")
-        assert make_ruling(decided(kind="retry"), LIMITS, counts, retried).is_executable
-        counts = counts.add_replan(decided(kind="retry"), retried)
+        assert available_replan_types(GOAL, LIMITS, counts, NO_CAUSE)
+        counts = counts.add_replan(RETRY, ReplanCause(action=f"a{number}"))
 
-    for phase in Phase:
-        assert available_replan_types(phase, LIMITS, counts, ReplanCause(action="new")) == ()
-    ruling = make_ruling(decided(kind="retry"), LIMITS, counts, ReplanCause(action="new"))
+    new = ReplanCause(action="new")
+    assert {available_replan_types(phase, LIMITS, counts, new) for phase in Phase} == {()}
+    ruling = ruled(RETRY, counts, new)
     assert (ruling.override, ruling.reason) == ("limit", "the limit of 10 replans in total is reached")
 
 
-def test_only_the_total_bounds_goal_revisions() -> None:
+def test_only_the_total_bounds_goal_revisions():
     """Understanding the goal again has no limit of its own."""
     revision = decided(GOAL, "goal_revision")
-    assert make_ruling(revision, LIMITS, spent(revision, 9), numbered(20)).is_executable
-    assert make_ruling(revision, LIMITS, spent(revision, 10), numbered(20)).override == "limit"
+    assert ruled(revision, spent(revision, 9), numbered(20)).is_executable
+    assert ruled(revision, spent(revision, 10), numbered(20)).override == "limit"
 
 
 @pytest.mark.parametrize(("level", "name"), [(3, "regenerations"), (4, "redecompositions"), (5, None)])
-def test_full_replan_counts_as_what_it_does(level, name) -> None:
+def test_full_replan_counts_as_what_it_does(level, name):
     """A full replan spends the limit of the phase that it returns to, so that no limit is escaped by another name."""
     full = decided(kind="full_replan", replan_level=level)
     counts = spent(full, 3)
-    assert make_ruling(full, LIMITS, counts, numbered(20)).override == (None if name is None else "limit")
+    assert ruled(full, counts, numbered(20)).override == (None if name is None else "limit")
     assert name is None or getattr(counts, name) == 3
-    assert ReplanType.FULL_REPLAN in available_replan_types(EXECUTION, LIMITS, counts, ReplanCause())
+    assert ReplanType.FULL_REPLAN in available_replan_types(EXECUTION, LIMITS, counts, NO_CAUSE)
 
 
-def test_limit_of_zero() -> None:
-    """A limit of zero means never."""
-    for phase, kind, name, _ in OWN_LIMIT:
-        assert (
-            make_ruling(decided(phase, kind), limited(**{name: 0}), ReplanCounts(), ReplanCause()).override == "limit"
-        )
-    assert available_replan_types(EXECUTION, replace(LIMITS, total=0), ReplanCounts(), FETCH) == ()
-    assert (
-        make_ruling(decided(kind="retry"), replace(LIMITS, action_retries=0), ReplanCounts(), FETCH).override == "limit"
-    )
-
-
-def test_switched_off() -> None:
+def test_switched_off():
     """With replanning switched off only a plan that was carried out may be revised, as often as its own limit says."""
     off = replace(LIMITS, enabled=False)
     left = {phase: available_replan_types(phase, off, ReplanCounts(), FETCH) for phase in Phase}
     assert left.pop(Phase.REFLECTION) == (ReplanType.PLAN_REVISION,)
     assert set(left.values()) == {()}
     assert available_replan_types(Phase.REFLECTION, replace(off, plan_revisions=0), ReplanCounts(), FETCH) == ()
-    ruling = make_ruling(decided(), off, ReplanCounts(), FETCH)
+    ruling = ruled(decided(), enabled=False)
     assert (ruling.override, ruling.reason) == ("limit", "replanning is switched off")
 
 
-def test_open_types_without_limits_reached() -> None:
+@pytest.mark.parametrize("phase", Phase)
+def test_open_types_without_limits_reached(phase):
     """At the start everything that a phase allows is open, but for the decision that nothing is needed."""
-    for phase in Phase:
-        expected = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
-        assert available_replan_types(phase, LIMITS, ReplanCounts(), FETCH) == expected
+    expected = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
+    assert available_replan_types(phase, LIMITS, ReplanCounts(), FETCH) == expected
 
 
-def test_retries_are_not_shared() -> None:
-    """Retries of one action do not use up those of another."""
-    counts = (
-        ReplanCounts()
-        .add_replan(decided(kind="retry"), ReplanCause(action="a"))
-        .add_replan(decided(kind="retry"), ReplanCause(action="b"))
-    )
-    assert counts.retries == {"a": 1, "b": 1}
-
-
-def test_only_success_resets() -> None:
-    """A success gives an action its retries back, and resets nothing else."""
-    counts = spent(decided(), 2, lineage="fetch")
-    counts = counts.add_replan(decided(kind="retry"), FETCH).add_replan(decided(kind="retry"), ReplanCause(action="b"))
+def test_only_success_resets():
+    """A success gives an action its retries back, and resets nothing else; neither does understanding the goal again."""
+    counts = spent(decided(), 2, lineage="fetch").add_replan(RETRY, FETCH).add_replan(RETRY, ReplanCause(action="b"))
     assert counts.reset_retries("fetch#2") == counts.model_copy(update={"retries": {"b": 1}})
     assert counts.reset_retries("unknown") == counts
 
-
-def test_goal_revision_resets_nothing() -> None:
-    """Understanding the goal again leaves every count as it was, and adds itself."""
-    counts = spent(decided(), 2, lineage="fetch").add_replan(decided(kind="retry"), FETCH)
-    revised = counts.add_replan(decided(kind="goal_revision"), FETCH)
-    before, after = counts.model_dump(), revised.model_dump()
+    before, after = counts.model_dump(), counts.add_replan(decided(kind="goal_revision"), FETCH).model_dump()
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {"total", "lineages", "causes", "phases"}
     assert after["total"] == before["total"] + 1
-    for name in ("retries", "partial_replans", "redecompositions", "regenerations", "plan_revisions", "clarifications"):
-        assert after[name] == before[name]
 
 
-def test_counted_before_it_runs() -> None:
-    """A replan is counted when it begins, so that one that fails has cost the same."""
-    assert ReplanCounts().add_replan(decided(), FETCH).total == 1
-
-
-def test_counts_are_json() -> None:
+def test_counts_are_json():
     """Counts are stored and read as JSON without loss, those of each phase included."""
-    counts = (
-        spent(decided(), 2, lineage="fetch")
-        .add_replan(decided(GOAL, "goal_revision"), ReplanCause("x"))
-        .add_clarification()
-        .add_loop_warning("mark")
-    )
-    counts = counts.add_replan(decided(kind="retry"), FETCH)
+    counts = spent(decided(), 2, lineage="fetch").add_replan(decided(GOAL, "goal_revision"), ReplanCause("x"))
+    counts = counts.add_clarification().add_loop_warning("mark").add_replan(RETRY, FETCH)
     assert ReplanCounts.model_validate_json(counts.model_dump_json()) == counts
     assert counts.phases == {EXECUTION: 3, GOAL: 1}
     assert ReplanCounts.model_validate_json("{}") == ReplanCounts()
@@ -247,9 +205,9 @@ def test_counts_are_json() -> None:
         (0.0, "skip"),
     ],
 )
-def test_bands(confidence, kind) -> None:
+def test_bands(confidence, kind):
     """Each band of confidence has its outcome, and each lower edge belongs to its band."""
-    ruling = make_ruling(decided(confidence=confidence), LIMITS, ReplanCounts(), FETCH)
+    ruling = ruled(decided(confidence=confidence))
     assert ruling.kind == kind
     assert ruling.is_executable is (confidence >= 0.5)
     assert ruling.override == ("confidence" if kind == "skip" else None)
@@ -258,124 +216,85 @@ def test_bands(confidence, kind) -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.3, 0.4, math.nextafter(0.5, 0)])
-def test_asking_is_off(confidence) -> None:
+def test_asking_is_off(confidence):
     """If the user may not be asked, replans that need approval are skipped, and all others are executed."""
-    quiet = replace(LIMITS, confirm_low_confidence=False)
-    ruling = make_ruling(decided(confidence=confidence), quiet, ReplanCounts(), FETCH)
+    ruling = ruled(decided(confidence=confidence), confirm_low_confidence=False)
     assert (ruling.kind, ruling.override) == ("skip", "confidence")
     assert ruling.reason.endswith("and 0.5 is needed")
-    assert make_ruling(decided(confidence=0.5), quiet, ReplanCounts(), FETCH).kind == "execute_with_warning"
+    assert ruled(decided(confidence=0.5), confirm_low_confidence=False).kind == "execute_with_warning"
 
 
-def test_low_confidence_asks() -> None:
-    """Between 0.3 and 0.5 a person is asked."""
-    assert make_ruling(decided(confidence=0.4), LIMITS, ReplanCounts(), FETCH).kind == "ask"
-
-
-def test_zero_is_zero() -> None:
-    """A confidence of zero is no default: it is skipped, unless the settings let everything pass."""
-    assert make_ruling(decided(confidence=0), LIMITS, ReplanCounts(), FETCH).kind == "skip"
-    assert (
-        ReplanLimits(confirmation_threshold=0, min_threshold=0, immediate_threshold=0).confidence_band(0) == "execute"
-    )
-
-
-@pytest.mark.parametrize("edges", [(0, 0, 0), (0, 0.5, 1), (1, 1, 1), (0.3, 0.3, 0.3)])
-def test_edges_in_order(edges) -> None:
-    """Bands may be empty, and may reach to both ends."""
+@pytest.mark.parametrize(
+    ("edges", "confidence"), [((0, 0, 0), 0), ((0, 0.5, 1), 1), ((1, 1, 1), 1), ((0.3, 0.3, 0.3), 1)]
+)
+def test_edges_in_order(edges, confidence):
+    """Bands may be empty, and may reach to both ends; a confidence of zero is no default."""
     user, minimum, immediate = edges
-    assert (
-        ReplanLimits(confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate).confidence_band(
-            1
-        )
-        == "execute"
-    )
+    limits = ReplanLimits(confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate)
+    assert limits.confidence_band(confidence) == "execute"
 
 
 @pytest.mark.parametrize(
     "edges",
     [(-0.1, 0.5, 0.8), (0.6, 0.5, 0.8), (0.3, 0.9, 0.8), (0.3, 0.5, 1.1), (math.nan, 0.5, 0.8), (0.3, 0.5, math.nan)],
 )
-def test_edges_out_of_order(edges) -> None:
+def test_edges_out_of_order(edges):
     """Edges that are not in order, or not from 0 to 1, are refused with the order that is expected."""
     user, minimum, immediate = edges
     with pytest.raises(SettingsError, match="expected 0 ≤ user ≤ minimum ≤ immediate ≤ 1"):
         ReplanLimits(confirmation_threshold=user, min_threshold=minimum, immediate_threshold=immediate)
 
 
-def test_negative_limits() -> None:
+def test_negative_limits():
     """Every limit that is negative is named, together with edges that are out of order."""
     with pytest.raises(SettingsError) as caught:
         ReplanLimits(total=-1, partial_replans=-2, confirmation_threshold=0.9)
     assert [problem.place for problem in caught.value.problems] == ["partial_replans", "total", "confidence"]
 
 
-def test_limit_before_confidence_before_loop() -> None:
+def test_limit_before_confidence_before_loop():
     """Of several reasons against a replan the limit is named first, then the confidence, then the loop."""
     looped = ReplanCounts().add_replan(decided(), FETCH).add_replan(decided(), FETCH)
     unsure = decided(confidence=0.1)
-    assert make_ruling(unsure, LIMITS, looped, FETCH).override == "limit"
-    assert make_ruling(unsure, replace(LIMITS, partial_replans=9), looped, FETCH).override == "confidence"
-    assert make_ruling(decided(confidence=0.4), replace(LIMITS, partial_replans=9), looped, FETCH).override == "loop"
+    assert ruled(unsure, looped).override == "limit"
+    assert ruled(unsure, looped, partial_replans=9).override == "confidence"
+    assert ruled(decided(confidence=0.4), looped, partial_replans=9).override == "loop"
 
 
-def test_not_wanted_is_not_overridden() -> None:
+@pytest.mark.parametrize("confidence", [0, 1])
+def test_not_wanted_is_not_overridden(confidence):
     """A decision that wants no replan lets the run go on, at any confidence and with every limit reached."""
-    for confidence in (0, 1):
-        none = decided(kind="none", confidence=confidence)
-        ruling = make_ruling(none, replace(LIMITS, total=0), ReplanCounts(), FETCH)
-        assert (ruling.kind, ruling.override, ruling.is_executable, ruling.needs_escalation) == (
-            "continue",
-            None,
-            False,
-            False,
-        )
-
-
-def test_third_time_is_skipped() -> None:
-    """The same replan for the same cause runs twice; the third time it is skipped as a loop."""
-    limits = replace(LIMITS, partial_replans=9)
-    counts = ReplanCounts()
-    for _ in range(2):
-        assert make_ruling(decided(), limits, counts, FETCH).is_executable
-        counts = counts.add_replan(decided(), FETCH)
-
-    ruling = make_ruling(decided(), limits, counts, FETCH)
-    assert (ruling.kind, ruling.override, ruling.needs_escalation) == ("skip", "loop", True)
-    assert ruling.reason == "the same partial_replan has run 2 times for the same cause"
-    assert ruling.fingerprint == fingerprint(decided(), FETCH)
+    ruling = ruled(decided(kind="none", confidence=confidence), total=0)
+    assert (ruling.kind, ruling.override) == ("continue", None)
+    assert (ruling.is_executable, ruling.needs_escalation) == (False, False)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
-def test_same_trigger_max_count(most) -> None:
-    """The number of repetitions is a setting, and may be zero."""
+def test_repetitions_are_skipped(most):
+    """The same replan for the same cause runs as often as its setting says; then it is skipped as a loop, unless off."""
     limits = replace(LOOSE, loop_detection=True, same_trigger=most)
     counts = ReplanCounts()
     for _ in range(most):
         assert make_ruling(decided(), limits, counts, FETCH).is_executable
         counts = counts.add_replan(decided(), FETCH)
-    assert make_ruling(decided(), limits, counts, FETCH).override == "loop"
 
-
-def test_off() -> None:
-    """Without loop detection the same runs until a limit is reached."""
-    counts = ReplanCounts()
-    for _ in range(5):
-        counts = counts.add_replan(decided(), FETCH)
+    ruling = make_ruling(decided(), limits, counts, FETCH)
+    assert (ruling.kind, ruling.override, ruling.needs_escalation) == ("skip", "loop", True)
+    assert f"the same partial_replan has run {most} time" in ruling.reason
+    assert ruling.fingerprint == fingerprint(decided(), FETCH)
     assert make_ruling(decided(), LOOSE, counts, FETCH).is_executable
 
 
-def test_retries_are_exempt() -> None:
-    """Retrying an action for the same cause again and again is no loop."""
-    retry = decided(kind="retry")
+def test_retries_are_exempt():
+    """Retrying an action for the same cause again and again is no loop, and no replan of its lineage."""
     counts = ReplanCounts()
     for _ in range(5):
-        counts = counts.add_replan(retry, FETCH)
-    assert make_ruling(retry, replace(LOOSE, loop_detection=True), counts, FETCH).is_executable
-    assert counts.causes == {}
+        counts = counts.add_replan(RETRY, FETCH)
+    assert make_ruling(RETRY, replace(LOOSE, loop_detection=True), counts, FETCH).is_executable
+    assert (counts.causes, counts.lineages) == ({}, {})
 
 
-def test_what_is_the_same_cause() -> None:
+def test_what_is_the_same_cause():
     """Numbers, addresses, case and space make no other cause, and neither do other actions of the lineage."""
     mark = fingerprint(decided(), FETCH)
     for error in ("HTTP 504 from mirror 12", "http 503  FROM mirror 7\n"):
@@ -384,91 +303,79 @@ def test_what_is_the_same_cause() -> None:
     assert fingerprint(decided(confidence=0.1, issues_found=["else"]), FETCH) == mark
 
 
-def test_what_is_another_cause() -> None:
+def test_what_is_another_cause():
     """Another error, lineage, type or phase is another trigger."""
-    others = [
+    marks = {
+        fingerprint(decided(), FETCH),
         fingerprint(decided(), replace(FETCH, error="no such file")),
         fingerprint(decided(), replace(FETCH, lineage="build")),
         fingerprint(decided(kind="action_regeneration"), FETCH),
         fingerprint(decided(ACTIONS, "action_regeneration"), FETCH),
-    ]
-    assert len({fingerprint(decided(), FETCH), *others}) == 5
+    }
+    assert len(marks) == 5
 
 
-def test_issues_are_the_cause_where_nothing_failed() -> None:
+def test_issues_are_the_cause_where_nothing_failed():
     """After a phase without an error the issues found are the cause, in any order; else the reasons are."""
-    one = decided(DECOMPOSITION, "task_redecomposition", issues_found=["No tests", "too coarse (3 tasks)"])
-    other = decided(DECOMPOSITION, "task_redecomposition", issues_found=["too coarse (9 tasks)", "no  tests"])
-    reasoned = decided(DECOMPOSITION, "task_redecomposition", reasoning="no tests")
-    assert fingerprint(one, ReplanCause()) == fingerprint(other, ReplanCause()) != fingerprint(reasoned, ReplanCause())
+    one, other, reasoned = (
+        fingerprint(decided(DECOMPOSITION, "task_redecomposition", **said), NO_CAUSE)
+        for said in (
+            {"issues_found": ["No tests", "too coarse (3 tasks)"]},
+            {"issues_found": ["too coarse (9 tasks)", "no  tests"]},
+            {"reasoning": "no tests"},
+        )
+    )
+    assert one == other != reasoned
 
 
-def test_lineage() -> None:
+def test_lineage():
     """A task and what replaced it are replanned three times together; the fourth time the task ends blocked."""
+    revision = decided(kind="goal_revision")
     counts = ReplanCounts()
     for number in range(3):
         cause = ReplanCause(f"error {'xyz'[number]}", action=f"fetch~{number}", lineage="fetch")
-        assert make_ruling(decided(kind="goal_revision"), LIMITS, counts, cause).blocks is None
-        counts = counts.add_replan(decided(kind="goal_revision"), cause)
+        assert ruled(revision, counts, cause).blocks is None
+        counts = counts.add_replan(revision, cause)
 
-    ruling = make_ruling(decided(), LIMITS, counts, FETCH)
+    ruling = ruled(decided(), counts)
     assert (ruling.override, ruling.blocks) == ("limit", "fetch")
     assert ruling.reason == "the limit of 3 replans of 'fetch' and its replacements is reached"
     assert available_replan_types(EXECUTION, LIMITS, counts, FETCH) == (ReplanType.RETRY,)
-    assert make_ruling(decided(), LIMITS, counts, ReplanCause("other", lineage="build")).is_executable
+    assert ruled(decided(), counts, ReplanCause("other", lineage="build")).is_executable
 
 
-def test_retries_are_no_replans_of_a_lineage() -> None:
-    """Retries leave the count of a lineage alone."""
-    assert ReplanCounts().add_replan(decided(kind="retry"), FETCH).lineages == {}
-
-
-def test_questions_within_their_limit() -> None:
+@pytest.mark.parametrize("phase", Phase)
+def test_questions_within_their_limit(phase):
     """A question is asked whether or not a replan is wanted, at most twice in a run."""
-    for phase in Phase:
-        asking = decided(phase, "none", clarification_needed=True, clarification_questions=["Which branch?"])
-        assert make_ruling(asking, LIMITS, ReplanCounts(), ReplanCause()).questions == ("Which branch?",)
-        assert make_ruling(asking, LIMITS, ReplanCounts().add_clarification(), ReplanCause()).questions == (
-            "Which branch?",
-        )
-        assert (
-            make_ruling(asking, LIMITS, ReplanCounts().add_clarification().add_clarification(), ReplanCause()).questions
-            == ()
-        )
+    asking = decided(phase, "none", clarification_needed=True, clarification_questions=["Which?"])
+    counts, asked = ReplanCounts(), []
+    for _ in range(3):
+        asked.append(ruled(asking, counts, NO_CAUSE).questions)
+        counts = counts.add_clarification()
+    assert asked == [("Which?",), ("Which?",), ()]
 
 
-def test_questions_beside_a_replan() -> None:
+def test_questions_beside_a_replan():
     """Questions beside a replan are asked even if the replan itself is overridden."""
     both = decided(clarification_needed=True, clarification_questions=["Which?"])
-    assert make_ruling(both, LIMITS, ReplanCounts(), FETCH).questions == ("Which?",)
-    assert make_ruling(both, replace(LIMITS, total=0), ReplanCounts(), FETCH).questions == ("Which?",)
-    assert make_ruling(decided(clarification_questions=["Which?"]), LIMITS, ReplanCounts(), FETCH).questions == ()
+    assert ruled(both).questions == ruled(both, total=0).questions == ("Which?",)
+    assert ruled(decided(clarification_questions=["Which?"])).questions == ()
 
 
-def test_requests_and_questions_share_a_limit() -> None:
-    """Clarification requests and questions beside other decisions are counted together."""
-    request = decided(GOAL, "clarification_request", clarification_questions=["Which?"])
-    assert make_ruling(request, LIMITS, ReplanCounts(), ReplanCause()).questions == ("Which?",)
-    refused = make_ruling(request, LIMITS, ReplanCounts().add_clarification().add_clarification(), ReplanCause())
+def test_clarification_request_asks_once():
+    """A clarification request of low confidence is asked without approval; below that, or beyond its limit, it is not."""
+    request = decided(GOAL, "clarification_request", 0.3, clarification_questions=["Which?"])
+    asked = ruled(request, cause=NO_CAUSE)
+    assert (asked.kind, asked.questions) == ("execute_with_warning", ("Which?",))
+    unsure = ruled(request.model_copy(update={"confidence": 0.29}), cause=NO_CAUSE)
+    assert (unsure.override, unsure.questions) == ("confidence", ())
+    refused = ruled(request, ReplanCounts().add_clarification().add_clarification(), NO_CAUSE)
     assert (refused.override, refused.questions) == ("limit", ())
 
 
-def test_clarification_request_asks_once() -> None:
-    """A clarification request of low confidence is not asked about first: it is asked; below that it is not."""
-    request = decided(GOAL, "clarification_request", 0.3, clarification_questions=["Which?"])
-    asked = make_ruling(request, LIMITS, ReplanCounts(), ReplanCause())
-    assert (asked.kind, asked.questions) == ("execute_with_warning", ("Which?",))
-    unsure = make_ruling(request.model_copy(update={"confidence": 0.29}), LIMITS, ReplanCounts(), ReplanCause())
-    assert (unsure.override, unsure.questions) == ("confidence", ())
-
-
-def test_limits_of_settings() -> None:
-    """The limits by default are those of the settings by default."""
+def test_every_setting_counts():
+    """Each setting ends up in the limit that it is about, and the defaults are the same."""
     assert ReplanLimits.from_settings(PlanningSettings()) == LIMITS
-
-
-def test_every_setting_counts() -> None:
-    """Each setting ends up in the limit that it is about."""
     settings = PlanningSettings.model_validate(
         {
             "revision": {"max_revisions": 11},
@@ -488,16 +395,10 @@ def test_every_setting_counts() -> None:
             },
         }
     )
+    counts = (4, 5, 6, 7, 8, 9, 20, 13)
     assert ReplanLimits.from_settings(settings, replans_per_lineage=13) == ReplanLimits(
         True,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-        20,
-        13,
+        *counts,
         False,
         12,
         immediate_threshold=0.9,
@@ -510,7 +411,7 @@ def test_every_setting_counts() -> None:
 @pytest.mark.parametrize(
     ("replanning", "revisions", "most"), [(True, 1, 1), (True, 3, 2), (False, 3, 3), (False, 1, 1)]
 )
-def test_smaller_of_two_settings(replanning, revisions, most) -> None:
+def test_smaller_of_two_settings(replanning, revisions, most):
     """With replanning on, the smaller of the two limits of plan revisions holds; with it off, the general one."""
     settings = PlanningSettings.model_validate(
         {"revision": {"max_revisions": revisions}, "replanning": {"enabled": replanning}}
@@ -525,32 +426,23 @@ causes = st.builds(
     action=st.none() | st.sampled_from("abc"),
     lineage=st.none() | st.sampled_from("xy"),
 )
-kinds = st.sampled_from([(phase, str(kind)) for phase in Phase for kind in ALLOWED_REPLANS[phase]])
-wanted = st.builds(
-    lambda pair, confidence, level, issues, asks: decided(
-        pair[0],
-        pair[1],
-        confidence,
-        replan_level=level,
-        issues_found=issues,
-        clarification_needed=asks,
-        clarification_questions=["Which?"],
-    ),
-    kinds,
-    st.sampled_from([0, 0.3, 0.5, 0.8, 1]),
-    st.none() | st.integers(1, 5),
-    st.lists(st.sampled_from(["vague", "slow"]), max_size=1),
-    st.booleans(),
+wanted = st.sampled_from([(phase, str(kind)) for phase in Phase for kind in ALLOWED_REPLANS[phase]]).flatmap(
+    lambda pair: st.builds(
+        decided,
+        *map(st.just, pair),
+        st.sampled_from([0, 0.3, 0.5, 0.8, 1]),
+        replan_level=st.none() | st.integers(1, 5),
+        issues_found=st.lists(st.sampled_from(["vague", "slow"]), max_size=1),
+        clarification_needed=st.booleans(),
+        clarification_questions=st.just(["Which?"]),
+    )
 )
+OWN = ("clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions")
 small = st.integers(0, 3)
 any_limits = st.builds(
     ReplanLimits,
-    clarifications=small,
-    redecompositions=small,
-    regenerations=small,
+    **dict.fromkeys(OWN, small),
     action_retries=small,
-    partial_replans=small,
-    plan_revisions=small,
     total=st.integers(0, 12),
     replans_per_lineage=small,
     loop_detection=st.booleans(),
@@ -560,7 +452,7 @@ any_limits = st.builds(
 
 
 @given(any_limits, st.lists(st.tuples(wanted, causes, st.booleans()), max_size=40))
-def test_no_sequence_exceeds_a_limit(limits, sequence) -> None:
+def test_no_sequence_exceeds_a_limit(limits, sequence):
     """Whatever a model decides in whichever order, and whatever succeeds between, no count exceeds its limit."""
     counts = ReplanCounts()
     asked = 0
@@ -573,14 +465,7 @@ def test_no_sequence_exceeds_a_limit(limits, sequence) -> None:
             counts = counts if decision.replan_type == "clarification_request" else counts.add_clarification()
         if succeeds and cause.action:
             counts = counts.reset_retries(cause.action)
-        for name in (
-            "clarifications",
-            "redecompositions",
-            "regenerations",
-            "partial_replans",
-            "plan_revisions",
-            "total",
-        ):
+        for name in (*OWN, "total"):
             assert getattr(counts, name) <= getattr(limits, name)
         assert all(times <= limits.action_retries for times in counts.retries.values())
         assert all(times <= limits.replans_per_lineage for times in counts.lineages.values())
@@ -590,7 +475,7 @@ def test_no_sequence_exceeds_a_limit(limits, sequence) -> None:
 
 
 @given(any_limits, st.lists(st.tuples(wanted, causes), max_size=12), wanted, causes)
-def test_what_is_open_agrees_with_what_is_ruled(limits, before, decision, cause) -> None:
+def test_what_is_open_agrees_with_what_is_ruled(limits, before, decision, cause):
     """A replan is refused by a limit exactly where its type was not open, but for the targets of a full one."""
     counts = ReplanCounts()
     for earlier, its_cause in before:
@@ -605,7 +490,7 @@ def test_what_is_open_agrees_with_what_is_ruled(limits, before, decision, cause)
 
 
 @given(wanted, causes)
-def test_what_is_executed_does_something(decision, cause) -> None:
+def test_what_is_executed_does_something(decision, cause):
     """Whatever is executed returns to a phase, or asks something, and is counted."""
     ruling = make_ruling(decision, LOOSE, ReplanCounts(), cause)
     if ruling.is_executable:

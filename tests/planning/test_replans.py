@@ -333,7 +333,7 @@ async def test_what_a_person_says_is_a_reflection():
     """A request of a person during the run is judged like a reflection, and revises the plan within its limit."""
 
     async def ask_for_more(task):
-        if not desk.used:
+        if len(desk.used) == 1:
             desk.planning.run.request_replan("louder, please", by="eve")
             await desk.clock.sleep(5)
 

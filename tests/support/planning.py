@@ -149,7 +149,7 @@ class Desk:
 
     Args:
         results: the outputs and errors of the first uses of each tool.
-        before: is called before a tool is used.
+        before: is called when a tool is used, before it does anything.
         takes: seconds that a use takes.
     """
 
@@ -171,11 +171,11 @@ class Desk:
     async def __call__(self, task: Task, context: object) -> JsonValue:
         """Use the tool of a task."""
         assert task.tool is not None
+        self.calls.append((task.id, task.tool, dict(task.arguments)))
         if self._before is not None:
             await self._before(task)
         if self._takes:
             await self.clock.sleep(self._takes)
-        self.calls.append((task.id, task.tool, dict(task.arguments)))
         if left := self._results.get(task.tool):
             result = left.pop(0)
             if isinstance(result, Exception):
