@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
@@ -96,7 +97,7 @@ class HTTPLLMProvider(LLMProvider):
         model: str | None = None,
         temperature: float = 0.3,
         max_tokens: int | None = None,
-        timeout: float = 30.0,
+        timeout: float | timedelta = 30.0,
         prices: PriceTable | None = None,
         environment: Environment | None = None,
         transport: httpx.AsyncBaseTransport | None = None,

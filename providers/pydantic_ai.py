@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -47,7 +48,7 @@ class PydanticAIProvider(LLMProvider):
         *,
         temperature: float = 0.3,
         max_tokens: int | None = None,
-        timeout: float = 30.0,
+        timeout: float | timedelta = 30.0,
         prices: PriceTable | None = None,
         environment: Environment | None = None,
     ) -> None:

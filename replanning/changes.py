@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
 from replanning.plan.messages import brief_repr, did_you_mean
 from replanning.plan.tasks import Items, Task
-from replanning.plan.types import JsonObject, TaskId
+from replanning.plan.types import JsonObject, TaskId, to_seconds
 
 __all__ = [
     "AbortRun",
@@ -83,7 +83,7 @@ class RetryTask(_Change):
 
     kind: Literal["retry"] = "retry"
     task_id: TaskId
-    delay: float = Field(default=0.0, ge=0)
+    delay: Annotated[float, Field(ge=0), BeforeValidator(to_seconds)] = 0.0
 
 
 class SkipTask(_Change):
@@ -128,7 +128,7 @@ class Alternative(BaseModel):
     confidence: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     source: str = ""
     expected_cost: float | None = Field(default=None, ge=0)
-    expected_duration: float | None = Field(default=None, ge=0)
+    expected_duration: Annotated[float, Field(ge=0), BeforeValidator(to_seconds)] | None = None
     unreachable: Literal["proven-unreachable", "not-found-within-bound"] | None = None
     ask: str = ""
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Protocol
 
 import anyio
@@ -18,11 +17,6 @@ __all__ = [
     "Environment",
     "SystemClock",
 ]
-
-
-def to_seconds(duration: float | timedelta) -> float:
-    """Return a duration in seconds."""
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 class Clock(Protocol):

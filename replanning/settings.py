@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from replanning.journal.triggers import TriggerKind
 from replanning.plan.redaction import pattern_problem
 from replanning.plan.tasks import Budget, Retry
+from replanning.plan.types import to_seconds
 
 __all__ = [
     "AlternativeSettings",
@@ -165,7 +166,7 @@ class PlanningSettings(Section):
     replanning: PlanningReplanSettings = PlanningReplanSettings()
 
 
-Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Duration = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(to_seconds)]
 
 Names = Annotated[
     tuple[str, ...],
@@ -256,7 +257,7 @@ class JudgeSettings(Section):
         default=None, description="Language model that judges outputs accepted by the checks, for the command line."
     )
     max_iterations: int = Field(default=3, ge=1, le=10, description="Attempts, those after feedback included.")
-    timeout_seconds: float = Field(default=300.0, ge=60, le=600, allow_inf_nan=False)
+    timeout_seconds: Annotated[float, Field(ge=60, le=600, allow_inf_nan=False), BeforeValidator(to_seconds)] = 300.0
 
 
 class EscalationSettings(Section):
@@ -362,10 +363,12 @@ class Settings(Section):
     llm: LLMSettings = LLMSettings()
     redaction: RedactionSettings = RedactionSettings()
     override: OverrideSettings = OverrideSettings()
-    cooldown: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    cooldown: Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(to_seconds)] = 30.0
     max_output: int = Field(default=1024 * 1024, ge=1, description="Largest output of a task, in bytes of JSON.")
     on_store_failure: Literal["pause", "continue_unjournaled"] = "pause"
-    store_patience: float = Field(default=30.0, ge=0, description="Seconds for which a failing store is retried.")
+    store_patience: Annotated[float, Field(ge=0), BeforeValidator(to_seconds)] = Field(
+        default=30.0, description="Seconds for which a failing store is retried."
+    )
     capture_content: bool = Field(default=False, description="Put arguments, outputs and reasons onto spans.")
     planning: PlanningSettings = Field(
         default=PlanningSettings(), description="Planning mode; in the file, a section beside this one."

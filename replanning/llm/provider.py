@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import lru_cache
 from itertools import islice
 from types import TracebackType
@@ -21,6 +22,7 @@ from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOpt
 from replanning.llm.extraction import extract_json, validation_message
 from replanning.llm.prices import Price, PriceTable
 from replanning.plan.redaction import Redactor
+from replanning.plan.types import to_seconds
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -63,7 +65,7 @@ class LLMProvider(ABC):
         model: the model; by default the provider's own.
         temperature: from 0, as deterministic as the service can be, upwards.
         max_tokens: most tokens of an answer; by default the provider's own limit.
-        timeout: seconds that a call may take in total, retries included.
+        timeout: seconds or `timedelta` that a call may take in total, retries included.
         prices: prices of models; by default the published ones.
         environment: source of time and chance.
 
@@ -87,14 +89,14 @@ class LLMProvider(ABC):
         model: str | None = None,
         temperature: float = 0.3,
         max_tokens: int | None = None,
-        timeout: float = 30.0,
+        timeout: float | timedelta = 30.0,
         prices: PriceTable | None = None,
         environment: Environment | None = None,
     ) -> None:
         self.model = model or self.default_model
         self.temperature = temperature
         self.max_tokens = self.default_max_tokens if max_tokens is None else max_tokens
-        self.timeout = timeout
+        self.timeout = to_seconds(timeout)
         prices = prices or PriceTable()
         self.prices = prices | {"*": Price(0, 0)} if self.free else prices
         self.environment = environment or Environment()

@@ -25,7 +25,7 @@ from replanning.errors import PlanError, Problem
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fill_placeholders, normalise_fact, placeholders
-from replanning.plan.types import JsonObject, TaskId
+from replanning.plan.types import JsonObject, TaskId, to_seconds
 
 MAX_NAME_CHARS: Final = 200
 """Longest id or name, in characters."""
@@ -41,7 +41,8 @@ Id = Annotated[TaskId, _NameConstraints]
 Text = Annotated[str, StringConstraints(pattern=_TEXT_PATTERN)]
 Fact = Annotated[str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(normalise_fact)]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
-Seconds = Annotated[float, Field(strict=True, gt=0)]
+Duration = Annotated[float, Field(strict=True, ge=0), BeforeValidator(to_seconds)]
+Seconds = Annotated[float, Field(strict=True, gt=0), BeforeValidator(to_seconds)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 StrictInt = Annotated[int, Field(strict=True)]
 StrictBool = Annotated[bool, Field(strict=True)]
@@ -170,7 +171,7 @@ class Retry(StrictModel):
     max_attempts: Annotated[int, Field(strict=True, ge=1)] = Field(
         default=3, description="Attempts, the first included."
     )
-    delay: NonNegativeFloat = Field(default=1.0, description="Seconds before the second attempt.")
+    delay: Duration = Field(default=1.0, description="Seconds before the second attempt.")
     exponential: StrictBool = Field(default=True, description="Double the delay after each attempt.")
     jitter: StrictBool = Field(
         default=True, description="Vary the delay at random, so that retries do not come all at once."
@@ -183,9 +184,7 @@ class Budget(StrictModel):
     calls: NonNegativeInt | None = Field(default=None, description="Calls of language models.")
     tokens: NonNegativeInt | None = Field(default=None, description="Tokens, input and output together.")
     money: NonNegativeFloat | None = Field(default=None, description="Money, in the currency of the prices.")
-    wall_clock: NonNegativeFloat | None = Field(
-        default=None, description="Seconds; waiting for a person does not count."
-    )
+    wall_clock: Duration | None = Field(default=None, description="Seconds; waiting for a person does not count.")
 
 
 class ToolSpec(StrictModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import NewType, TypeAlias
 
 from pydantic import JsonValue
@@ -26,3 +27,8 @@ JsonObject = dict[str, JsonValue]
 
 JsonPath = tuple[str | int, ...]
 """Path into a JSON document: keys of objects and indexes of arrays, from the outside in."""
+
+
+def to_seconds(duration: float | timedelta) -> float:
+    """Return a duration in seconds; what is no `timedelta` is returned as it is."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import ClassVar, Final, NamedTuple
 from zlib import crc32
 
@@ -70,7 +71,7 @@ class ScriptedLLM(LLMProvider):
         model: str | None = None,
         temperature: float = 0.3,
         max_tokens: int = 2000,
-        timeout: float = 30.0,
+        timeout: float | timedelta = 30.0,
         prices: PriceTable | None = None,
         environment: Environment | None = None,
         unavailable_reason: str = "",

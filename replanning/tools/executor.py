@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from pydantic import JsonValue
 
-from replanning.environment import Clock, SystemClock, to_seconds
+from replanning.environment import Clock, SystemClock
 from replanning.plan.document import Plan
 from replanning.plan.tasks import McpServer, Task, ToolSpec
+from replanning.plan.types import to_seconds
 from replanning.tools.call import (
     Secrets,
     ToolCall,

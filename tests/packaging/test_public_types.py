@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 from typing import get_type_hints
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 import replanning
-from replanning import Answer, Question, RunResult
-from replanning.changes import SkipTask
+from replanning import Alternative, Answer, Budget, Question, Retry, RunResult, Task, ToolSpec
+from replanning.changes import RetryTask, SkipTask
+from replanning.settings import Settings, TimeoutSettings
 
 FAMILIES = {"exporters", "providers", "triggers"}
 
@@ -55,3 +57,23 @@ def test_public_module(name: str) -> None:
     for cls in filter(inspect.isclass, exported):
         if cls.__module__.startswith("replanning") and not inspect.get_annotations(cls):
             assert cls.__name__ in import_module(cls.__module__).__all__, cls
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "others"),
+    [
+        (Task, "timeout", {"id": "a"}),
+        (ToolSpec, "timeout", {"name": "t"}),
+        (Retry, "delay", {}),
+        (Budget, "wall_clock", {}),
+        (RetryTask, "delay", {"task_id": "a"}),
+        (Alternative, "expected_duration", {"changes": [], "reason": "r", "source": "s"}),
+        (Settings, "cooldown", {}),
+        (TimeoutSettings, "replan", {}),
+    ],
+)
+def test_durations(model: type[BaseModel], field: str, others: dict[str, object]) -> None:
+    """A duration is a number of seconds or a `timedelta`, and is kept in seconds."""
+    assert getattr(model.model_validate({**others, field: timedelta(minutes=1.5)}), field) == 90.0
+    with pytest.raises(ValueError, match=field):
+        model.model_validate({**others, field: timedelta(seconds=-1)})
