@@ -15,83 +15,13 @@ from typing import ClassVar, Literal, assert_never, assert_type
 from opentelemetry.sdk.trace import TracerProvider
 from pydantic import BaseModel
 
-from replanning import (
-    Alternative,
-    AlternativeGenerator,
-    Answer,
-    Attempt,
-    Budget,
-    CallbackGate,
-    ConfidenceScorer,
-    Environment,
-    Goal,
-    Plan,
-    PlanError,
-    PlanEvaluator,
-    PlanMonitor,
-    PlanRun,
-    PlanView,
-    Question,
-    ReplanningEngine,
-    ReplanningError,
-    ReplanPolicy,
-    ReplanRequest,
-    Retry,
-    RunResult,
-    Settings,
-    StoreGate,
-    Task,
-    TaskContext,
-    TaskState,
-    ToolSpec,
-    TransientError,
-    open_run,
-)
-from replanning.changes import (
-    AbortRun,
-    AddTask,
-    CancelTask,
-    ModifyTask,
-    PlanChange,
-    RemoveTask,
-    ReorderTasks,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-    parse_changes,
-)
+import replanning as rp
+from replanning import changes, errors, history, journal, llm, testing
 from replanning.decision import AlternativeProvider, HumanGate, TriggerDetector
 from replanning.engine import MonitorNotice
 from replanning.environment import Clock
-from replanning.errors import ChangeRejected, NotRunning, Problem, StaleAnswer, StoreError, UnknownQuestion
-from replanning.history import ReplanEvent, ReplanHistory, export_history, markdown_report
-from replanning.journal import (
-    AttemptFailed,
-    AttemptSucceeded,
-    DecisionMade,
-    HumanRequest,
-    JsonlStore,
-    MemoryStore,
-    Observation,
-    PlanRevised,
-    Record,
-    RecordBody,
-    RunInfo,
-    RunStore,
-    Score,
-    SqliteStore,
-    TaskFailed,
-    TaskTimedOut,
-    Trigger,
-    TriggerEvent,
-    TriggerFired,
-    Usage,
-    dump_body,
-    load_body,
-)
 from replanning.journal.triggers import normalised_cause
 from replanning.live import TaskView
-from replanning.llm import Completion, LLMOptions, LLMProvider, create_llm_provider
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.plan import AttemptId, JsonObject, RunId
 from replanning.plan.types import JsonValue
@@ -99,34 +29,20 @@ from replanning.providers.repair import RepairProvider
 from replanning.run import Work
 from replanning.settings import ApprovalSettings, Weights
 from replanning.telemetry import Exporter
-from replanning.testing import (
-    FaultSchedule,
-    RecordingExporter,
-    ScriptedExecutor,
-    ScriptedGate,
-    ScriptedProvider,
-    ScriptStep,
-    VirtualClock,
-    hangs,
-    raises,
-    returns,
-    simulate,
-    virtual_environment,
-)
 from replanning.tools import ToolExecutor
 
-PLAN = Plan(
-    goal=Goal(objective="Build and check a release candidate", facts=["artifact(wheel)"]),
+PLAN = rp.Plan(
+    goal=rp.Goal(objective="Build and check a release candidate", facts=["artifact(wheel)"]),
     context={"announce": True},
     resources={"cpu": 4},
-    budget=Budget(calls=10, money=2.5),
+    budget=rp.Budget(calls=10, money=2.5),
     tools=[
-        ToolSpec(name="pypa-build", capability="build-wheel", adds=["artifact(wheel)"]),
-        ToolSpec(name="pip-wheel", kind="shell", command="x"),
+        rp.ToolSpec(name="pypa-build", capability="build-wheel", adds=["artifact(wheel)"]),
+        rp.ToolSpec(name="pip-wheel", kind="shell", command="x"),
     ],
     tasks=[
-        Task(id="build", tool="pypa-build", arguments={"out": "dist"}, timeout=120, retry=Retry(max_attempts=1)),
-        Task(id="announce", depends_on=["build"], optional=True, when="context.announce"),
+        rp.Task(id="build", tool="pypa-build", arguments={"out": "dist"}, timeout=120, retry=rp.Retry(max_attempts=1)),
+        rp.Task(id="announce", depends_on=["build"], optional=True, when="context.announce"),
     ],
 )
 
@@ -135,10 +51,10 @@ def use(*values: object) -> None:
     """Stands for what a program does with values."""
 
 
-async def work(task: Task, context: TaskContext) -> JsonValue:
+async def work(task: rp.Task, context: rp.TaskContext) -> JsonValue:
     """Work as users write it."""
     if task.tool is None:
-        raise TransientError("not yet")
+        raise rp.TransientError("not yet")
     context.charge(calls=1, tokens=200, money=0.01)
     key: str = context.idempotency_key
     earlier: Mapping[str, JsonValue] = context.results
@@ -146,58 +62,60 @@ async def work(task: Task, context: TaskContext) -> JsonValue:
     return [task.id, key, out, len(earlier), context.run_id]
 
 
-def plans(path: Path) -> Plan:
+def plans(path: Path) -> rp.Plan:
     """Plans from files, and what is wrong with them."""
     try:
-        plan = Plan.load(path)
-    except PlanError as error:
-        problems: tuple[Problem, ...] = error.problems
+        plan = rp.Plan.load(path)
+    except rp.PlanError as error:
+        problems: tuple[errors.Problem, ...] = error.problems
         raise SystemExit("\n".join(str(problem) for problem in problems)) from error
-    assert_type(plan.task("build"), Task)
-    assert_type(plan.tasks, Sequence[Task])
+    assert_type(plan.task("build"), rp.Task)
+    assert_type(plan.tasks, Sequence[rp.Task])
     return plan
 
 
 async def orchestrators() -> None:
-    """The orchestrators of the library, with and without the engine."""
-    engine = ReplanningEngine(providers=["repair"])
+    """The orchestrators of the library, with and without the engine, and work with the tools that a plan describes."""
+    engine = rp.ReplanningEngine(providers=["repair"])
     swarm = engine.attach(SwarmOrchestrator(work, max_concurrency=8))
     assert_type(swarm, SwarmOrchestrator)
     result = await swarm.run(PLAN)
-    assert_type(result, RunResult)
+    assert_type(result, rp.RunResult)
     assert_type(result.outputs, Mapping[str, JsonValue])
-    assert_type(result.spent, Usage)
+    assert_type(result.spent, journal.Usage)
     for revision in result.revisions:
-        assert_type(revision, PlanRevised)
-        changes: tuple[PlanChange, ...] = revision.changes
-        use(revision.number, revision.reason, changes)
+        assert_type(revision, journal.PlanRevised)
+        made: tuple[changes.PlanChange, ...] = revision.changes
+        use(revision.number, revision.reason, made)
     assert_type(result.status, Literal["succeeded", "failed", "aborted", "paused", "needs_human"])
     await engine.attach(SequentialOrchestrator(work)).resume(result.run)
     await swarm.run(PLAN, replanning=False, run_id="mine")
     await engine.execute(PLAN, work, max_concurrency=2, replanning=False)
     await engine.execute(PLAN, lambda task: task)  # type: ignore[arg-type, misc]
     await swarm.run("plan.yaml")  # type: ignore[arg-type]
+    async with ToolExecutor(PLAN, default_timeout=timedelta(minutes=1), grace=2) as executor:
+        await SwarmOrchestrator(executor).run(PLAN)
 
 
-async def own_orchestrator(engine: ReplanningEngine) -> RunResult:
+async def own_orchestrator(engine: rp.ReplanningEngine) -> rp.RunResult:
     """A loop of one's own, in five lines."""
     async with engine.open(PLAN) as run:
         async for task in run.ready():
-            assert_type(task, Task)
+            assert_type(task, rp.Task)
             async with run.attempt(task) as attempt:
-                assert_type(attempt, Attempt)
+                assert_type(attempt, rp.Attempt)
                 attempt.output = await work(task, attempt.context)
     return run.result
 
 
-async def reports(engine: ReplanningEngine) -> None:
+async def reports(engine: rp.ReplanningEngine) -> None:
     """Reports from anywhere, observations and edits."""
     async with engine.open(PLAN, run_id="mine") as run:
-        assert_type(run, PlanRun)
+        assert_type(run, rp.PlanRun)
         attempt = run.started("build")
         assert_type(attempt, AttemptId)
         run.succeeded(attempt, {"path": "dist/x.whl"})
-        run.failed(attempt, TransientError("busy"))
+        run.failed(attempt, rp.TransientError("busy"))
         run.failed(attempt, "exit status 1")
         run.failed(attempt, 1)  # type: ignore[arg-type]
         run.observe(holds=["artifact(wheel)"], ceased=["on(a,b)"])
@@ -206,56 +124,56 @@ async def reports(engine: ReplanningEngine) -> None:
         run.change_resource("cpu", capacity=2)
         run.change_resource("pip-wheel", available=False)
         run.request_replan("add a check", by="ada", tasks=["announce"])
-        number: int = run.add_task(Task(id="sign", depends_on=("build",)), before=["announce"])
+        number: int = run.add_task(rp.Task(id="sign", depends_on=("build",)), before=["announce"])
         run.remove_task("announce", reason="nobody reads it")
-        run.replace_task("build", Task(id="b1"), Task(id="b2", depends_on=("b1",)))
+        run.replace_task("build", rp.Task(id="b1"), rp.Task(id="b2", depends_on=("b1",)))
         run.modify_task("build", arguments={"out": "wheels"}, timeout=60)
         run.reorder_tasks("announce", "sign")
         run.cancel_task("sign")
-        run.apply([AbortRun(reason="enough")], expected_revision=number)
+        run.apply([changes.AbortRun(reason="enough")], expected_revision=number)
         run.pause("lunch", by="ada")
         result = await run.wait()
-    assert_type(result, RunResult)
-    assert_type(run.plan, Plan)
-    assert_type(run.view, PlanView)
-    assert_type(run.history, ReplanHistory)
+    assert_type(result, rp.RunResult)
+    assert_type(run.plan, rp.Plan)
+    assert_type(run.view, rp.PlanView)
+    assert_type(run.history, history.ReplanHistory)
     assert_type(run.result.questions, tuple[str, ...])
     async with engine.resume("mine") as again:
-        assert_type(again, PlanRun)
+        assert_type(again, rp.PlanRun)
     assert_type(engine.fork("mine", 3), RunId)
-    async with open_run(PLAN, store=MemoryStore()) as bare:
-        assert_type(bare, PlanRun)
+    async with rp.open_run(PLAN, store=journal.MemoryStore()) as bare:
+        assert_type(bare, rp.PlanRun)
 
 
-def changes() -> Sequence[PlanChange]:
+def every_change() -> Sequence[changes.PlanChange]:
     """Every change, typed and told apart by its kind."""
-    made: list[PlanChange] = [
-        AddTask(task=Task(id="x"), before=["build"]),
-        RemoveTask(task_id="x"),
-        ReplaceTask(task_id="build", tasks=[Task(id="y", depends_on=["x"], acceptance=["it works"])]),
-        ModifyTask(task_id="y", fields={"timeout": 5}),
-        ReorderTasks(order=("y", "z")),
-        RetryTask(task_id="y", delay=5),
-        SkipTask(task_id="y", reason="late"),
-        CancelTask(task_id="y"),
-        AbortRun(reason="enough"),
-        *parse_changes([{"kind": "skip", "task_id": "y"}]),
+    made: list[changes.PlanChange] = [
+        changes.AddTask(task=rp.Task(id="x"), before=["build"]),
+        changes.RemoveTask(task_id="x"),
+        changes.ReplaceTask(task_id="build", tasks=[rp.Task(id="y", depends_on=["x"], acceptance=["it works"])]),
+        changes.ModifyTask(task_id="y", fields={"timeout": 5}),
+        changes.ReorderTasks(order=("y", "z")),
+        changes.RetryTask(task_id="y", delay=5),
+        changes.SkipTask(task_id="y", reason="late"),
+        changes.CancelTask(task_id="y"),
+        changes.AbortRun(reason="enough"),
+        *changes.parse_changes([{"kind": "skip", "task_id": "y"}]),
     ]
     for change in made:
         match change:
-            case AddTask():
-                assert_type(change.task, Task)
-            case ReplaceTask():
-                assert_type(change.tasks, Sequence[Task])
-            case ModifyTask():
+            case changes.AddTask():
+                assert_type(change.task, rp.Task)
+            case changes.ReplaceTask():
+                assert_type(change.tasks, Sequence[rp.Task])
+            case changes.ModifyTask():
                 assert_type(change.fields, JsonObject)
-            case ReorderTasks() | AbortRun():
+            case changes.ReorderTasks() | changes.AbortRun():
                 pass
-            case RemoveTask() | RetryTask() | SkipTask() | CancelTask():
+            case changes.RemoveTask() | changes.RetryTask() | changes.SkipTask() | changes.CancelTask():
                 assert_type(change.kind, Literal["remove", "retry", "skip", "cancel"])
             case _:
                 assert_never(change)
-    Alternative(changes=("skip",), reason="x")  # type: ignore[arg-type]
+    rp.Alternative(changes=("skip",), reason="x")  # type: ignore[arg-type]
     return made
 
 
@@ -264,38 +182,32 @@ class Patience:
 
     name = "patience"
 
-    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Wait a minute, and try again what is stuck."""
-        triggers: tuple[Trigger, ...] = request.triggers
+    async def propose(self, request: rp.ReplanRequest) -> Sequence[rp.Alternative]:
+        triggers: tuple[journal.Trigger, ...] = request.triggers
         for trigger in triggers:
-            if isinstance(trigger, TaskFailed):
+            if isinstance(trigger, journal.TaskFailed):
                 assert_type(trigger.attempts, int)
-            elif isinstance(trigger, HumanRequest):
+            elif isinstance(trigger, journal.HumanRequest):
                 assert_type(trigger.by, str)
         stuck = request.view.stuck()
         assert_type(stuck, tuple[TaskView, ...])
-        states: list[TaskState] = [task.state for task in stuck]
-        request.charge(Usage(calls=1, tokens=len(states)))
-        new = Task(id=request.view.unused_id("build"))
+        states: list[rp.TaskState] = [task.state for task in stuck]
+        request.charge(journal.Usage(calls=1, tokens=len(states)))
+        retries = tuple(changes.RetryTask(task_id=task.id, delay=60) for task in stuck)
+        new = rp.Task(id=request.view.unused_id("build"))
         return [
-            Alternative(
-                changes=tuple(RetryTask(task_id=task.id, delay=60) for task in stuck),
-                reason="it may work in a minute",
-                confidence=0.8,
-            ),
-            Alternative(changes=(ReplaceTask(task_id="build", tasks=(new,)),), reason="anew"),
+            rp.Alternative(changes=retries, reason="it may work in a minute", confidence=0.8),
+            rp.Alternative(changes=(changes.ReplaceTask(task_id="build", tasks=(new,)),), reason="anew"),
         ]
 
-    def estimate(self, request: ReplanRequest) -> Usage:
-        """What it costs at most."""
-        return Usage(calls=1, tokens=request.max_alternatives)
+    def estimate(self, request: rp.ReplanRequest) -> journal.Usage:
+        return journal.Usage(calls=1, tokens=request.max_alternatives)
 
 
 class Nameless:
     """No provider: it has no name."""
 
-    async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Nothing."""
+    async def propose(self, request: rp.ReplanRequest) -> Sequence[rp.Alternative]:
         return []
 
 
@@ -304,209 +216,185 @@ class Hasty:
 
     name = "hasty"
 
-    def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Nothing."""
+    def propose(self, request: rp.ReplanRequest) -> Sequence[rp.Alternative]:
         return []
 
 
-def providers() -> list[ReplanningEngine]:
+def providers() -> list[rp.ReplanningEngine]:
     """What is a provider, and what is none."""
     patience: AlternativeProvider = Patience()
     return [
-        ReplanningEngine([patience, "repair", RepairProvider()]),
-        ReplanningEngine([Nameless()]),  # type: ignore[list-item]
-        ReplanningEngine([Hasty()]),  # type: ignore[list-item]
+        rp.ReplanningEngine([patience, "repair", RepairProvider()]),
+        rp.ReplanningEngine([Nameless()]),  # type: ignore[list-item]
+        rp.ReplanningEngine([Hasty()]),  # type: ignore[list-item]
     ]
 
 
-class Parrot(LLMProvider):
-    """A language model."""
-
+class Parrot(llm.LLMProvider):
     name = "parrot"
 
-    async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """The prompt once more."""
+    async def request(self, prompt: str, options: llm.LLMOptions) -> llm.Completion:
         return self.completion(prompt, prompt, options)
 
 
 class Larger(BaseModel):
-    """An answer with a shape."""
-
     number: float
 
 
 async def models() -> list[float]:
     """Language models by name and as objects, and their answers."""
-    found: LLMProvider = create_llm_provider(["openai", "parrot:grey"], settings=Settings(), environ={})
-    engine = ReplanningEngine([Parrot(model="grey"), found, "openai:gpt-4.1,anthropic", "repair"])
+    found: llm.LLMProvider = llm.create_llm_provider(["openai", "parrot:grey"], settings=rp.Settings(), environ={})
+    engine = rp.ReplanningEngine([Parrot(model="grey"), found, "openai:gpt-4.1,anthropic", "repair"])
     await engine.aclose()
     larger: Larger = await found.complete_json("Which is larger, 9.11 or 9.9?", Larger)
-    text: str = await Parrot().complete("Who is a good boy?", LLMOptions(temperature=0.0))
+    text: str = await Parrot().complete("Who is a good boy?", llm.LLMOptions(temperature=0.0))
     return [larger.number, *await found.embed(text)]
 
 
 class SlowSuccess:
-    """A detector."""
-
     name = "slow-success"
-    observes: tuple[type[RecordBody], ...] = (AttemptSucceeded,)
+    observes: tuple[type[journal.RecordBody], ...] = (journal.AttemptSucceeded,)
 
-    def detect(self, observation: Observation, view: PlanView) -> Iterable[Trigger]:
-        """A trigger for what took longer than a minute."""
-        if isinstance(observation, AttemptSucceeded) and view.task(observation.task).duration > 60:
-            yield TaskTimedOut(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
+    def detect(self, observation: journal.Observation, view: rp.PlanView) -> Iterable[journal.Trigger]:
+        if isinstance(observation, journal.AttemptSucceeded) and view.task(observation.task).duration > 60:
+            yield journal.TaskTimedOut(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
 
 
-def monitors(engine: ReplanningEngine) -> None:
+def monitors(engine: rp.ReplanningEngine) -> None:
     """Handlers are typed by the class of event that they are registered for."""
 
-    def failed(event: TaskFailed) -> None:
+    def failed(event: journal.TaskFailed) -> None:
         use(event.error_type, event.reason)
 
-    async def revised(event: PlanRevised) -> None:
+    async def revised(event: journal.PlanRevised) -> None:
         use(event.number)
 
-    def anything(event: TriggerEvent) -> None:
+    def anything(event: journal.TriggerEvent) -> None:
         use(event.kind)
 
     detector: TriggerDetector = SlowSuccess()
-    monitor = PlanMonitor([detector, "task-failed"])
-    off = monitor.on(TaskFailed, failed)
-    off()
-    monitor.on(PlanRevised, revised)
-    monitor.on(TaskTimedOut, anything)
+    monitor = rp.PlanMonitor([detector, "task-failed"])
+    monitor.on(journal.TaskFailed, failed)()
+    monitor.on(journal.PlanRevised, revised)
+    monitor.on(journal.TaskTimedOut, anything)
     monitor.on(MonitorNotice, lambda notice: use(notice.run, notice.event))
-    engine.monitor.on(AttemptFailed, lambda event: use(event.failure.message))
-    engine.monitor.on(PlanRevised, failed)  # type: ignore[arg-type]
-    engine.monitor.on(TaskFailed, lambda event: use(event.number))  # type: ignore[attr-defined]
+    engine.monitor.on(journal.AttemptFailed, lambda event: use(event.failure.message))
+    engine.monitor.on(journal.PlanRevised, failed)  # type: ignore[arg-type]
+    engine.monitor.on(journal.TaskFailed, lambda event: use(event.number))  # type: ignore[attr-defined]
 
 
 class Mail:
-    """A gate of one's own."""
-
-    async def ask(self, question: Question) -> Answer:
-        """Approve the best."""
-        scores: list[Score | None] = [candidate.score for candidate in question.candidates]
+    async def ask(self, question: rp.Question) -> rp.Answer:
+        scores: list[journal.Score | None] = [candidate.score for candidate in question.candidates]
         diffs: tuple[str, ...] = question.diffs
         use(question.text, scores, diffs, question.deadline, question.rejection_reason)
-        return Answer("approve", by="ada", choice=0, comment="fine")
+        return rp.Answer("approve", by="ada", choice=0, comment="fine")
 
-    async def remind(self, question: Question) -> None:
-        """Say it again."""
+    async def remind(self, question: rp.Question) -> None:
+        use(question.id)
 
 
-def people(store: RunStore) -> None:
+def people(store: journal.RunStore) -> None:
     """Gates, pending questions and answers."""
+    skip = changes.SkipTask(task_id="build")
 
-    async def later(question: Question) -> Answer:
-        return Answer("modify", changes=(SkipTask(task_id="build"),))
+    async def later(question: rp.Question) -> rp.Answer:
+        return rp.Answer("modify", changes=(skip,))
 
     gates: list[HumanGate] = [
         Mail(),
-        StoreGate(),
-        CallbackGate(lambda question: Answer("reject", comment=question.text)),
-        CallbackGate(later, remind=lambda question: use(question.id)),
+        rp.StoreGate(),
+        rp.CallbackGate(lambda question: rp.Answer("reject", comment=question.text)),
+        rp.CallbackGate(later, remind=lambda question: use(question.id)),
     ]
-    engine = ReplanningEngine(gate=gates[0], store=store)
+    engine = rp.ReplanningEngine(gate=gates[0], store=store)
     for question in engine.pending("mine"):
         try:
             engine.answer(question.id, "approve", by="ada", choice=1)
-            engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "a"}, SkipTask(task_id="b")])
+            engine.answer(question.id, "modify", changes=[{"kind": "skip", "task_id": "a"}, skip])
             engine.answer(question.id, "maybe")  # type: ignore[arg-type]
-        except (StaleAnswer, UnknownQuestion, ChangeRejected, NotRunning, ReplanningError) as error:
+        except (errors.StaleAnswer, errors.UnknownQuestion, errors.ChangeRejected, errors.NotRunning) as error:
             use(error)
-    Answer("yes")  # type: ignore[arg-type]
-    ReplanningEngine(gate=lambda question: Answer("approve"))  # type: ignore[arg-type]
+    rp.Answer("yes")  # type: ignore[arg-type]
+    rp.ReplanningEngine(gate=lambda question: rp.Answer("approve"))  # type: ignore[arg-type]
 
 
 class Printer(Exporter):
-    """An exporter."""
-
     name: ClassVar[str] = "printer"
 
-    async def export(self, run: RunId, record: Record) -> None:
-        """Print a record."""
-        use(run, record.seq, record.at, dump_body(record.body))
+    async def export(self, run: RunId, record: journal.Record) -> None:
+        use(run, record.seq, record.at, journal.dump_body(record.body))
 
 
-def stores(path: Path) -> list[RunStore]:
+def stores(path: Path) -> list[journal.RunStore]:
     """Stores, and what is read from them."""
-    found: list[RunStore] = [MemoryStore(), JsonlStore(path), SqliteStore(path / "history.db", synchronous="full")]
+    found: list[journal.RunStore] = [journal.JsonlStore(path), journal.SqliteStore(path, synchronous="full")]
     for store in found:
-        infos: Sequence[RunInfo] = store.runs()
+        infos: Sequence[journal.RunInfo] = store.runs()
         for record in store.read(infos[0].run):
-            assert_type(record, Record)
-            if isinstance(record.body, TriggerFired):
-                trigger: Trigger = record.body.trigger
+            assert_type(record, journal.Record)
+            if isinstance(record.body, journal.TriggerFired):
+                trigger: journal.Trigger = record.body.trigger
                 use(trigger.fingerprint)
-            elif isinstance(record.body, DecisionMade):
+            elif isinstance(record.body, journal.DecisionMade):
                 use(record.body.decision, record.body.rule)
         store.close()
     try:
-        body: RecordBody = load_body("revised", "{}")
+        body: journal.RecordBody = journal.load_body("revised", "{}")
         use(body.kind)
-    except StoreError as error:
+    except errors.StoreError as error:
         use(error)
     return found
 
 
-def parts(clock: Clock, tracer_provider: TracerProvider) -> ReplanningEngine:
-    """Every part of the engine can be passed in."""
-    settings = Settings(approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights())
+def parts(clock: Clock, tracer_provider: TracerProvider) -> rp.ReplanningEngine:
+    """Every part of the engine can be passed in, and what is none is noticed."""
+    rp.ReplanningEngine(mode="dry-run")  # type: ignore[arg-type]
+    rp.ReplanningEngine(store="history.db")  # type: ignore[arg-type]
+    rp.ReplanningEngine(provider="repair")  # type: ignore[call-arg]
+    rp.Task(name="build")  # type: ignore[call-arg]
+    settings = rp.Settings(approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights())
     seconds: float | None = settings.approval.timeout
-    scorer = ConfidenceScorer(settings.weights)
-    PlanEvaluator()
-    return ReplanningEngine(
-        AlternativeGenerator([Patience()], scorer=scorer),
+    scorer = rp.ConfidenceScorer(settings.weights)
+    rp.PlanEvaluator()
+    return rp.ReplanningEngine(
+        rp.AlternativeGenerator([Patience()], scorer=scorer),
         settings=settings,
         mode="observe" if seconds else "act",
-        monitor=PlanMonitor(),
-        policy=ReplanPolicy(settings),
-        exporters=[Printer(), RecordingExporter()],
-        environment=Environment(clock=clock, chance=lambda: 0.5, new_id=lambda: "mine"),
+        monitor=rp.PlanMonitor(),
+        policy=rp.ReplanPolicy(settings),
+        exporters=[Printer(), testing.RecordingExporter()],
+        environment=rp.Environment(clock=clock, chance=lambda: 0.5, new_id=lambda: "mine"),
         tracer_provider=tracer_provider,
         codec=str,
     )
 
 
-def wrong_parts() -> None:
-    """What is no part of an engine is noticed."""
-    ReplanningEngine(mode="dry-run")  # type: ignore[arg-type]
-    ReplanningEngine(store="history.db")  # type: ignore[arg-type]
-    ReplanningEngine(provider="repair")  # type: ignore[call-arg]
-    Task(name="build")  # type: ignore[call-arg]
-
-
-def history(engine: ReplanningEngine) -> None:
+def past(engine: rp.ReplanningEngine) -> None:
     """What was replanned, and why."""
     found = engine.history("mine")
     for event in found.filter(trigger="task-failed", decision="execute", success=True):
-        assert_type(event, ReplanEvent)
+        assert_type(event, history.ReplanEvent)
         use(event.executed, event.reason, event.candidates[0].score)
-    rate: float | None = found.metrics.success_rate
-    before: Plan = found.plan_at(0)
-    text: str = markdown_report(found) + export_history(found)
-    use(rate, before, text, found.diff(0, 1))
+    assert_type(found.metrics.success_rate, float | None)
+    assert_type(found.plan_at(0), rp.Plan)
+    text: str = history.markdown_report(found) + history.export_history(found)
+    use(text, found.diff(0, 1))
 
 
 async def tests_of_plans() -> None:
     """Plans tested with the public fakes."""
-    async with VirtualClock() as clock:
-        build = [raises(FileNotFoundError("pypa-build")), returns({"wheel": "x"}, after=3)]
-        script: dict[str, ScriptStep | Sequence[ScriptStep]] = {"build": build, "sign": hangs()}
-        executor = ScriptedExecutor(script, clock=clock)
+    async with testing.VirtualClock() as clock:
+        build = [testing.raises(FileNotFoundError("pypa-build")), testing.returns({"wheel": "x"}, after=3)]
+        script: dict[str, testing.ScriptStep | Sequence[testing.ScriptStep]] = {"build": build, "sign": testing.hangs()}
+        executor = testing.ScriptedExecutor(script, clock=clock)
         as_work: Work = executor
-        gate = ScriptedGate([returns(Answer("approve"), after=60), Answer("reject")], clock=clock)
-        provider = ScriptedProvider([Alternative(changes=(), reason="x"), hangs()], clock=clock, usage=Usage(calls=1))
-        engine = ReplanningEngine([provider], gate=gate, environment=virtual_environment(7, clock=clock))
+        gate = testing.ScriptedGate([testing.returns(rp.Answer("approve"), after=60), rp.Answer("reject")], clock=clock)
+        provider = testing.ScriptedProvider(
+            [rp.Alternative(changes=(), reason="x"), testing.hangs()], clock=clock, usage=journal.Usage(calls=1)
+        )
+        engine = rp.ReplanningEngine([provider], gate=gate, environment=testing.virtual_environment(7, clock=clock))
         await engine.execute(PLAN, as_work)
-    report = simulate(PLAN, FaultSchedule(fail={"build": 0.5}), runs=10, seed=1)
-    rate: float = report.success_rate
-    use(rate, executor.calls_of("build")[0].number, gate.questions, provider.requests)
-
-
-async def tools() -> None:
-    """The tools that a plan describes, as the work of an orchestrator."""
-    async with ToolExecutor(PLAN, default_timeout=timedelta(minutes=1), grace=2) as executor:
-        result = await ReplanningEngine().attach(SwarmOrchestrator(executor)).run(PLAN)
-    use(result.status)
+    report = testing.simulate(PLAN, testing.FaultSchedule(fail={"build": 0.5}), runs=10, seed=1)
+    assert_type(report.success_rate, float)
+    use(executor.calls_of("build")[0].number, gate.questions, provider.requests)
