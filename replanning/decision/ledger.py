@@ -28,7 +28,7 @@ from replanning.journal.records import (
     TriggerFired,
 )
 from replanning.journal.triggers import Trigger
-from replanning.live.plan import MAX_OUTCOMES_PER_TOOL
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 

@@ -103,7 +103,7 @@ def check_feasible(draft: Draft, triggers: Sequence[Trigger], live: LivePlan) ->
         return ""
     named = {task_id for trigger in triggers for task_id in trigger.tasks}
     lost = {fact for trigger in triggers for fact in _trigger_facts(trigger)}
-    world = strips_problem(live, draft.overlay, tasks=named, facts=lost)
+    world = strips_problem(live, draft, tasks=named, facts=lost)
     after = world.feasibility()
     if after.valid:
         return ""
@@ -135,7 +135,7 @@ def exceeded_limit(alternative: Alternative, live: LivePlan, ledger: Ledger, lim
     if per_run is not None and ledger.applied_count >= per_run:
         return f"the limit of {per_run} replans per run is reached"
     for task_id in target_task_ids(alternative.changes):
-        root = live.entry(task_id).root if task_id in live else task_id
+        root = live.entries[task_id].root if task_id in live.entries else task_id
         if ledger.replans_by_root.get(root, 0) >= per_lineage:
             return f"the limit of {per_lineage} replans per lineage is reached for {root!r}"
     return ""

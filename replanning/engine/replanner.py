@@ -141,7 +141,7 @@ class TriggerQueue:
         self.in_progress = []
         waiting = {trigger.id for trigger in self._waiting}
         for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in waiting]:
-            self._lifecycle.live.dispatcher.release(self._held_tasks.pop(trigger_id))
+            self._lifecycle.live.release(self._held_tasks.pop(trigger_id))
             self._lifecycle.wake_waiters()
 
     def _on_fired(self, record: Record) -> None:
@@ -157,7 +157,7 @@ class TriggerQueue:
         if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and self._hold_tasks:
             live = self._lifecycle.live
             self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
-            live.dispatcher.hold(self._held_tasks[trigger.id])
+            live.hold(self._held_tasks[trigger.id])
 
     def _drop(self, trigger: Trigger, reason: str) -> None:
         self._lifecycle.commit(TriggerDropped(trigger.id, reason))

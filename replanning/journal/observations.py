@@ -107,6 +107,11 @@ class AttemptTimedOut:
     timeout: float
     retry_at: float | None = None
 
+    @property
+    def failure(self) -> Failure:
+        """The failure with which the attempt ended."""
+        return Failure("TimedOut", f"ran into its deadline after {self.timeout:g} s", kind="timeout")
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptInterrupted:
@@ -117,6 +122,11 @@ class AttemptInterrupted:
     task: TaskId
     reason: str
     retry_at: float | None = None
+
+    @property
+    def failure(self) -> Failure:
+        """The failure with which the attempt ended."""
+        return Failure("Interrupted", self.reason, kind="interrupted")
 
 
 @dataclass(frozen=True, slots=True)

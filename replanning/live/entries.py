@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
 from typing import TypedDict
@@ -31,7 +32,7 @@ CONDITION_NOT_MET = -1
 """Value of `TaskEntry.condition_revision` of a task that was skipped because its condition did not hold."""
 
 
-class _TaskFields(TypedDict):
+class TaskFields(TypedDict):
     """Fields of a task that are read on every transition."""
 
     id: TaskId
@@ -44,6 +45,7 @@ class _TaskFields(TypedDict):
     when: str | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TaskEntry:
     """Runtime state of one task. Only the live plan updates its links to other entries.
 
@@ -66,87 +68,44 @@ class TaskEntry:
         reserved: the resources that it holds.
     """
 
-    __slots__ = (
-        "attempt",
-        "attempts",
-        "attempts_in_round",
-        "claim",
-        "condition_revision",
-        "continuations",
-        "counts_as_unsatisfied",
-        "deadline",
-        "dependents",
-        "duration",
-        "effects",
-        "failure",
-        "failures",
-        "feedback",
-        "fields",
-        "hold_count",
-        "id",
-        "iteration",
-        "not_before",
-        "order",
-        "output",
-        "parent",
-        "pass_over_count",
-        "priority",
-        "reason",
-        "recoverable",
-        "removed",
-        "replaced_by",
-        "reserved",
-        "root",
-        "sink_of",
-        "sinks",
-        "started_at",
-        "state",
-        "task",
-        "unsatisfied_dependencies",
-        "unsatisfied_sinks",
-        "withdrawn",
-    )
-
-    def __init__(self, task: Task, order: int, parent: TaskEntry | None) -> None:
-        self.fields: _TaskFields = task.__dict__  # type: ignore[assignment]  # pydantic keeps them there, defaults as well
-        fields = self.fields
-        self.id: TaskId = fields["id"]
-        self.task = task
-        self.state = TaskState.PENDING
-        self.order = order
-        self.priority = fields["priority"]
-        self.parent = parent
-        self.root: TaskId = self.id if parent is None else parent.root
-        self.iteration: int = 0 if parent is None else parent.iteration + 1
-        self.unsatisfied_dependencies = 0
-        self.dependents: list[TaskEntry] | tuple[()] = ()
-        self.sink_of: TaskEntry | None = None
-        self.sinks: tuple[TaskEntry, ...] = ()
-        self.replaced_by: tuple[TaskId, ...] = ()
-        self.unsatisfied_sinks = 0
-        self.attempts = 0
-        self.attempts_in_round = 0
-        self.failures = 0
-        self.continuations = 0
-        self.feedback = ""
-        self.attempt: AttemptId | None = None
-        self.started_at = 0.0
-        self.duration = 0.0
-        self.deadline: float | None = None
-        self.not_before: float | None = None
-        self.output: JsonValue = None
-        self.recoverable = True
-        self.failure: Failure | None = None
-        self.reason = ""
-        self.condition_revision: int | None = None
-        self.claim = 0
-        self.hold_count = 0
-        self.pass_over_count = 0
-        self.effects: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self.removed = False
-        self.withdrawn = False
-        self.counts_as_unsatisfied = False
-        self.reserved: Mapping[str, float] | None = None
+    task: Task
+    order: int
+    parent: TaskEntry | None
+    fields: TaskFields
+    id: TaskId
+    priority: int
+    root: TaskId
+    iteration: int
+    state: TaskState = TaskState.PENDING
+    unsatisfied_dependencies: int = 0
+    dependents: list[TaskEntry] | tuple[()] = ()
+    sink_of: TaskEntry | None = None
+    sinks: tuple[TaskEntry, ...] = ()
+    replaced_by: tuple[TaskId, ...] = ()
+    unsatisfied_sinks: int = 0
+    attempts: int = 0
+    attempts_in_round: int = 0
+    failures: int = 0
+    continuations: int = 0
+    feedback: str = ""
+    attempt: AttemptId | None = None
+    started_at: float = 0.0
+    duration: float = 0.0
+    deadline: float | None = None
+    not_before: float | None = None
+    output: JsonValue = None
+    recoverable: bool = True
+    failure: Failure | None = None
+    reason: str = ""
+    condition_revision: int | None = None
+    claim: int = 0
+    hold_count: int = 0
+    pass_over_count: int = 0
+    effects: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    removed: bool = False
+    withdrawn: bool = False
+    counts_as_unsatisfied: bool = False
+    reserved: Mapping[str, float] | None = None
 
     def __repr__(self) -> str:
         return f"<TaskEntry {self.id!r} {self.state} attempts={self.attempts} missing={self.unsatisfied_dependencies}>"

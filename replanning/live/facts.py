@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
-from replanning.live.index import FactIndex
+from replanning.live.draft import Draft
+from replanning.live.graph import FactIndex
 from replanning.live.plan import LivePlan
-from replanning.live.staging import PlanOverlay
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.tasks import Task
@@ -19,7 +19,7 @@ MIN_SUBGRAPH_LIMIT: Final = 1_000
 
 def strips_problem(
     live: LivePlan,
-    overlay: PlanOverlay | None = None,
+    draft: Draft | None = None,
     *,
     tasks: Collection[TaskId] = (),
     facts: Collection[str] = (),
@@ -30,19 +30,19 @@ def strips_problem(
 
     Args:
         live: the plan.
-        overlay: the staged changes.
+        draft: the staged changes.
         tasks: with `facts`, the subject of the problem: in a plan that states its facts, everything unrelated to the
             subject and the changes is left out, unless the related part is most of the plan.
         facts: see `tasks`.
     """
-    if overlay is not None:
-        return _build_problem(live, overlay, relevant_subgraph(live, overlay, tasks, facts))
+    if draft is not None:
+        return _build_problem(live, draft, relevant_subgraph(live, draft, tasks, facts))
     subject = frozenset(tasks), frozenset(facts)
     if subject not in live.strips_problems:
-        overlay = PlanOverlay(live)
-        part = relevant_subgraph(live, overlay, *subject)
+        draft = Draft(live)
+        part = relevant_subgraph(live, draft, *subject)
         live.strips_problems[subject] = (
-            strips_problem(live) if part is None and any(subject) else _build_problem(live, overlay, part)
+            strips_problem(live) if part is None and any(subject) else _build_problem(live, draft, part)
         )
     return live.strips_problems[subject]
 
@@ -54,21 +54,21 @@ class RelevantSubgraph(NamedTuple):
     facts: frozenset[str]
 
 
-def _build_problem(live: LivePlan, overlay: PlanOverlay, part: RelevantSubgraph | None) -> StripsProblem:
+def _build_problem(live: LivePlan, draft: Draft, part: RelevantSubgraph | None) -> StripsProblem:
     if part is None:
-        task_ids = [*(entry.id for entry in live), *overlay.new_tasks]
+        task_ids = [*(entry.id for entry in live), *draft.new_tasks]
     else:
-        task_ids = [i for i in part.tasks if i in overlay]
-    states = {i: state for i in task_ids if (state := overlay.state(i)) not in FINISHED and overlay.exists(i)}
-    order = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *overlay.position(i)))
+        task_ids = [i for i in part.tasks if i in draft]
+    states = {i: state for i in task_ids if (state := draft.state(i)) not in FINISHED and draft.exists(i)}
+    order = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *draft.position(i)))
     steps = []
     for task_id in order:
-        task, running = overlay.task(task_id), states[task_id] is TaskState.RUNNING
+        task, running = draft.task(task_id), states[task_id] is TaskState.RUNNING
         tool = live.tools.get(task.tool) if task.tool else None
         action, arguments = live.dependency_index.ground(task)
         if running:
             action = action._replace(requires=NO_FACTS)
-        waits_for = [d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED]
+        waits_for = [d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED]
         startable = states[task_id] not in STUCK and (tool is None or tool.available)
         steps.append(StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable))
     goal = tuple(fact for fact in live.goal.facts if part is None or fact in part.facts)
@@ -76,7 +76,7 @@ def _build_problem(live: LivePlan, overlay: PlanOverlay, part: RelevantSubgraph 
 
 
 def relevant_subgraph(
-    live: LivePlan, overlay: PlanOverlay, tasks: Collection[TaskId], facts: Collection[str]
+    live: LivePlan, draft: Draft, tasks: Collection[TaskId], facts: Collection[str]
 ) -> RelevantSubgraph | None:
     """Return all unfinished tasks and facts related to some of them, however indirectly; None if it is most of the plan.
 
@@ -86,25 +86,25 @@ def relevant_subgraph(
     if index is None or not (tasks or facts):
         return None
     limit = max(MIN_SUBGRAPH_LIMIT, len(index) // 4)
-    stack = [*tasks, *overlay.tasks, *overlay.states, *overlay.removed, *index.unresolved]
+    stack = [*tasks, *draft.tasks, *draft.states, *draft.removed, *index.unresolved]
     for fact in facts:
         stack += [*index.writers.get(fact, ()), *index.readers.get(fact, ())]
-    if len({task_id for task_id in stack if task_id in overlay}) > limit:
+    if len({task_id for task_id in stack if task_id in draft}) > limit:
         return None
     staged_dependents: dict[TaskId, list[TaskId]] = {}
-    for task_id, task in overlay.tasks.items():
-        for dep in overlay.follow_replacements(task.depends_on):
+    for task_id, task in draft.tasks.items():
+        for dep in draft.follow_replacements(task.depends_on):
             staged_dependents.setdefault(dep, []).append(task_id)
     seen: set[TaskId] = set()
     seen_facts = set(facts)
     while stack and len(seen) <= limit:
         task_id = stack.pop()
-        if task_id in seen or task_id not in overlay:
+        if task_id in seen or task_id not in draft:
             continue
         seen.add(task_id)
-        task = overlay.task(task_id)
+        task = draft.task(task_id)
         stack += _tasks_sharing_facts(live, index, task, seen_facts)
-        stack += (d for d in overlay.follow_replacements(task.depends_on) if overlay.state(d) not in SATISFIED)
+        stack += (d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED)
         stack += staged_dependents.get(task_id, ())
         if task_id in live:
             entry = live.entry(task_id)

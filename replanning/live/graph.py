@@ -1,4 +1,4 @@
-"""Graph of the tasks of a running plan: states, dependencies, lineages, results and deadlines.
+"""Graph of the tasks of a running plan: states, dependencies, lineages, results, dispatch and deadlines.
 
 `LivePlan` folds records into the graph and `Draft` commits changes to it; nothing else calls the methods that
 move tasks.
@@ -6,19 +6,21 @@ move tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeVar
 
-from replanning.errors import NoResult, UnknownTask
-from replanning.live.dispatch import Dispatcher
-from replanning.live.entries import Deadlines, ResourcePool, TaskEntry
-from replanning.live.index import DependencyIndex
+from replanning.errors import ExpressionError, NoResult, UnknownTask
+from replanning.live.entries import MAX_LOOKAHEAD, Deadlines, ReadyQueue, ResourcePool, TaskEntry, TaskFields
 from replanning.live.states import FINISHED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
+from replanning.live.strips import GroundAction, StripsProblem, ground_action, uses_facts
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
-from replanning.plan.references import resolve_references
+from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
@@ -114,9 +116,142 @@ class CopyOnRead(Mapping[str, JsonValue]):
         return len(self._shared)
 
 
+_NO_ACTION: Final = GroundAction()
+
+
+class FactIndex:
+    """Unfinished tasks by the facts that they read and write."""
+
+    def __init__(self) -> None:
+        self.writers: dict[str, dict[TaskId, None]] = {}
+        self.readers: dict[str, dict[TaskId, None]] = {}
+        self.unresolved: dict[TaskId, None] = {}
+        self._actions: dict[TaskId, GroundAction] = {}
+
+    def __repr__(self) -> str:
+        return f"<FactIndex of {len(self._actions)} tasks>"
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def add(self, task_id: TaskId, action: GroundAction, *, resolved: bool) -> None:
+        """Index a task; the action of one that is not resolved may change later."""
+        self.discard(task_id)
+        self._actions[task_id] = action
+        if not resolved:
+            self.unresolved[task_id] = None
+        for index, facts in ((self.readers, action.requires), (self.writers, action.adds | action.removes)):
+            for fact in facts:
+                index.setdefault(fact, {})[task_id] = None
+
+    def discard(self, task_id: TaskId) -> None:
+        """Remove a task."""
+        action = self._actions.pop(task_id, None)
+        if action is None:
+            return
+        self.unresolved.pop(task_id, None)
+        for index, facts in ((self.readers, action.requires), (self.writers, action.adds | action.removes)):
+            for fact in facts:
+                del index[fact][task_id]
+                if not index[fact]:
+                    del index[fact]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class DependencyIndex:
+    """Tasks of a plan by the things they use.
+
+    Attributes:
+        stored_result: finds the stored result of a task; other results are not JSON and never in a fact.
+        fact_index: the unfinished tasks by facts, for a plan that states its facts and has tools that use any.
+        context_readers: the tasks whose arguments or condition refer to a key of the context, finished ones included.
+        resource_users: the unfinished tasks that use a tool or take a resource.
+    """
+
+    tools: Mapping[str, ToolSpec]
+    pool: ResourcePool
+    context: JsonObject
+    stored_result: Callable[..., JsonValue]
+    fact_index: FactIndex | None
+    context_readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    resource_users: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    _actions: dict[TaskId, tuple[Task, ToolSpec, GroundAction]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<DependencyIndex of {list(self.resource_users)}>"
+
+    def ground(self, task: Task) -> tuple[GroundAction, JsonObject]:
+        """Return the preconditions and effects of a task, and its arguments as far as they are known."""
+        tool = self.tools.get(task.tool) if task.tool else None
+        if tool is None:
+            return _NO_ACTION, task.arguments
+        cached = self._actions.get(task.id)
+        if cached is not None and cached[0] is task and cached[1].name == tool.name:
+            return cached[2], task.arguments
+        if not uses_facts(tool):
+            return _NO_ACTION, task.arguments
+        arguments: JsonObject = {}
+        for name, value in task.arguments.items():
+            try:
+                resolved = resolve_references({name: value}, context=self.context, result_of=self.stored_result)
+            except ExpressionError:
+                continue  # it refers to a value that does not exist yet
+            arguments[name] = resolved[name]
+        action = ground_action(tool, arguments)
+        if arguments == task.arguments:
+            self._actions[task.id] = task, tool, action
+        return action, arguments
+
+    def add(self, task: Task) -> None:
+        """Index a task."""
+        if task.tool:
+            self.resource_users.setdefault(task.tool, {})[task.id] = None
+        if self.pool.limited:
+            for name in self.pool.demand(task):
+                self.resource_users.setdefault(name, {})[task.id] = None
+        if task.arguments or task.when:
+            for key in _context_keys(task):
+                self.context_readers.setdefault(key, {})[task.id] = None
+        if self.fact_index is not None:
+            action, _ = self.ground(task)
+            if action.facts or action.unresolved:
+                self.fact_index.add(task.id, action, resolved=task.id in self._actions)
+
+    def discard(self, task: Task) -> None:
+        """Remove a task that is about to change."""
+        self.discard_user(task)
+        for key in _context_keys(task):
+            self.context_readers[key].pop(task.id, None)
+
+    def discard_user(self, task: Task) -> None:
+        """Remove a finished task from the users of tools, resources and facts."""
+        if task.tool:
+            self.resource_users[task.tool].pop(task.id, None)
+        if self.pool.limited:
+            for name in self.pool.demand(task):
+                self.resource_users[name].pop(task.id, None)
+        if self.fact_index is not None:
+            self.fact_index.discard(task.id)
+
+
+def _context_keys(task: Task) -> Iterable[str]:
+    """Return the keys of the context that a task's arguments and condition refer to."""
+    keys: dict[str, None] = {}
+    if task.arguments:
+        for reference in find_references(task.arguments):
+            if reference.task is None:
+                keys[str(reference.path[0])] = None
+    if task.when:
+        keys.update(dict.fromkeys(sorted(Condition.parse(task.when).context_names())))
+    return keys
+
+
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
 
 _SATISFY = TaskEvent.SATISFY
+
+MAX_OUTCOMES_PER_TOOL: Final = 50
+"""Number of outcomes per tool that are kept as evidence of past success."""
 
 _TASK_BATCH_SIZE, _GROUNDING_BATCH_SIZE = 500, 100
 """Tasks loaded between two pauses; fewer if their actions have to be grounded."""
@@ -145,22 +280,42 @@ class TaskGraph:
         aborted: the reason for which the run is to be aborted.
         has_early_skips: whether a task was ever skipped before its dependencies were settled.
         version: number of changes to the plan so far; a draft is valid while it stays the same.
+        revision: number of revisions so far.
+        revision_hash: hash of the document and of every revision since; empty until it is first needed.
+        strips_problems: planning problems of the plan as it is now, by the tasks and facts that they are about.
+        closed_world: whether the plan states its facts.
+        claimed_count: number of tasks that are handed out and not started.
+        last_claim: number of the last claim.
+        parked: the ready tasks that lack a tool, a resource or a fact.
+        running_actions: the actions of the running tasks, if the plan states facts.
+        ended_attempts: number of attempts that have ended.
+        outcomes: for each tool whether its last attempts succeeded, the newest last.
     """
 
     # Slots are faster to read than a dict with this many attributes.
     __slots__ = (
         "aborted",
+        "claimed_count",
+        "closed_world",
         "context",
         "counts",
         "deadlines",
         "dependency_index",
-        "dispatcher",
+        "ended_attempts",
         "entries",
         "facts",
         "has_early_skips",
+        "last_claim",
+        "outcomes",
+        "parked",
         "plan",
         "pool",
+        "ready_queue",
         "results",
+        "revision",
+        "revision_hash",
+        "running_actions",
+        "strips_problems",
         "stuck",
         "tools",
         "unsatisfied_count",
@@ -168,49 +323,54 @@ class TaskGraph:
     )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
-        closed_world = plan.facts is not None
         self.plan = plan
         self.context: JsonObject = dict(plan.context)
         self.tools: dict[str, ToolSpec] = {tool.name: tool for tool in plan.tools}
         self.facts: dict[str, None] = dict.fromkeys(plan.facts or ())
+        self.closed_world = plan.facts is not None
         self.counts: dict[TaskState, int] = dict.fromkeys(TaskState, 0)
         self.unsatisfied_count = 0
         self.aborted: str | None = None
         self.has_early_skips = False
         self.version = 0
+        self.revision = 0
+        self.revision_hash = ""
+        self.strips_problems: dict[tuple[frozenset[TaskId], frozenset[str]], StripsProblem] = {}
         self.stuck: dict[TaskId, None] = {}
         self.entries: dict[TaskId, TaskEntry] = {}
         self.results = TaskResults(self.entries)
         self.pool = ResourcePool(plan.resources, self.tools)
-        self.dependency_index = DependencyIndex(
-            self.tools, self.pool, self.context, self.results.output_of, closed_world=closed_world
-        )
-        self.dispatcher = Dispatcher(
-            self.tools, self.pool, self.facts, self.dependency_index, closed_world=closed_world
-        )
         self.deadlines = Deadlines()
+        self.ready_queue = ReadyQueue()
+        self.claimed_count = 0
+        self.last_claim = 0
+        self.parked: dict[TaskId, TaskEntry] = {}
+        self.running_actions: dict[TaskId, GroundAction] = {}
+        self.ended_attempts = 0
+        self.outcomes: dict[str, deque[bool]] = {}
+        self.dependency_index = DependencyIndex(
+            self.tools,
+            self.pool,
+            self.context,
+            partial(self.results.output_of, stored_only=True),
+            FactIndex() if self.closed_world and any(map(uses_facts, plan.tools)) else None,
+        )
         if not empty:
             for _ in self.load_tasks():
                 pass
 
     def load_tasks(self) -> Iterator[None]:
         """Load the tasks of the plan, with pauses for other work."""
-        for tasks in _batched(
-            self.plan.tasks, _GROUNDING_BATCH_SIZE if self.plan.facts is not None else _TASK_BATCH_SIZE
-        ):
+        for tasks in _batched(self.plan.tasks, _GROUNDING_BATCH_SIZE if self.closed_world else _TASK_BATCH_SIZE):
             for task in tasks:
                 self.insert(task, None)
             self.counts[_PENDING] += len(tasks)
             yield
-        entries = list(self.entries.values())
-        for batch in _batched(entries):
+        for batch in _batched(list(self.entries.values())):
             for entry in batch:
                 if entry.fields["depends_on"]:
                     self.link(entry)
-            yield
-        for batch in _batched(entries):
-            for entry in batch:
-                if not entry.unsatisfied_dependencies:
+                else:
                     self.make_ready(entry)
             yield
 
@@ -250,19 +410,6 @@ class TaskGraph:
         """
         return Condition.parse(condition).evaluate(self.context, self.results)
 
-    @property
-    def quiescent(self) -> bool:
-        """True if no task runs, backs off, is handed out, or could be handed out."""
-        dispatcher = self.dispatcher
-        if dispatcher.claimed_count or any(self.counts[state] for state in _IN_PROGRESS_STATES):
-            return False
-        if not self.counts[_READY]:
-            return True
-        entry = dispatcher.claim_next()
-        if entry is not None:
-            dispatcher.return_claim(entry, entry.claim)
-        return entry is None
-
     # Deadlines
 
     def advance(self, now: float) -> list[tuple[TaskEntry, AttemptId]]:
@@ -286,27 +433,29 @@ class TaskGraph:
 
     # Tasks and dependencies
 
-    def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
+    def insert(self, task: Task, parent: TaskEntry | None) -> None:
         """Add a task without its dependencies, which `link` adds; the caller counts it as PENDING."""
-        entries = self.entries
-        entry = TaskEntry(task, len(entries), parent)
-        entries[entry.id] = entry
-        fields = entry.fields
+        fields: TaskFields = task.__dict__  # type: ignore[assignment]  # pydantic keeps them there, defaults as well
+        task_id = fields["id"]
+        root, iteration = (task_id, 0) if parent is None else (parent.root, parent.iteration + 1)
+        entry = TaskEntry(task, len(self.entries), parent, fields, task_id, fields["priority"], root, iteration)
+        self.entries[task_id] = entry
         if fields["tool"] or fields["arguments"] or fields["when"] or self.pool.limited:
             self.dependency_index.add(task)
         if parent is None and not fields["optional"]:
             entry.counts_as_unsatisfied = True
             self.unsatisfied_count += 1
-        return entry
 
     def link(self, entry: TaskEntry) -> None:
-        """Make a task wait for its dependencies."""
-        for dep in entry.task.depends_on:
+        """Make a task wait for its dependencies; a new one is ready if there are none."""
+        for dep in entry.fields["depends_on"]:
             needed = self.entries[dep]
             if isinstance(needed.dependents, tuple):
                 needed.dependents = []
             needed.dependents.append(entry)
             entry.unsatisfied_dependencies += not needed.satisfied
+        if not entry.unsatisfied_dependencies and entry.state is _PENDING:
+            self.make_ready(entry)
 
     def unlink(self, entry: TaskEntry) -> None:
         """Undo `link`."""
@@ -372,6 +521,8 @@ class TaskGraph:
         entry.state = follows
         if event in _PROGRESS_EVENTS:
             return
+        if entry.claim:
+            self.return_claim(entry)
         if follows in STUCK:
             self.stuck[entry.id] = None
             entry.not_before = None
@@ -386,7 +537,7 @@ class TaskGraph:
         """Queue a task whose dependencies are satisfied, at once or when its backoff is over."""
         if entry.not_before is None:
             self.transition(entry, _SATISFY)
-            self.dispatcher.queue.push(entry)
+            self.ready_queue.push(entry)
         else:
             self.transition(entry, TaskEvent.WAIT)
 
@@ -396,13 +547,119 @@ class TaskGraph:
             self.make_ready(entry)
         elif entry.unsatisfied_dependencies and entry.state in WAITING and entry.state is not _PENDING:
             self.transition(entry, TaskEvent.UNSATISFY)
-            self.dispatcher.end_claim(entry)
 
-    def end_attempt(self, entry: TaskEntry) -> None:
-        """End the running attempt of a task, if it has one, and release its resources."""
+    def end_attempt(self, entry: TaskEntry, *, succeeded: bool | None = None) -> None:
+        """End the running attempt of a task, if it has one: count its outcome, if it has any, and release its resources."""
         entry.attempt, entry.deadline = None, None
-        if entry.reserved is not None or self.dispatcher.closed_world:
-            self.dispatcher.release_resources(entry)
+        if entry.reserved is not None:
+            self.pool.release(entry.reserved)
+            entry.reserved, entry.pass_over_count = None, 0
+        if self.closed_world:
+            self.running_actions.pop(entry.id, None)
+            self.unpark()
+        if succeeded is not None:
+            self.ended_attempts += 1
+            tool = entry.fields["tool"]
+            if tool is not None:
+                outcomes = self.outcomes.get(tool)
+                if outcomes is None:
+                    outcomes = self.outcomes[tool] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+                outcomes.append(succeeded)
+
+    # Dispatch: each ready task is handed to one worker, with the resources that it takes
+
+    @property
+    def quiescent(self) -> bool:
+        """True if no task runs, backs off, is handed out, or could be handed out."""
+        if self.claimed_count or any(self.counts[state] for state in _IN_PROGRESS_STATES):
+            return False
+        if not self.counts[_READY]:
+            return True
+        entry = self.claim_next()
+        if entry is not None:
+            self.return_claim(entry)
+        return entry is None
+
+    def claim_next(self) -> TaskEntry | None:
+        """Claim the next ready task whose tool, resources and facts are there; `return_claim` returns it.
+
+        A task that lacks one of them is parked and not considered again before that may have changed.
+        """
+        pool = self.pool
+        passed_over: list[TaskEntry] = []
+        while (entry := self.ready_queue.pop()) is not None:
+            name = entry.fields["tool"]
+            if name is None and not pool.limited:
+                break
+            tool = self.tools.get(name) if name else None
+            demand = pool.demand(entry.task) if pool.limited else None
+            lacking = (tool is not None and not tool.available) or not (demand is None or pool.can_ever_fit(demand))
+            if not lacking and tool is not None and self.closed_world:
+                action, _ = self.dependency_index.ground(entry.task)
+                running = self.running_actions.values()
+                lacking = not action.requires <= self.facts.keys() or any(map(action.interferes_with, running))
+            if lacking:
+                self.parked[entry.id] = entry
+                continue
+            if demand is None:
+                break
+            if pool.fits_now(demand):
+                pool.acquire(demand)
+                entry.reserved = demand
+                break
+            passed_over.append(entry)
+            if entry.pass_over_count >= MAX_LOOKAHEAD or len(passed_over) >= MAX_LOOKAHEAD:
+                entry = None
+                break
+        for other in passed_over:
+            other.pass_over_count += entry is not None
+            self.ready_queue.push(other)
+        if entry is not None:
+            self.last_claim += 1
+            entry.claim = self.last_claim
+            self.claimed_count += 1
+        return entry
+
+    def return_claim(self, entry: TaskEntry, claim: int | None = None) -> None:
+        """End the claim of a task that is not going to be started; if it is still ready, it is queued again.
+
+        Args:
+            entry: the task.
+            claim: the number of the claim; does nothing if that one is over.
+        """
+        if not entry.claim or claim not in (None, entry.claim):
+            return
+        entry.claim = 0
+        self.claimed_count -= 1
+        if entry.reserved is not None:
+            self.pool.release(entry.reserved)
+            entry.reserved, entry.pass_over_count = None, 0
+        if entry.state is _READY:
+            self.ready_queue.push(entry)
+
+    def unpark(self) -> None:
+        """Return all parked tasks to the queue."""
+        parked, self.parked = self.parked, {}
+        for entry in parked.values():
+            self.ready_queue.push(entry)
+
+    def requeue(self, entry: TaskEntry) -> None:
+        """Queue a task anew after its position, tool or resources have changed."""
+        self.parked.pop(entry.id, None)
+        if entry.state is _READY:
+            self.ready_queue.push(entry)
+
+    def hold(self, entries: Sequence[TaskEntry]) -> None:
+        """Keep tasks from being handed out until they are released."""
+        for entry in entries:
+            entry.hold_count += 1
+
+    def release(self, entries: Sequence[TaskEntry]) -> None:
+        """Release tasks that were held."""
+        for entry in entries:
+            entry.hold_count -= 1
+            if not entry.hold_count and entry.state is _READY:
+                self.ready_queue.push(entry)
 
 
 ItemT = TypeVar("ItemT")

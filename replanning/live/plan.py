@@ -6,7 +6,6 @@ A live plan is a fold over journal records: replaying a journal gives the same l
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -39,16 +38,12 @@ from replanning.live.draft import Draft
 from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
 from replanning.live.graph import TaskGraph
 from replanning.live.states import TaskEvent, transition
-from replanning.live.strips import StripsProblem
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
-
-MAX_OUTCOMES_PER_TOOL: Final = 50
-"""Number of outcomes per tool that are kept as evidence of past success."""
 
 _YIELD_AFTER_CHARS = 4_000
 """Characters of a plan that are hashed between two pauses."""
@@ -62,35 +57,17 @@ class LivePlan(TaskGraph):
         empty: leave its tasks to `load_tasks`.
 
     Attributes:
-        revision: number of revisions so far.
         goal: the current goal.
-        strips_problems: planning problems of the plan as it is now, by the tasks and facts that they are about.
         success_durations: number of successful attempts and their total seconds.
-        ended_attempts: number of attempts that have ended.
-        outcomes: for each tool whether its last attempts succeeded, the newest last.
     """
 
-    __slots__ = (
-        "_hash",
-        "_holds_by_question",
-        "ended_attempts",
-        "goal",
-        "outcomes",
-        "revision",
-        "strips_problems",
-        "success_durations",
-    )
+    __slots__ = ("_holds_by_question", "goal", "success_durations")
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
-        self.revision = 0
         self.goal = plan.goal
-        self.strips_problems: dict[tuple[frozenset[TaskId], frozenset[str]], StripsProblem] = {}
         self.success_durations = (0, 0.0)
-        self.ended_attempts = 0
-        self.outcomes: dict[str, deque[bool]] = {}
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
-        self._hash = ""
 
     def __repr__(self) -> str:
         states = ", ".join(f"{state.lower()} {n}" for state, n in self.counts.items() if n)
@@ -103,11 +80,11 @@ class LivePlan(TaskGraph):
         """Hash of the plan document and of every revision since; computed on first access."""
         for _ in self.compute_hash():
             pass
-        return self._hash
+        return self.revision_hash
 
     def compute_hash(self) -> Iterator[None]:
         """Compute the hash ahead of its first use, with pauses for other work."""
-        if self._hash:
+        if self.revision_hash:
             return
         digest = hashlib.sha256()
         for piece in self.plan.canonical_chunks():
@@ -115,7 +92,7 @@ class LivePlan(TaskGraph):
             if len(piece) > _YIELD_AFTER_CHARS:
                 yield
         if not self.revision:  # otherwise it was computed and the plan revised during a pause
-            self._hash = digest.hexdigest()
+            self.revision_hash = digest.hexdigest()
 
     @property
     def missing_facts(self) -> tuple[str, ...]:
@@ -188,7 +165,9 @@ class LivePlan(TaskGraph):
             draft = Draft(self, changes)
         if draft.problems:
             raise ChangeRejected(draft.problems)
-        draft.plan_hash = hashlib.sha256(f"{self.hash}:{changes_hash(draft.changes)}".encode()).hexdigest()
+        draft.plan_hash = hashlib.sha256(
+            f"{self.revision_hash or self.hash}:{changes_hash(draft.changes)}".encode()
+        ).hexdigest()
         return draft
 
     def apply(self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, at: float = 0.0) -> int:
@@ -206,15 +185,8 @@ class LivePlan(TaskGraph):
             RevisionConflict: the plan is at another revision.
             ChangeRejected: with every problem.
         """
-        self._commit(self.prepare(changes, expected_revision), at)
+        self.prepare(changes, expected_revision).commit(at)
         return self.revision
-
-    def _commit(self, draft: Draft, at: float) -> None:
-        self.version += 1
-        self.strips_problems.clear()
-        draft.commit(at)
-        self.revision += 1
-        self._hash = draft.plan_hash
 
     # Folding records
 
@@ -231,10 +203,10 @@ class LivePlan(TaskGraph):
         """
         _, at, body = record
         if draft is not None:
-            self._commit(draft, at)
+            draft.commit(at)
             return
         handler = PLAN_RECORD_HANDLERS.get(type(body))
-        if handler is not None:
+        if handler is not None and not (isinstance(body, DecisionMade) and not body.blocks):
             self.version += 1
             if self.strips_problems:
                 self.strips_problems.clear()
@@ -248,7 +220,14 @@ class LivePlan(TaskGraph):
         if tool is not None and (tool.adds or tool.removes or tool.produces):
             effects = self._ground_effects(entry.task, tool)
         self.transition(entry, _START)
-        self.dispatcher.start(entry)
+        if tool is not None and self.closed_world:
+            self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
+        if entry.claim:
+            entry.claim = 0
+            self.claimed_count -= 1
+        elif self.pool.limited:  # it was not handed out
+            entry.reserved = self.pool.demand(entry.task)
+            self.pool.acquire(entry.reserved)
         entry.effects = effects
         entry.attempt = body.attempt
         entry.attempts = body.number
@@ -273,7 +252,7 @@ class LivePlan(TaskGraph):
         if entry.attempt != body.attempt:
             raise IllegalTransition(entry.state, _SUCCEED, _stale_attempt_subject(body))
         self.transition(entry, _SUCCEED)
-        self.end_attempt(entry)
+        self.end_attempt(entry, succeeded=True)
         if body.recoverable:
             entry.output = body.output
         entry.recoverable = body.recoverable
@@ -281,7 +260,6 @@ class LivePlan(TaskGraph):
         entry.duration = at - entry.started_at
         count, total = self.success_durations
         self.success_durations = (count + 1, total + entry.duration)
-        self._count_outcome(entry, succeeded=True)
         if entry.effects is not None:
             added, removed = entry.effects
             entry.effects = None
@@ -292,18 +270,17 @@ class LivePlan(TaskGraph):
 
     def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
         entry = self.entry(body.task)
-        failure = failure_of(body)
+        failure = body.failure
         event = TaskEvent.FAIL
         if body.retry_at is not None:
             event = TaskEvent.CONTINUE if failure.kind == "unfinished" else TaskEvent.BACK_OFF
         if entry.attempt != body.attempt:
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
         self.transition(entry, event)
-        self.end_attempt(entry)
+        self.end_attempt(entry, succeeded=False)
         entry.failure = failure
         entry.effects = None
         entry.duration = at - entry.started_at
-        self._count_outcome(entry, succeeded=False)
         if isinstance(body, AttemptInterrupted) and body.retry_at is not None:
             entry.attempts_in_round -= 1  # an interruption is no fault of the task
         if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
@@ -317,22 +294,12 @@ class LivePlan(TaskGraph):
         if body.retry_at is not None:
             self.wait_until(entry, body.retry_at)
 
-    def _count_outcome(self, entry: TaskEntry, *, succeeded: bool) -> None:
-        self.ended_attempts += 1
-        tool = entry.fields["tool"]
-        if tool is not None:
-            outcomes = self.outcomes.get(tool)
-            if outcomes is None:
-                outcomes = self.outcomes[tool] = deque(maxlen=MAX_OUTCOMES_PER_TOOL)
-            outcomes.append(succeeded)
-
     def _on_condition_evaluated(self, body: ConditionEvaluated, _at: float) -> None:
         entry = self.entry(body.task)
         if body.value:
             entry.condition_revision = self.revision
             return
         self.transition(entry, TaskEvent.CONDITION_ERROR if body.value is None else TaskEvent.SKIP)
-        self.dispatcher.end_claim(entry)
         if body.value is None:
             entry.failure = Failure("ConditionError", body.error, kind="condition")
             entry.failures += 1
@@ -345,7 +312,7 @@ class LivePlan(TaskGraph):
         self.context.update(body.changes)
         for name in body.removed:
             self.context.pop(name, None)
-        self.dispatcher.unpark()
+        self.unpark()
 
     def _on_resource_updated(self, body: ResourceUpdated, _at: float) -> None:
         if body.available is not None and body.name in self.tools:
@@ -353,13 +320,13 @@ class LivePlan(TaskGraph):
         if body.capacity is not None:
             self.pool.capacity[body.name] = body.capacity
             self.pool.limited = True
-        self.dispatcher.unpark()
+        self.unpark()
 
     def _on_facts_observed(self, body: FactsObserved, _at: float) -> None:
         for fact in body.ceased:
             self.facts.pop(fact, None)
         self.facts.update(dict.fromkeys(body.holds))
-        self.dispatcher.unpark()
+        self.unpark()
 
     def _on_goal_changed(self, body: GoalChanged, _at: float) -> None:
         self.goal = body.goal
@@ -367,40 +334,27 @@ class LivePlan(TaskGraph):
     def _on_revised(self, body: PlanRevised, at: float) -> None:
         self.apply(body.changes, body.parent, at=at)
 
-    def _on_decided(self, body: DecisionMade, _at: float) -> None:
-        if body.blocks:
-            self._end_all(body.blocks, TaskEvent.BLOCK, body.reason)
-
     def _on_question_asked(self, body: QuestionAsked, _at: float) -> None:
         held = [self.entry(task_id) for task_id in body.holds]
         self._holds_by_question[body.question] = body.holds
-        self.dispatcher.hold(held)
+        self.hold(held)
 
     def _on_question_answered(self, body: QuestionAnswered, _at: float) -> None:
-        self.dispatcher.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
+        self.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
 
-    def _on_run_ended(self, body: RunEnded, _at: float) -> None:
-        self._end_all(body.cancelled, TaskEvent.CANCEL, body.reason)
-
-    def _end_all(self, task_ids: Sequence[TaskId], event: TaskEvent, reason: str) -> None:
+    def _on_tasks_ended(self, body: DecisionMade | RunEnded, _at: float) -> None:
         """Block or cancel tasks, all or none."""
+        if isinstance(body, DecisionMade):
+            task_ids, event = body.blocks, TaskEvent.BLOCK
+        else:
+            task_ids, event = body.cancelled, TaskEvent.CANCEL
         entries = [self.entry(task_id) for task_id in dict.fromkeys(task_ids)]
         for entry in entries:
             transition(entry.state, event, entry.id)
         for entry in entries:
             self.transition(entry, event)
             self.end_attempt(entry)
-            self.dispatcher.end_claim(entry)
-            entry.reason = reason
-
-
-def failure_of(body: AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> Failure:
-    """Return the failure with which an attempt ended."""
-    if isinstance(body, AttemptFailed):
-        return body.failure
-    if isinstance(body, AttemptTimedOut):
-        return Failure("TimedOut", f"ran into its deadline after {body.timeout:g} s", kind="timeout")
-    return Failure("Interrupted", body.reason, kind="interrupted")
+            entry.reason = body.reason
 
 
 def _stale_attempt_subject(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
@@ -428,9 +382,9 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     FactsObserved: LivePlan._on_facts_observed,
     GoalChanged: LivePlan._on_goal_changed,
     PlanRevised: LivePlan._on_revised,
-    DecisionMade: LivePlan._on_decided,
+    DecisionMade: LivePlan._on_tasks_ended,
     QuestionAsked: LivePlan._on_question_asked,
     QuestionAnswered: LivePlan._on_question_answered,
-    RunEnded: LivePlan._on_run_ended,
+    RunEnded: LivePlan._on_tasks_ended,
 }
 """The kinds of record that concern the state of a plan."""

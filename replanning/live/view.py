@@ -13,7 +13,7 @@ from replanning.errors import Problem, StaleView
 from replanning.journal.observations import Failure
 from replanning.journal.records import PlanRevised
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
+from replanning.live.entries import CONDITION_NOT_MET
 from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, TaskState
@@ -122,11 +122,26 @@ class PlanView:
         Raises:
             UnknownTask: there never was such a task.
         """
-        return _task_view(self._live.entry(task_id))
+        entry = self._live.entry(task_id)
+        return TaskView(
+            entry.id,
+            entry.task,
+            entry.state,
+            entry.attempts,
+            entry.failure,
+            entry.root,
+            entry.iteration,
+            entry.replaced_by,
+            entry.reason,
+            entry.failures,
+            entry.duration,
+            entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
+            entry.hold_count > 0,
+        )
 
     def tasks(self) -> Iterator[TaskView]:
         """Yield all tasks, past ones included, in the order in which they were added."""
-        return map(_task_view, self._live)
+        return map(self.task, tuple(self._live.entries))
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
@@ -138,7 +153,7 @@ class PlanView:
 
     def unfinished(self) -> Iterator[TaskView]:
         """Yield the tasks that are neither finished nor removed."""
-        return (_task_view(entry) for entry in self._live if entry.state not in FINISHED)
+        return map(self.task, [entry.id for entry in self._live if entry.state not in FINISHED])
 
     def context_readers(self, key: str) -> tuple[TaskView, ...]:
         """Return the tasks whose arguments or condition refer to a key of the context."""
@@ -170,10 +185,12 @@ class PlanView:
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
-        chain = [entry := self._live.entry(task_id)]
+        entry = self._live.entry(task_id)
+        ids = [entry.id]
         while entry.parent is not None:
-            chain.append(entry := entry.parent)
-        return tuple(map(_task_view, reversed(chain)))
+            entry = entry.parent
+            ids.append(entry.id)
+        return tuple(map(self.task, reversed(ids)))
 
     def strips_problem(
         self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
@@ -187,7 +204,7 @@ class PlanView:
             facts: see `tasks`.
         """
         live = self._live
-        return strips_problem(live, Draft(live, changes).overlay if changes else None, tasks=tasks, facts=facts)
+        return strips_problem(live, Draft(live, changes) if changes else None, tasks=tasks, facts=facts)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """Return the reasons why changes cannot be applied; empty if they can."""
@@ -236,20 +253,19 @@ class PlanView:
 class DraftView:
     """Read-only view of a plan as staged changes would leave it."""
 
-    __slots__ = ("_base", "_changes", "_overlay")
+    __slots__ = ("_base", "_draft")
 
     def __init__(self, live: LivePlan, changes: Sequence[PlanChange]) -> None:
         self._base = PlanView(live)
-        self._changes = tuple(changes)
-        self._overlay = Draft(live, self._changes).overlay
+        self._draft = Draft(live, changes)
 
     def __repr__(self) -> str:
-        return f"<DraftView of {len(self._changes)} changes to {self._base!r}>"
+        return f"<DraftView of {len(self._draft.changes)} changes to {self._base!r}>"
 
     @property
     def new_task_ids(self) -> tuple[TaskId, ...]:
         """Tasks that the changes add."""
-        return tuple(self._overlay.new_tasks)
+        return tuple(self._draft.new_tasks)
 
     @property
     def original_plan(self) -> Plan:
@@ -276,11 +292,11 @@ class DraftView:
         Raises:
             UnknownTask: there is no such task.
         """
-        overlay = self._overlay
-        if task_id not in overlay.new_tasks:
-            return self._base.task(task_id)._replace(task=overlay.task(task_id), state=overlay.state(task_id))
-        lineage = (task_id, *overlay.ancestors(task_id))
-        task, state = overlay.task(task_id), overlay.state(task_id)
+        draft = self._draft
+        if task_id not in draft.new_tasks:
+            return self._base.task(task_id)._replace(task=draft.task(task_id), state=draft.state(task_id))
+        lineage = (task_id, *draft.ancestors(task_id))
+        task, state = draft.task(task_id), draft.state(task_id)
         root, iteration = lineage[-1], len(lineage) - 1
         return TaskView(
             task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, condition_not_met=False, is_held=False
@@ -293,44 +309,26 @@ class DraftView:
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks."""
         ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
-        return ((self._overlay.task(task_id), self._overlay.state(task_id)) for task_id in ids)
+        return ((self._draft.task(task_id), self._draft.state(task_id)) for task_id in ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
-        return (*map(self.task, reversed(list(self._overlay.ancestors(task_id)))), self.task(task_id))
+        return (*map(self.task, reversed(list(self._draft.ancestors(task_id)))), self.task(task_id))
 
     def strips_problem(self) -> StripsProblem:
         """Return the facts, the steps that would remain and the goal."""
-        return strips_problem(self._base._live, self._overlay)
+        return strips_problem(self._base._live, self._draft)
 
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """Return the reasons why changes cannot be applied after the staged ones."""
-        return self._base.check((*self._changes, *changes))
+        return self._base.check((*self._draft.changes, *changes))
 
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had or would have and that is not in `taken`."""
         used: set[TaskId] = set()
-        while (new := self._base.unused_id(base, used)) in self._overlay.new_tasks or new in taken:
+        while (new := self._base.unused_id(base, used)) in self._draft.new_tasks or new in taken:
             used.add(new)
         return new
-
-
-def _task_view(entry: TaskEntry) -> TaskView:
-    return TaskView(
-        entry.id,
-        entry.task,
-        entry.state,
-        entry.attempts,
-        entry.failure,
-        entry.root,
-        entry.iteration,
-        entry.replaced_by,
-        entry.reason,
-        entry.failures,
-        entry.duration,
-        entry.state is TaskState.SKIPPED and entry.condition_revision == CONDITION_NOT_MET,
-        entry.hold_count > 0,
-    )
 
 
 class ReplanningInfo(NamedTuple):

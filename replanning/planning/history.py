@@ -47,7 +47,7 @@ from replanning.journal.records import (
     RunResumed,
 )
 from replanning.journal.store import RunStore, check_run_id
-from replanning.live.plan import LivePlan, failure_of
+from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, RunId
@@ -217,7 +217,7 @@ class HistoryLineBuilder:
         }
         if isinstance(body, AttemptSucceeded):
             return "execution", {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
-        failure = failure_of(body)
+        failure = body.failure
         error: JsonObject = {"type": failure.type, "message": failure.message, "kind": failure.kind}
         return "execution", {**fields, "error": error, "tried_again": body.retry_at is not None}
 

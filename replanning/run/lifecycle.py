@@ -418,7 +418,7 @@ class Lifecycle:
 
     def requeue(self, entry: TaskEntry, claim: int) -> None:
         """Return a task that was handed out and not started."""
-        self.live.dispatcher.return_claim(entry, claim)
+        self.live.return_claim(entry, claim)
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
@@ -458,7 +458,7 @@ class Lifecycle:
             or live.aborted is not None
         ):
             return None
-        while (entry := live.dispatcher.claim_next()) is not None:
+        while (entry := live.claim_next()) is not None:
             try:
                 if (
                     entry.fields["when"] is not None
@@ -469,7 +469,7 @@ class Lifecycle:
                 if (task := self._resolve_arguments(entry)) is not None:
                     return entry, task
             except StoreError:
-                live.dispatcher.return_claim(entry, entry.claim)
+                live.return_claim(entry)
                 return None
         return None
 

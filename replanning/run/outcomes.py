@@ -12,7 +12,7 @@ from replanning.errors import StoreError
 from replanning.journal.observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
 from replanning.journal.records import OutcomeRecorded, PlanRevised, Record
 from replanning.journal.store import ToolOutcome
-from replanning.live.plan import MAX_OUTCOMES_PER_TOOL
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.live.states import STUCK
 from replanning.run.lifecycle import Lifecycle
 

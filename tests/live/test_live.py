@@ -37,7 +37,7 @@ from replanning.journal import (
     ResourceUpdated,
     RunEnded,
 )
-from replanning.live.plan import MAX_OUTCOMES_PER_TOOL
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from tests.support.live import chain, claimed, full_state, inconsistencies, journaled, replayable_state, tool
 
 BROKEN = Failure("OSError", "broken")
@@ -117,7 +117,7 @@ def test_starting_what_was_not_handed_out() -> None:
     assert run.live.pool.used == {"cpu": 1.0}
     assert claimed(run.live) == []
     run.end("b#1")
-    entry = run.live.dispatcher.claim_next()
+    entry = run.live.claim_next()
     run.start("a")
     assert (entry, run.live.pool.used) == (run.live.entry("a"), {"cpu": 1.0})
 
@@ -169,7 +169,7 @@ def test_stale_reports_name_the_attempt() -> None:
 def test_conditions(value: bool | None, state: str, reason: str) -> None:
     """A condition that holds lets its task run, one that does not skips it, and an invalid one fails it."""
     run = journaled(Task(id="a", when="context.go"), Task(id="b", depends_on=("a",)))
-    entry = run.live.dispatcher.claim_next()
+    entry = run.live.claim_next()
     assert entry is not None
     run.fold(ConditionEvaluated("a", value, "no such name" if value is None else ""))
     assert (run.states()["a"], entry.reason, bool(entry.claim)) == (state, reason, value is True)
@@ -250,7 +250,7 @@ def test_effects_are_those_of_the_start() -> None:
 def test_blocking() -> None:
     """A blocked task keeps the reason and is not handed out."""
     run = journaled(Task(id="a"), Task(id="b"))
-    run.live.dispatcher.claim_next()
+    run.live.claim_next()
     run.fold(DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
     assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
     assert claimed(run.live) == ["b"]
@@ -274,7 +274,7 @@ def test_end_of_the_run() -> None:
     """An early end cancels the remaining tasks with its reason, including running and claimed ones."""
     run = journaled(*(Task(id=i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
-    run.live.dispatcher.claim_next()
+    run.live.claim_next()
     run.fold(RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
     assert run.states() == dict.fromkeys("abc", "CANCELLED")
     assert run.live.entry("c").reason == "the goal was reached early"

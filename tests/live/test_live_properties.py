@@ -91,7 +91,7 @@ class LivePlanMachine(RuleBasedStateMachine):
     @rule()
     def claim(self) -> None:
         wanted = expected_next(self.live)
-        entry = self.live.dispatcher.claim_next()
+        entry = self.live.claim_next()
         assert (entry and entry.id) == wanted
 
     @precondition(lambda self: any(entry.claim for entry in self.live))
@@ -99,7 +99,7 @@ class LivePlanMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim])))
         claim = data.draw(st.sampled_from([entry.claim, 0, 10_000]))
-        self.live.dispatcher.return_claim(entry, claim)
+        self.live.return_claim(entry, claim)
         assert not claim or entry.claim != claim
 
     @rule(data=st.data(), timeout=st.sampled_from([None, 2.0]))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from replanning import Retry, Settings, Task
 from replanning.journal import Failure
-from replanning.live.entries import TaskEntry
+from replanning.plan import TaskId
 from replanning.run.reports import schedule_retry
+from tests.support.live import journaled
 
 PASSING = Failure("OSError", "reset", transient=True)
 LASTING = Failure("ValueError", "wrong")
@@ -23,7 +24,7 @@ def after(
     failure: Failure, round_: int = 1, failures: int = 0, *, threshold: int = 1, chance: float = 0.5, **task: object
 ) -> tuple[float | None, bool]:
     """Return the retry at time 100 after a number of failed attempts in a row; the delay is half a second."""
-    entry = TaskEntry(Task.model_validate({"id": "t", **task}), 0, None)
+    entry = journaled(Task.model_validate({"id": "t", **task})).live.entry(TaskId("t"))
     entry.attempts_in_round, entry.failures = round_, failures
     settings = Settings(retry=Retry(delay=0.5, jitter=False), failure_threshold=threshold)
     return schedule_retry(entry, failure, settings, now=100.0, chance=chance)

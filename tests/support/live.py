@@ -107,10 +107,10 @@ def tool(name: str, **fields: object) -> ToolSpec:
 def claimed(live: LivePlan) -> list[str]:
     """Return the tasks that would be handed out now, in order; all claims are returned."""
     found = []
-    while (entry := live.dispatcher.claim_next()) is not None:
+    while (entry := live.claim_next()) is not None:
         found.append(entry)
     for entry in found:
-        live.dispatcher.return_claim(entry, entry.claim)
+        live.return_claim(entry)
     return [entry.id for entry in found]
 
 
@@ -121,10 +121,10 @@ def full_state(live: LivePlan) -> dict[str, object]:
     """Return the whole state of a live plan as plain values, including its queues."""
     return {
         **replayable_state(live),
-        "queue": [(priority, order, name) for priority, order, name, _ in live.dispatcher.queue],
+        "queue": [(priority, order, name) for priority, order, name, _ in live.ready_queue],
         "deadlines": [(when, number, entry.id, attempt) for when, number, entry, attempt in live.deadlines._heap],
-        "parked": list(live.dispatcher.parked),
-        "claims": (live.dispatcher.claimed_count, live.dispatcher.last_claim),
+        "parked": list(live.parked),
+        "claims": (live.claimed_count, live.last_claim),
         "this process": {e.id: [(name, getattr(e, name)) for name in sorted(_OF_THIS_PROCESS)] for e in live},
         "used": dict(live.pool.used),
     }
@@ -205,8 +205,8 @@ def _count_errors(live: LivePlan) -> Iterable[str]:
     if stuck != set(live.stuck):
         yield f"stuck are {list(live.stuck)}, there are {stuck}"
     claims = sum(bool(entry.claim) for entry in live)
-    if claims != live.dispatcher.claimed_count:
-        yield f"{live.dispatcher.claimed_count} claims are counted, there are {claims}"
+    if claims != live.claimed_count:
+        yield f"{live.claimed_count} claims are counted, there are {claims}"
 
 
 def _task_errors(live: LivePlan) -> Iterable[str]:
@@ -229,8 +229,8 @@ def _task_errors(live: LivePlan) -> Iterable[str]:
 
 def _claim_errors(live: LivePlan) -> Iterable[str]:
     running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
-    if set(live.dispatcher.running_actions) != running:
-        yield f"under way are {set(live.dispatcher.running_actions)}, with tools run {running}"
+    if set(live.running_actions) != running:
+        yield f"under way are {set(live.running_actions)}, with tools run {running}"
     for entry in live:
         if entry.claim and entry.state is not TaskState.READY:
             yield f"{entry!r} is handed out and {entry.state}"
@@ -246,10 +246,10 @@ def _queue_errors(live: LivePlan) -> Iterable[str]:
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
-    queued = {(priority, order, name) for priority, order, name, _ in live.dispatcher.queue}
+    queued = {(priority, order, name) for priority, order, name, _ in live.ready_queue}
     for entry in live:
         if entry.state is TaskState.READY and not entry.claim and not entry.hold_count:
-            parked = entry.id in live.dispatcher.parked
+            parked = entry.id in live.parked
             if not parked and (entry.priority, entry.order, entry.id) not in queued:
                 yield f"{entry!r} is ready and nobody will be given it"
             if parked and usable(live, entry):
@@ -288,8 +288,8 @@ def _applicable(live: LivePlan, entry: TaskEntry) -> bool:
 
 def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
     """Return the action of a task, computed independently; of a running one, that of its start."""
-    if entry.id in live.dispatcher.running_actions:
-        return live.dispatcher.running_actions[entry.id]
+    if entry.id in live.running_actions:
+        return live.running_actions[entry.id]
     spec = live.tools[str(entry.task.tool)]
     arguments = {}
     for name, value in entry.task.arguments.items():
