@@ -3,84 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from typer.testing import CliRunner
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, StoreGate
 from replanning.changes import SkipTask
-from replanning.cli.app import app
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
+from tests.support.cli import Started, cli, process, write_plan, write_settings
 from tests.support.runs import Proposer, again, alternative, chain, environment, failing
 
-REPLANNING = [sys.executable, "-c", "from replanning.cli import main; main()"]
 STORE = "runs/history.db"
-
-PLAN = """
-goal: {objective: build it}
-tools:
-  - {name: first, kind: shell, capability: build, command: "exit 3"}
-  - {name: second, kind: shell, capability: build, command: "echo built"}
-  - {name: show, kind: shell, command: "echo shown"}
-tasks:
-  - {id: build, tool: first}
-  - {id: show, tool: show, depends_on: [build]}
-"""
-SETTINGS = "replanning: {alternatives: {require_approval: true}, triggers: [task-failed, human-request]}"
-
-DOUBTING = """
-import sys, anyio
-from replanning import Alternative, Goal, Plan, ReplanningEngine, Settings, StoreGate, Task
-from replanning.changes import RetryTask
-from replanning.journal import SqliteStore
-
-class Doubting:
-    name = "doubting"
-    async def propose(self, request):
-        task = request.triggers[0].tasks[0]
-        return [Alternative(changes=(RetryTask(task_id=task),), reason="once more", confidence=0.4)]
-
-class Gate(StoreGate):
-    async def ask(self, question):
-        print("asks", question.id, flush=True)
-        return await super().ask(question)
-
-async def main():
-    store, settings = SqliteStore(sys.argv[1]), Settings(cooldown=0)
-    engine = ReplanningEngine([Doubting()], gate=Gate(), store=store, settings=settings)
-    plan = Plan(goal=Goal(objective="try"), tasks=(Task(id="a"),))
-    async with engine.open(plan, run_id="moving") as run:
-        run.failed(run.started("a"), "broken")
-        await anyio.to_thread.run_sync(sys.stdin.readline)
-        run.modify_task("a", name="another")
-        print("changed", flush=True)
-        async for task in run.ready():
-            pass
-    print(run.result.status, flush=True)
-
-anyio.run(main)
-"""
+SETTINGS = Settings(triggers=("task-failed", "human-request"))
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, whose history is where `--store` says."""
+    """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REPLANNING_STORE", STORE)
-    (tmp_path / "plan.yaml").write_text(PLAN)
-    (tmp_path / "settings.yaml").write_text(SETTINGS)
     return tmp_path
 
 
@@ -100,7 +49,7 @@ def make_run(run_id: str, *failures: str, doubts: bool = False) -> None:
                 [Proposer(doubtful if doubts else again)],
                 store=SqliteStore(STORE),
                 environment=environment(clock),
-                settings=Settings(triggers=("task-failed", "human-request")),
+                settings=SETTINGS,
             )
             async with engine.open(chain("a", "b", "c"), run_id=run_id) as run:
                 async for task in run.ready():
@@ -111,34 +60,22 @@ def make_run(run_id: str, *failures: str, doubts: bool = False) -> None:
     anyio.run(play)
 
 
-def call(*words: str, code: int = 0) -> str:
-    """Return the output of a command that ends with the expected code."""
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result.output
+def call(*words: str, **more: Any) -> str:
+    """Return the output of a command about the store."""
+    done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
+    return done.stdout + done.stderr
 
 
 def data(*words: str) -> Any:
     """Return the JSON that a command prints, which is its only output."""
-    return json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    return json.loads(cli(Path.cwd(), *words, "--json", REPLANNING_STORE=STORE).stdout)
 
 
-def history(run_id: str) -> ReplanHistory:
-    """The history of a run in the store."""
-    OPENED.append(SqliteStore(STORE))
-    return ReplanHistory.of(OPENED[-1], run_id)
-
-
-OPENED: list[SqliteStore] = []
-"""Stores from which histories are read; closed after each test."""
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    yield
-    while OPENED:
-        OPENED.pop().close()
+def damage(run: str) -> None:
+    """Make a record of a run unreadable."""
+    with closing(sqlite3.connect(STORE)) as database, database:
+        number = "(SELECT number FROM runs WHERE id = ?)"
+        database.execute(f"UPDATE records SET data = '{{' WHERE seq = 3 AND run = {number}", [run])
 
 
 # Which run
@@ -164,10 +101,8 @@ def test_run_by_prefix_or_newest() -> None:
     """A run is named by how its id begins; without a name it is the newest, and an ambiguous name is refused."""
     for name in ("alpha-1", "alpha-2", "beta"):
         make_run(name)
-    assert "run beta:" in call("history")
-    assert "run alpha-2:" in call("history", "alpha-2")
-    assert "run beta:" in call("history", "b")
-    assert "run beta:" in call("history", "latest")
+    for words, run in (([], "beta"), (["alpha-2"], "alpha-2"), (["b"], "beta"), (["latest"], "beta")):
+        assert f"run {run}:" in call("history", *words)
     assert "there is no run 'alpha'; 2 ids begin with it: alpha-2, alpha-1" in call("history", "alpha", code=1)
 
 
@@ -186,72 +121,59 @@ def test_status() -> None:
     """The list has a line for each run; a single one is shown with states, revision, spending and questions."""
     make_run("done", "b")
     make_run("asking", "b", doubts=True)
-    lines = [line.split() for line in call("status").splitlines()]
-    assert [line[:2] for line in lines] == [["RUN", "STATUS"], ["asking", "needs_human"], ["done", "succeeded"]]
+    table = [line.split()[:2] for line in call("status").splitlines()]
+    assert table == [["RUN", "STATUS"], ["asking", "needs_human"], ["done", "succeeded"]]
     assert "1 question" in call("status")
     assert "… and 1 older" in call("status", "--limit", "1")
-    text = call("status", "asking")
-    assert "run asking is needs_human: 1 question to a person must be answered first" in text
-    assert "owner     none" in text
-    assert "tasks     1 pending, 1 done, 1 failed" in text
-    assert "replanning approve asking.q1 --store runs/history.db" in text
+    for text in (
+        "run asking is needs_human: 1 question to a person must be answered first",
+        "owner     none",
+        "tasks     1 pending, 1 done, 1 failed",
+        "replanning approve asking.q1 --store runs/history.db",
+    ):
+        assert text in call("status", "asking")
     found = data("status", "asking")
     assert (found["tasks"], found["questions"]) == ({"PENDING": 1, "DONE": 1, "FAILED": 1}, ["asking.q1"])
     assert [entry["run"] for entry in data("status")] == ["asking", "done"]
 
 
-def test_status_of_a_dead_process() -> None:
+def test_status_of_a_dead_process(folder: Path) -> None:
     """A run whose process is gone is not called running, nor is its task, which has an age; how to resume is said."""
-    script = f"""
-import os
-from replanning import Goal, Plan, ReplanningEngine, Task
-from replanning.journal import SqliteStore
-import anyio
-async def main():
-    async with ReplanningEngine([], store=SqliteStore({STORE!r})).open(
-        Plan(goal=Goal(objective="die"), tasks=(Task(id="a", timeout=3600),)), run_id="dead"
-    ) as run:
-        run.started("a")
-        os._exit(1)
-anyio.run(main)
-"""
-    subprocess.run([sys.executable, "-c", script], check=False)
+    write_plan(folder, {"kill": "kill -9 $PPID"}, "id: a, tool: kill")
+    process(folder, "run", "plan.yaml", "--run-id", "dead", "--store", STORE, code=-9)
     assert "process gone" in call("status")
     text = call("status", "dead")
     assert "run dead was running when its process ended" in text
     assert "which is gone" in text
     assert re.search(r"cut off   a, attempt 1, started .* ago", text)
     assert "go on     replanning resume dead --store runs/history.db" in text
-    (running,) = data("status", "dead")["running"]
-    assert (running["task"], running["age"] > 0, data("status", "dead")["owner_alive"]) == ("a", True, False)
+    found = data("status", "dead")
+    assert ([task["task"] for task in found["running"]], found["owner_alive"]) == (["a"], False)
+    assert found["running"][0]["age"] > 0
 
 
-def test_unreadable_run_hides_no_other(folder: Path) -> None:
-    """A run whose journal is damaged is reported, and the others are listed all the same."""
-    import sqlite3
+def test_unreadable_run_hides_no_other() -> None:
+    """A journal that cannot be read is left out and named; the other runs are listed and counted."""
+    make_run("bad", "a")
+    make_run("good", "a")
+    damage("bad")
+    assert "run bad cannot be read" in call("status")
+    assert "good" in call("status")
+    text = call("history", "--calibration")
+    assert "run 'bad' is left out" in text
+    assert "calibration over 1 replan:" in text
 
-    make_run("bad")
-    make_run("good")
-    with closing(sqlite3.connect(STORE)) as database, database:
-        database.execute("UPDATE records SET data = '{' WHERE seq = 2 AND run = 1")
-    result = CliRunner().invoke(app, ["status"])
-    assert (result.exit_code, "good" in result.stdout, "run bad cannot be read" in result.stderr) == (0, True, True)
 
-
-def test_history_formats() -> None:
-    """A history is written as text, JSON, Markdown or Mermaid, and the JSON can be imported."""
+def test_history() -> None:
+    """A history is filtered by trigger and decision, and written as text, JSON, Markdown or Mermaid; the JSON is imported."""
     make_run("one", "a", "b")
     assert call("history").count("task-failed → execute") == 2
     assert call("history", "--format", "markdown").startswith("# Replanning of")
     assert call("history", "--format", "mermaid").startswith("flowchart LR\n")
     assert call("history", "--format", "json") == call("history", "--json")
-    assert import_history(call("history", "--json")).events == history("one").events
+    with closing(SqliteStore(STORE)) as store:
+        assert import_history(call("history", "--json")).events == ReplanHistory.of(store, "one").events
     assert "Invalid value" in call("history", "--format", "pdf", code=2)
-
-
-def test_history_filters() -> None:
-    """A part of a history is found by trigger and decision; a word that is none is refused with the known ones."""
-    make_run("one", "a", "b")
     assert call("history", "--trigger", "task-failed").count("applied:") == 2
     assert "no replan matches" in call("history", "--decision", "abort")
     found = data("history", "--decision", "execute")
@@ -265,10 +187,13 @@ def test_history_calibration() -> None:
     make_run("one", "a", "b")
     make_run("two", "a")
     text = call("history", "--calibration")
-    assert "2 runs" in text
-    assert "calibration over 3 replans: Brier score 0.0" in text
-    assert "what scripted claims over 3 replans: Brier score 0.010" in text
-    assert "predicted 90%, came true 100%" in text
+    for part in (
+        "2 runs",
+        "calibration over 3 replans: Brier score 0.0",
+        "what scripted claims over 3 replans: Brier score 0.010",
+        "predicted 90%, came true 100%",
+    ):
+        assert part in text
     assert "calibration over 1 replan:" in call("history", "two", "--calibration")
     found = data("history", "--calibration")
     assert (found["runs"], found["calibration"]["self_assessment"]["count"]) == (2, 3)
@@ -279,19 +204,6 @@ def test_history_calibration() -> None:
     assert "did you mean 'timeout'?" in call("history", "--calibration", "--trigger", "timout", code=2)
 
 
-def test_calibration_without_a_broken_run() -> None:
-    """A journal that cannot be read is left out and named; the other runs are counted."""
-    make_run("one", "a")
-    make_run("two", "a")
-    with closing(sqlite3.connect(STORE)) as database, database:
-        database.execute(
-            "UPDATE records SET data = '{' WHERE seq = 3 AND run = (SELECT number FROM runs WHERE id = 'one')"
-        )
-    text = call("history", "--calibration")
-    assert "run 'one' is left out" in text
-    assert "calibration over 1 replan:" in text
-
-
 def test_why() -> None:
     """The last replan is explained, or the revision or replan that is named; what is not there is said."""
     make_run("one", "a", "b")
@@ -299,20 +211,18 @@ def test_why() -> None:
     assert "run one: r1" in call("why", "1")
     assert "run one: r1" in call("why", "one", "r1")
     text = call("why", "one", "2")
-    assert [line for line in text.splitlines() if line and line[0] != " "][1:] == [
-        "Cause",
-        "Candidates",
-        "Decision",
-        "Plan",
-    ]
+    assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == ["Cause", "Candidates", "Decision", "Plan"]
     assert "self-assessment 0.90, past success" in text
     found = data("why", "1")
     assert (found["executed"], found["rule"], found["diff"][0]) == (True, "confident", "- a [FAILED]")
-    assert "has no revision 9; it has revisions 0 to 2" in call("why", "9", code=1)
-    assert "has no replan 'r9'; the last ones are: r1, r2" in call("why", "one", "r9", code=1)
-    assert "revision 0 is the original plan" in call("why", "0", code=1)
-    assert "'x' is not a revision" in call("why", "one", "x", code=2)
-    assert "one revision" in call("why", "one", "1", "2", code=2)
+    for words, code, message in (
+        (["9"], 1, "has no revision 9; it has revisions 0 to 2"),
+        (["one", "r9"], 1, "has no replan 'r9'; the last ones are: r1, r2"),
+        (["0"], 1, "revision 0 is the original plan"),
+        (["one", "x"], 2, "'x' is not a revision"),
+        (["one", "1", "2"], 2, "one revision"),
+    ):
+        assert message in call("why", *words, code=code)
 
 
 def test_diff() -> None:
@@ -346,27 +256,23 @@ def test_pending() -> None:
 def test_answer_waits_for_resume() -> None:
     """An answer to a run without a process is kept and shown, cannot be given twice, and needs a resume."""
     make_run("asking", "b", doubts=True)
+    for choice in ("0", "3"):
+        assert f"has candidates 1 to 2, got {choice}" in call("approve", "--choice", choice, code=2)
+    assert "it was never asked" in call("approve", "asking.q7", code=1)
     assert "go on with: replanning resume asking --store runs/history.db" in call("approve", "asking", "--by", "eve")
     assert "approve by eve waits to be taken" in call("pending")
     assert "go on     replanning resume asking" in call("status", "asking")
     assert "there is no open question 'asking.q1'; it was answered already" in call("reject", "asking.q1", code=1)
 
 
-def test_bad_choices() -> None:
-    """A choice that there is not, a question that there is not, and two open questions are refused with what there is."""
+def test_two_open_questions() -> None:
+    """An answer must name one of several open questions; programs are told the command that resumes its run."""
     make_run("asking", "b", doubts=True)
-    assert "has candidates 1 to 2, got 3" in call("approve", "--choice", "3", code=2)
-    assert "has candidates 1 to 2, got 0" in call("approve", "--choice", "0", code=2)
-    assert "it was never asked" in call("approve", "asking.q7", code=1)
     make_run("other", "a", doubts=True)
     assert "2 questions are open: other.q1, asking.q1; name one of them" in call("approve", code=1)
-    assert data("approve", "asking.q1") == {
-        "run": "asking",
-        "question": "asking.q1",
-        "verdict": "approve",
-        "taken": False,
-        "resume": "replanning resume asking --store runs/history.db",
-    }
+    resume = "replanning resume asking --store runs/history.db"
+    expected = {"run": "asking", "question": "asking.q1", "verdict": "approve", "taken": False, "resume": resume}
+    assert data("approve", "asking.q1") == expected
 
 
 @pytest.mark.parametrize(
@@ -395,10 +301,8 @@ def test_bad_changes(folder: Path, name: str, text: str | None, code: int, messa
 def test_changes_from_input() -> None:
     """Changes are read from standard input, as a list or under `changes`."""
     make_run("asking", "b", doubts=True)
-    result = CliRunner().invoke(
-        app, ["modify", "--changes", "-", "--json"], input="changes: [{kind: skip, task_id: b}]"
-    )
-    assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (0, "modify")
+    told = call("modify", "--changes", "-", "--json", stdin="changes: [{kind: skip, task_id: b}]")
+    assert json.loads(told)["verdict"] == "modify"
     assert data("pending")[0]["answered"]["verdict"] == "modify"
 
 
@@ -415,137 +319,54 @@ def test_requests() -> None:
 # Deciding, while another process carries the run out
 
 
-class Process:
-    """A process that carries out a run, whose standard error can be waited on line by line."""
-
-    def __init__(self, *words: str, program: list[str] = REPLANNING) -> None:
-        self.words = words
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen([*program, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=ENV)
-        assert self._process.stderr is not None
-        assert self._process.stdout is not None
-        assert self._process.stdin is not None
-        self.stdin, self.stdout, self.stderr = self._process.stdin, self._process.stdout, self._process.stderr
-
-    def wait_for(self, text: str, *, error: bool = True) -> str:
-        """The line that holds a text, once it was written."""
-        seen = []
-        for line in self.stderr if error else self.stdout:
-            seen.append(line)
-            if text in line:
-                return line
-        raise AssertionError(f"{self.words} ended without {text!r}: {''.join(seen)}{self.stderr.read()}")
-
-    def end(self) -> tuple[int, str]:
-        """Its exit code and the rest of what it wrote on standard output."""
-        out, _ = self._process.communicate(timeout=60)
-        return self._process.returncode, out
-
-    def stop(self) -> None:
-        """End it if it has not ended."""
-        self._process.kill()
-        self._process.communicate()
-
-
-ENV = {**os.environ, "REPLANNING_STORE": STORE, "PYTHONUNBUFFERED": "1"}
-
-
 @pytest.fixture
-def processes() -> Iterator[list[Process]]:
-    """Processes that are ended with the test."""
-    started: list[Process] = []
-    yield started
-    for process in started:
-        process.stop()
-
-
-@pytest.fixture
-def asking(processes: list[Process]) -> Process:
-    """A process that carries out the plan and waits for an answer."""
-    process = Process("run", "plan.yaml", "--settings", "settings.yaml", "--ask", "store", "--run-id", "one", "--json")
-    processes.append(process)
-    process.wait_for("one.q1")
-    return process
+def asking(folder: Path) -> Iterator[Started]:
+    """A process that carries out a plan and waits for an answer."""
+    tools = {"first": "exit 3 ## capability: build", "second": "echo built ## capability: build", "show": "echo shown"}
+    write_plan(folder, tools, "id: build, tool: first\nid: show, tool: show, depends_on: [build]")
+    write_settings(folder, alternatives={"require_approval": True}, triggers=["task-failed", "human-request"])
+    with Started(folder, "run", "plan.yaml", "--store", STORE, "--ask", "store", "--run-id", "one", "--json") as run:
+        run.until("one.q1")
+        yield run
 
 
 @pytest.mark.slow
-def test_approve_from_elsewhere(asking: Process) -> None:
-    """A run applies a change that another process approves, and continues."""
-    assert "owner     process" in call("status", "one")
-    assert "has taken it: the plan was changed" in call("approve", "--by", "eve", "--comment", "go", "--wait", "30")
-    code, out = asking.end()
-    assert (code, json.loads(out)["status"], json.loads(out)["tasks"]["build~2"]) == (0, "succeeded", "DONE")
-    (event,) = history("one").filter(trigger="task-failed")
-    assert (event.by, event.rule, event.reason, event.outcome) == ("person:eve", "person-approve", "go", "success")
-
-
-@pytest.mark.slow
-def test_reject_from_elsewhere(asking: Process) -> None:
-    """A change that another process rejects is not applied, and the run ends without it."""
-    assert "has taken it: the plan is kept" in call("reject", "one", "--wait", "30")
-    code, out = asking.end()
-    assert (code, json.loads(out)["status"], json.loads(out)["revisions"]) == (1, "failed", [])
-
-
-@pytest.mark.slow
-def test_modify_from_elsewhere(asking: Process, folder: Path) -> None:
+def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
     """A person's own changes are applied instead of what was proposed."""
     (folder / "changes.yaml").write_text("- {kind: replace, task_id: build, tasks: [{id: mine, tool: show}]}")
-    assert "the plan was changed" in call("modify", "one", "--changes", "changes.yaml", "--wait", "30")
-    code, out = asking.end()
-    assert (code, json.loads(out)["tasks"]["mine"]) == (0, "DONE")
-    assert history("one").plan_at(1).task("show").depends_on == ("mine",)
+    words = ("modify", "one", "--changes", "changes.yaml", "--by", "eve", "--comment", "go", "--wait", "30")
+    assert "has taken it: the plan was changed" in call(*words)
+    assert json.loads(asking.end())["tasks"]["mine"] == "DONE"
+    (event,) = data("history", "--trigger", "task-failed")["events"]
+    assert (event["by"], event["rule"], event["reason"]) == ("person:eve", "person-modify", "go")
 
 
 @pytest.mark.slow
-def test_request_from_elsewhere(asking: Process) -> None:
-    """A request for replanning is heard by the process that carries out the run."""
+def test_request_from_elsewhere(asking: Started) -> None:
+    """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
     assert "the run considers it" in call("request", "one", "there must be a better way", "--wait", "30")
-    assert "has taken it" in call("reject", "one.q1", "--wait", "30")
-    asking.end()
-    assert [event.trigger_kinds for event in history("one").filter(trigger="human-request")] == [("human-request",)]
+    assert "has taken it: the plan is kept" in call("reject", "one.q1", "--wait", "30")
+    result = json.loads(asking.end(1))
+    assert (result["status"], result["revisions"]) == ("failed", [])
+    assert len(data("history", "--trigger", "human-request")["events"]) == 1
 
 
 @pytest.mark.slow
-def test_stale_answer_from_elsewhere(processes: list[Process]) -> None:
+async def test_stale_answer_from_elsewhere() -> None:
     """An answer about tasks that have changed since is refused, said to be, and the run asks anew."""
-    process = Process(STORE, program=[sys.executable, "-c", DOUBTING])
-    processes.append(process)
-    process.wait_for("asks moving.q1", error=False)
-    process.stdin.write("\n")
-    process.stdin.flush()
-    process.wait_for("changed", error=False)
-    process.wait_for("asks moving.q2", error=False)
-    assert "the tasks it is about have changed since it was asked" in call("approve", "moving.q1", code=1)
-    assert "the plan is kept" in call("reject", "moving", "--wait", "30")
-    withdrawn, kept, *_ = history("moving").filter(trigger="task-failed")
-    assert withdrawn.question is not None
-    assert (withdrawn.question.verdict, withdrawn.executed) == ("withdrawn", False)
-    assert kept.decision == "keep"
-
-
-@pytest.mark.slow
-def test_answer_after_the_end(processes: list[Process]) -> None:
-    """A run without anybody to ask ends, keeps its question, and goes on with the answer when it is resumed."""
-    first = Process("run", "plan.yaml", "--settings", "settings.yaml", "--ask", "never", "--run-id", "one", "--json")
-    processes.append(first)
-    code, out = first.end()
-    assert (code, json.loads(out)["questions"]) == (4, ["one.q1"])
-    assert "go on with: replanning resume one" in call("approve", "one.q1")
-    second = Process("resume", "one", "--settings", "settings.yaml", "--ask", "never", "--json")
-    processes.append(second)
-    code, out = second.end()
-    assert (code, json.loads(out)["status"], json.loads(out)["tasks"]["build~2"]) == (0, "succeeded", "DONE")
-    assert [event.decision for event in history("one").filter(trigger="task-failed")] == ["execute"]
-
-
-@pytest.mark.parametrize(
-    "name", ["status", "history", "why", "diff", "pending", "approve", "reject", "modify", "request", "questions"]
-)
-def test_help(name: str) -> None:
-    """Each command says what it does, with examples and its exit codes."""
-    text = call(name, "--help")
-    assert "--json" in text
-    if name != "questions":
-        assert f"replanning {name}" in text
-        assert "1 there is no such run" in " ".join(text.split())
+    with closing(SqliteStore(STORE)) as store:
+        settings = SETTINGS.model_copy(update={"cooldown": 0})
+        engine = ReplanningEngine([Proposer(doubtful)], gate=StoreGate(), store=store, settings=settings)
+        async with engine.open(chain("a"), run_id="moving") as run:
+            run.failed(run.started("a"), "broken")
+            await anyio.wait_all_tasks_blocked()
+            run.modify_task("a", name="another")
+            await anyio.wait_all_tasks_blocked()
+            refused = await anyio.to_thread.run_sync(partial(call, "approve", "moving.q1", code=1))
+            kept = await anyio.to_thread.run_sync(partial(call, "reject", "moving", "--wait", "30"))
+            assert [task async for task in run.ready()] == []
+        first, second, *_ = ReplanHistory.of(store, "moving").filter(trigger="task-failed")
+    assert "the tasks it is about have changed since it was asked" in refused
+    assert "the plan is kept" in kept
+    assert first.question is not None
+    assert (first.question.verdict, first.executed, second.decision) == ("withdrawn", False, "keep")

@@ -8,11 +8,7 @@ from replanning import Settings
 from replanning.cli.narrator import Narrator
 from replanning.plan import JsonObject
 from replanning.testing import VirtualClock
-from tests.support.planning import Desk, Model, coordinator, go_on, replan
-
-pytestmark = pytest.mark.anyio
-
-MISSING = FileNotFoundError("no such file: news.txt")
+from tests.support.planning import MISSING, Desk, Model, coordinator, go_on, replan
 
 
 @pytest.mark.parametrize(
@@ -37,9 +33,6 @@ async def test_decisions_are_shown_with_their_outcome(decision: JsonObject, expe
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings)
         await planning.execute_with_planning()
-    run = planning.run
-    assert run is not None
-    narrator = Narrator(lambda: run.view)
-    lines = [narrator.line_for(record.body) for record in planning.engine.store.read(run.id)]
-
-    assert any(line.text.startswith(expected) for line in lines if line is not None), lines
+    assert (run := planning.run) is not None
+    lines = map(Narrator(lambda: run.view).line_for, [record.body for record in planning.engine.store.read(run.id)])
+    assert any(line.text.startswith(expected) for line in lines if line is not None)

@@ -1,9 +1,7 @@
-"""`replanning solve` and `plan` as real processes: a real server in place of the services, real tools, a real repository."""
+"""`replanning solve` and `plan`: a real server in place of the services, real tools, a real repository."""
 
 from __future__ import annotations
 
-import json
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,20 +11,51 @@ import pytest
 
 from replanning import Plan
 from replanning.plan import JsonObject
-from replanning.plan.types import JsonValue
-from tests.support.cli import ENVIRONMENT, SCRIPT, Gate, Started, Terminal, answer, cli, lines
-from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.support.planning import Model, Replies, go_on, replan, revision, summary
+from replanning.planning import PlanningHistoryStore
+from tests.support.cli import (
+    Started,
+    Terminal,
+    answer,
+    cli,
+    lines,
+    planned,
+    planning_server,
+    process,
+    write_settings,
+    write_tools,
+)
+from tests.support.planning import Replies, action, done, go_on, replan, revision, summary, use
+from tests.support.planning_history import ISSUE, saved, written
+
+WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
+TOOLS = [
+    WRITE,
+    {**WRITE, "name": "wipe", "dangerous": True},
+    {"name": "fail", "kind": "shell", "command": f"{sys.executable} -c 'raise SystemExit(3)'"},
+]
+NOTES = planned(action("note", "write"))
+WIPES = planned(action("note", "write"), action("clear", "wipe", arguments={"text": "b"}))
+ASKS = go_on(clarification_needed=True, clarification_questions=["Which words?"])
+GOAL = ("--goal", "Tidy up", "--tools", "tools.yaml")
+OPENAI = (*GOAL, "--llm", "openai")
+SOLVE = ("solve", *OPENAI, "--run-id", "r")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a file of tools."""
+    write_tools(tmp_path, *TOOLS)
+    return tmp_path
+
+
+# Plans and their execution
 
 TEST = "import unittest, sums\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
-WRONG = "def add(a, b):\n    return a - b\n"
 RIGHT = "def add(a, b):\n    return a + b\n"
-
-TOOLS = [
+CODING_TOOLS = [
     {
         "name": "write-file",
         "kind": "shell",
-        "description": "Write a text file",
         "command": "printf %s {content} > {path}",
         "parameters": {"path": "string", "content": "string"},
     },
@@ -35,383 +64,406 @@ TOOLS = [
     {
         "name": "commit",
         "kind": "shell",
-        "command": "git add test_sums.py sums.py && git -c user.name=a -c user.email=a@b commit -q -m {message}",
-        "parameters": {"message": "string"},
+        "command": "git add test_sums.py sums.py && git -c user.name=a -c user.email=a@b commit -q -m 'Add sums'",
     },
 ]
-COMMIT: JsonObject = {"task_id": "commit", "tool": "commit", "arguments": {"message": "Add sums"}}
-
-
-def subtask(name: str, *needs: str) -> JsonObject:
-    """A part of the work."""
-    return {"id": name, "description": name, "dependencies": list(needs)}
-
-
-def use(name: str, tool: str, **arguments: JsonValue) -> JsonObject:
-    """An action."""
-    return {"task_id": name, "tool": tool, "arguments": dict(arguments)}
-
-
-RED: JsonObject = {"actions": [use("red", "see-it-fail")]}
+UNCLEAR = go_on(
+    clarification_needed=True, clarification_questions=["Integers only?"], assumptions_to_make=["any numbers"]
+)
+GREEN, COMMIT = (action(name, tool, arguments={}) for name, tool in (("green", "run-tests"), ("commit", "commit")))
+CODE = planned(
+    action("test", "write-file", arguments={"path": "test_sums.py", "content": TEST}),
+    action("red", "see-it-fail", arguments={}),
+    action("code", "write-file", arguments={"path": "sums.py"}),
+    GREEN,
+    COMMIT,
+)
 CODING: Replies = {
-    "goal_understanding": {"main_objective": "sums.add adds", "success_criteria": ["the test passes"]},
-    "task_decomposition": (
-        {"subtasks": [subtask("everything")]},
-        {
-            "subtasks": [
-                subtask("test"),
-                subtask("red", "test"),
-                subtask("code", "red"),
-                subtask("green", "code"),
-                subtask("commit", "green"),
-            ]
-        },
-    ),
+    **CODE,
+    "task_decomposition": ({"subtasks": [{"id": "everything", "description": "all"}]}, CODE["task_decomposition"]),
     "decision:task_decomposition": (replan("task_redecomposition"), go_on()),
-    "decision:goal_understanding": (
-        go_on(
-            clarification_needed=True, clarification_questions=["Integers only?"], assumptions_to_make=["any numbers"]
-        ),
-        go_on(),
-    ),
-    "action_sequence": {
-        "actions": [
-            use("test", "write-file", path="test_sums.py", content=TEST),
-            use("red", "see-it-fail"),
-            {"task_id": "code", "tool": "write-file", "arguments": {"path": "sums.py"}},
-            use("green", "run-tests"),
-            COMMIT,
-        ]
-    },
+    "decision:goal_understanding": (UNCLEAR, go_on()),
     "execution": {
         "current_task": "code",
-        "function_call": {"name": "write-file", "arguments": {"path": "sums.py", "content": WRONG}},
+        **use("write-file", path="sums.py", content="def add(a, b):\n    return a - b\n"),
     },
     "decision:execution": (go_on(), replan("partial_replan"), go_on()),
     "revision": revision(
-        use("repair", "write-file", path="sums.py", content=RIGHT),
-        use("green", "run-tests"),
-        COMMIT,
+        action("repair", "write-file", arguments={"path": "sums.py", "content": RIGHT}), GREEN, COMMIT
     ),
-    "completion": summary(),
 }
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """An empty git repository with a file of tools."""
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": TOOLS}), encoding="utf-8")
-    return tmp_path
-
-
-class Service:
-    """A model that answers over HTTP."""
-
-    def __init__(self, replies: Replies) -> None:
-        self.model = Model(replies)
-
-    def __call__(self, request: LLMRequest) -> LLMServerReply:
-        """The reply to a request, as text."""
-        return json.dumps(self.model(request.prompt))
-
-
-def test_a_coding_task(repository: Path) -> None:
+def test_a_coding_task(tmp_path: Path) -> None:
     """A test is written, fails, passes and is committed, past a question, a bad decomposition and a wrong program."""
-    service = Service(CODING)
-    with ScriptedLLMServer(service) as server:
-        arguments = (
-            "--goal",
-            "Write sums.add, test first",
-            "--tools",
-            "tools.yaml",
-            "--llm",
-            "openai",
-            "--run-id",
-            "r",
-        )
-        done = cli(repository, "solve", *arguments, **server.environ())
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    write_tools(tmp_path, *CODING_TOOLS)
+    with planning_server(CODING) as server:
+        solved = cli(tmp_path, *SOLVE, **server.environ())
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (repository / "sums.py").read_text() == RIGHT
-    log = subprocess.run(["git", "log", "--format=%s"], cwd=repository, capture_output=True, text=True, check=True)
+    assert (tmp_path / "sums.py").read_text() == RIGHT
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert log.stdout == "Add sums\n"
-    assert "assumed: any numbers" in done.stderr
-    assert "task_decomposition: task_redecomposition decided, executed" in done.stderr
-    assert "execution: partial_replan decided, executed" in done.stderr
-    assert "✓ succeeded" in done.stdout
-    assert "planned and judged by openai (" in done.stderr
-    assert answer(repository, "status", "r")["status"] == "succeeded"
+    for text in (
+        "assumed: any numbers",
+        "task_decomposition: task_redecomposition decided, executed",
+        "execution: partial_replan decided, executed",
+        "planned and judged by openai (",
+    ):
+        assert text in solved.stderr
+    assert "✓ succeeded" in solved.stdout
 
 
-def test_a_plan_is_printed_and_saved_and_runs(repository: Path) -> None:
-    """`plan` executes nothing; what it saves is a plan file that `run` carries out."""
-    actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}
-    replies: Replies = {"task_decomposition": {"subtasks": [subtask("test")]}, "action_sequence": actions}
-    options = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "anthropic")
-    with ScriptedLLMServer(Service(replies)) as server:
-        shown = cli(repository, "plan", *options, "-q", **server.environ())
-        saved = cli(repository, "plan", *options, "--save", "plan.yaml", **server.environ())
-        tried = cli(repository, "solve", *options, "--dry-run", "-q", **server.environ())
+def test_a_plan_is_printed_and_saved_and_runs(folder: Path) -> None:
+    """`plan` executes nothing and asks nobody, though it names dangerous tools; what it saves is carried out by `run`."""
+    with planning_server(WIPES) as server:
+        shown = cli(folder, "plan", *OPENAI, "-q", **server.environ())
+        saved = cli(folder, "plan", *OPENAI, "--save", "plan.yaml", **server.environ())
+        tried = cli(folder, "solve", *OPENAI, "--dry-run", "-q", **server.environ())
+        told = answer(folder, "solve", *OPENAI, "--dry-run", **server.environ())
 
-    assert (shown.returncode, saved.returncode, tried.returncode) == (0, 0, 0), shown.stderr + saved.stderr
     assert shown.stdout == tried.stdout
-    assert Plan.parse(shown.stdout).task("test").tool == "write-file"
-    assert not (repository / "test_sums.py").exists()
-    assert cli(repository, "run", "plan.yaml", "--no-replan").returncode == 0
-    assert (repository / "test_sums.py").read_text() == TEST
+    assert Plan.parse(shown.stdout).task("note").tool == "write"
+    assert 'note: the plan uses tools that may do harm: wipe {"text": "b"}' in saved.stderr
+    assert told["dangerous"] == ['wipe {"text": "b"}']
+    assert not (folder / "log").exists()
+    cli(folder, "run", "plan.yaml", "--no-replan")
+    assert lines(folder / "log") == ["news", "b"]
 
 
-def test_completion_for_programs(repository: Path) -> None:
-    """With `--json`, what the model says at the end stands beside how the run came out, and nothing else is printed."""
-    actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}
-    replies: Replies = {"task_decomposition": {"subtasks": [subtask("test")]}, "action_sequence": actions}
-    with ScriptedLLMServer(Service(replies)) as server:
-        options = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "openai", "--json")
-        told = json.loads(cli(repository, "solve", *options, **server.environ()).stdout)
+def test_programs_see_the_actions_alone(folder: Path) -> None:
+    """With `--json`, tasks and outputs are the actions, also after a replan; phases and completion stand by themselves."""
+    replies = planned(
+        action("note", "fail", arguments={}),
+        revision=revision(action("note", "write")),
+        **{"decision:execution": (replan("partial_replan"), go_on())},
+    )
+    with planning_server(replies) as server:
+        told = answer(folder, "solve", *OPENAI, **server.environ())
 
     assert (told["status"], told["exit_code"]) == ("succeeded", 0)
     assert told["completion"]["summary"]["goal_achieved"] is True
+    assert told["tasks"] == {"note": "REPLACED_BY_REPLAN", "v2.note": "DONE"}
+    assert list(told["outputs"]) == ["v2.note"]
+    phases = {one["task"]: (one["phase"], one["state"]) for one in told["phases"]}
+    assert phases["goal_understanding"] == ("goal_understanding", "DONE")
+    assert phases["reflection"] == ("reflection", "DONE")
+    assert told["phases"][0]["output"]["main_objective"] == "Tell people"
 
 
-def test_what_waits_for_a_person_is_resumed(repository: Path) -> None:
-    """A goal that was not achieved ends with code 4; a person approves elsewhere, and resume takes the run up again."""
-    actions: JsonObject = {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]}
-    replies: Replies = {
-        "task_decomposition": {"subtasks": [subtask("test")]},
-        "action_sequence": actions,
-        "completion": summary(achieved=False),
-    }
-    service = Service(replies)
-    with ScriptedLLMServer(service) as server:
-        arguments = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
-        done = cli(repository, "solve", *arguments, **server.environ())
-        asked = len(service.model.asked)
-        approved = cli(repository, "approve", "r.q1")
-        again = cli(repository, "resume", "r", "--replan-provider", "openai", **server.environ())
-
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "requires_human_intervention: the goal was not achieved" in done.stderr
-    assert "replanning resume r" in done.stdout
-    assert approved.returncode == 0, approved.stderr
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert len(service.model.asked) == asked
-
-
-def test_without_a_key(repository: Path) -> None:
-    """Without any model that can be asked, the command says which were looked for and what each lacks."""
-    done = cli(repository, "solve", "--goal", "x", "--tools", "tools.yaml")
-    assert done.returncode == 2
-    assert "OPENAI_API_KEY" in done.stderr
-    assert "ANTHROPIC_API_KEY" in done.stderr
-
-
-def test_tools_that_share_a_resource(repository: Path) -> None:
+def test_tools_that_share_a_resource(folder: Path) -> None:
     """A tools file that says how much there is of what tools take is planned with; one that does not say it is refused."""
-    tools = [{**TOOLS[0], "resources": {"disk": 1}}]
-    replies: Replies = {
-        "task_decomposition": {"subtasks": [subtask("test")]},
-        "action_sequence": {"actions": [use("test", "write-file", path="test_sums.py", content=TEST)]},
-    }
-    options = ("plan", "--goal", "Write a test", "--tools", "shared.yaml", "--llm", "openai", "-q")
-    path = repository / "shared.yaml"
-    with ScriptedLLMServer(Service(replies)) as server:
-        path.write_text(json.dumps({"tools": tools}), encoding="utf-8")
-        refused = cli(repository, *options, **server.environ())
-        path.write_text(json.dumps({"tools": tools, "resources": {"disk": 1}}), encoding="utf-8")
-        planned = cli(repository, *options, **server.environ())
+    shared = {**WRITE, "resources": {"disk": 1}}
+    with planning_server(NOTES) as server:
+        write_tools(folder, shared)
+        refused = cli(folder, "plan", *OPENAI, code=2, **server.environ())
+        write_tools(folder, shared, resources={"disk": 1})
+        plan = cli(folder, "plan", *OPENAI, **server.environ()).stdout
 
-    assert refused.returncode == 2
     assert "no resource 'disk'; state its capacity under `resources`" in refused.stderr
-    assert planned.returncode == 0, planned.stderr
-    assert Plan.parse(planned.stdout).resources == {"disk": 1}
+    assert Plan.parse(plan).resources == {"disk": 1}
 
 
-def test_without_planning_tools_are_used_one_by_one(repository: Path) -> None:
-    """With planning switched off, `solve` uses one tool after another as the model says, and `plan` says why there is none."""
-    step: JsonObject = {"function_call": {"name": "write-file", "arguments": {"path": "test_sums.py", "content": TEST}}}
-    end: JsonObject = {**summary(), "phase": "completion", "done": True}
-    options = ("--goal", "Write a test", "--tools", "tools.yaml", "--llm", "openai")
-    with ScriptedLLMServer(Service({"step": (step, end)})) as server:
-        solved = cli(repository, "solve", *options, PLANNING_ENABLED="false", **server.environ())
-        planned = cli(repository, "plan", *options, PLANNING_ENABLED="false", **server.environ())
+def test_without_planning_tools_are_used_one_by_one(folder: Path) -> None:
+    """With planning off, `solve` uses tools one by one as the model says, also when resumed after a person has declined one."""
+    steps = (use("write", text="a"), use("wipe", text="b"), {**done(), "comment": "all is well"})
+    off = {"PLANNING_ENABLED": "false"}
+    with planning_server({"step": steps}) as server:
+        cli(folder, *SOLVE, code=4, **server.environ(), **off)
+        cli(folder, "reject", "r.q1")
+        again = cli(folder, "resume", "r", **server.environ())
+        refused = cli(folder, "plan", *OPENAI, code=2, **server.environ(), **off)
 
-    assert solved.returncode == 0, solved.stdout + solved.stderr
-    assert (repository / "test_sums.py").read_text() == TEST
-    assert "tools are chosen one by one by openai (" in solved.stderr
-    assert planned.returncode == 2
-    assert "planning.enabled" in planned.stderr
+    assert "nothing is planned; tools are chosen one by one by openai (" in again.stderr
+    assert "success: all is well" in again.stderr
+    assert lines(folder / "log") == ["a"]
+    assert "planning.enabled" in refused.stderr
+
+
+def test_another_goal_is_not_what_a_run_was_about(folder: Path) -> None:
+    """A run that is named again continues for its own goal alone; for another one it is refused, with what to do."""
+    with planning_server(NOTES) as server:
+        for _ in range(2):
+            cli(folder, *SOLVE, **server.environ())
+        other = cli(folder, *SOLVE, "--goal", "Bake bread", code=2, **server.environ())
+
+    assert "--run-id: there is a run 'r' already, about 'Tidy up': `replanning resume r`" in other.stderr
+    assert "succeeded" not in other.stdout
+
+
+def test_a_goal_in_another_locale(folder: Path) -> None:
+    """Words of the command line are UTF-8 where the locale knows no such thing; other bytes are refused in a sentence."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    with planning_server(NOTES) as server:
+        cli(folder, *SOLVE, "--goal", "Grüße", **server.environ(), **plain)
+        assert "Grüße" in server.requests[0].prompt
+    assert "--goal: it is not UTF-8" in cli(folder, *SOLVE, "--goal", "Gr\udcfc", code=2).stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--tools", "tools.yaml"), "error: --goal: give the goal in words with --goal, or in a FILE\n"),
-        (("--goal", "x", "goal.txt", "--tools", "tools.yaml"), "in a FILE, and not both"),
-        (("--goal", "x"), "--tools: name a YAML file"),
-        (("--goal", "x", "--tools", "none.yaml"), "error: --tools: none.yaml cannot be read: No such file"),
-        (("none.txt", "--tools", "tools.yaml"), "error: FILE: none.txt cannot be read: No such file"),
-        (("--goal", "x", "--tools", "bad.yaml"), "the tools are not valid (1 problem):\n  bad.yaml tools[0]"),
-        (("--goal", " ", "--tools", "tools.yaml"), "it is empty"),
-        (("--goal", "x", "--tools", "tools.yaml", "--notify", "githb=o/r#1"), "--notify: 'githb' is not a forge"),
-        (("--goal", "x", "--tools", "tools.yaml", "--notify", "github=o/r"), "--notify: 'o/r' is not an issue"),
+        ("solve --tools tools.yaml", "error: --goal: give the goal in words with --goal, or in a FILE\n"),
+        ("solve --goal x goal.txt --tools tools.yaml", "in a FILE, and not both"),
+        ("solve --goal x", "--tools: name a YAML file"),
+        ("solve --goal x --tools none.yaml", "error: --tools: none.yaml cannot be read: No such file"),
+        ("solve none.txt --tools tools.yaml", "error: FILE: none.txt cannot be read: No such file"),
+        ("solve --goal x --tools bad.yaml", "the tools are not valid (1 problem):\n  bad.yaml tools[0]"),
+        ("solve --goal= --tools tools.yaml", "it is empty"),
+        ("solve --goal x --tools tools.yaml --notify githb=o/r#1", "--notify: 'githb' is not a forge"),
+        ("solve --goal x --tools tools.yaml --notify github=o/r", "--notify: 'o/r' is not an issue"),
+        ("solve --goal x --tools tools.yaml --dry-run --run-id y", "--dry-run keeps no run that --run-id could name"),
+        (
+            "plan --goal x --tools tools.yaml --save none/plan.yaml",
+            "--save: none/plan.yaml cannot be written: there is no folder 'none'; no model was asked",
+        ),
     ],
 )
-def test_wrong_usage(repository: Path, arguments: tuple[str, ...], told: str) -> None:
-    """Missing and wrong arguments are named, nothing is run, and the code is 2."""
-    (repository / "bad.yaml").write_text("tools: [{kind: shell}]\n", encoding="utf-8")
-    with ScriptedLLMServer(Service({})) as server:
-        done = cli(repository, "solve", *arguments, **server.environ())
+def test_wrong_usage(folder: Path, arguments: str, told: str) -> None:
+    """Missing and wrong arguments are named before a model is asked, and the code is 2."""
+    (folder / "bad.yaml").write_text("tools: [{kind: shell}]\n", encoding="utf-8")
+    with planning_server() as server:
+        assert told in cli(folder, *arguments.split(), code=2, **server.environ()).stderr
         assert not server.requests
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
 
 
-def test_another_goal_is_not_what_a_run_was_about(repository: Path) -> None:
-    """A run that is named again continues for its own goal alone; for another one it is refused, with what to do."""
-    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
-    with ScriptedLLMServer(service) as server:
-        options = ("--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
-        first = cli(repository, "solve", "--goal", "See it fail", *options, **server.environ())
-        again = cli(repository, "solve", "--goal", "See it fail", *options, **server.environ())
-        other = cli(repository, "solve", "--goal", "Bake bread", *options, **server.environ())
-
-    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
-    assert other.returncode == 2
-    assert "--run-id: there is a run 'r' already, about 'See it fail': `replanning resume r`" in other.stderr
-    assert "succeeded" not in other.stdout
+# Models
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_pause_planning(repository: Path, number: signal.Signals) -> None:
-    """Ctrl-C, or a terminal that is closed, lets what runs finish, says what stopped it, and leaves nothing behind."""
-    gate = Gate(repository / "gate")
-    hold = {"name": "hold", "kind": "shell", "command": f"{gate.command}; echo held >> log"}
-    (repository / "tools.yaml").write_text(json.dumps({"tools": [hold]}), encoding="utf-8")
-    service = Service(
-        {"task_decomposition": {"subtasks": [subtask("wait")]}, "action_sequence": {"actions": [use("wait", "hold")]}}
-    )
-    options = ("solve", "--goal", "Wait", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
-    with ScriptedLLMServer(service) as server, Started(repository, *options, **server.environ()) as started:
-        started.until("wait started")
-        started.signal(number)
-        started.until(f"pausing: {number.name} was received; waiting for 1 task to finish; once more stops it at once")
-        gate.open()
-        code, out = started.end()
-
-    assert code == 3
-    assert f"paused: {number.name} was received\n" in out
-    assert lines(repository / "log") == ["held"]
+def test_without_a_key(folder: Path) -> None:
+    """Without any model that can be asked, the command says which were looked for and what each lacks."""
+    told = cli(folder, "solve", *GOAL, code=2).stderr
+    assert "OPENAI_API_KEY" in told
+    assert "ANTHROPIC_API_KEY" in told
 
 
-def test_a_question_is_no_failure(repository: Path) -> None:
-    """A task that waits for a person is shown once as a question, in its own words, with the way to answer."""
-    asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
-    service = Service({"decision:goal_understanding": (asks, go_on())})
-    with ScriptedLLMServer(service) as server:
-        options = ("--goal", "x", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "--ask", "store")
-        with Started(repository, "solve", *options, **server.environ()) as started:
-            started.until("question r.q1: Which words?\n")
-            shown = cli(repository, "pending")
-            started.signal(signal.SIGINT)
-            started.end()
-
-    said = "".join(started.said)
-    assert "waits for a person: Which words?" in said
-    assert "PlanningHeld" not in said
-    assert "failed" not in said
-    assert "--comment answers in words" in shown.stdout
-
-
-def test_questions_are_answered_on_the_terminal(repository: Path) -> None:
-    """Words behind the number of a candidate are the answer, and the model gets to see them; words alone are explained."""
-    asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
-    service = Service(
-        {
-            "decision:goal_understanding": (asks, go_on()),
-            "task_decomposition": {"subtasks": [subtask("red")]},
-            "action_sequence": RED,
-        }
-    )
-    options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
-    with ScriptedLLMServer(service) as server, Terminal(repository, *options, **server.environ()) as terminal:
-        terminal.until("answer what is unclear: ")
-        terminal.type("Words of one syllable")
-        terminal.until("'words' is not an answer; put a number before your words, such as: 1 Words of one syllable")
-        terminal.until("answer what is unclear: ")
-        terminal.type("1 Words of one syllable")
-        code = terminal.end()
-        prompts = [request.prompt for request in server.requests]
-
-    assert code == 0, terminal.seen
-    assert any("Words of one syllable" in prompt for prompt in prompts)
-
-
-def test_a_model_that_cannot_be_asked_is_tried_again(repository: Path) -> None:
+def test_a_model_that_cannot_be_asked_is_tried_again(folder: Path) -> None:
     """After a wrong key the run waits: with the right one it goes on once a person says so, and it ends once they do not."""
-    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
-    options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai")
-    with ScriptedLLMServer(service) as server:
-        environ = server.environ()
+    with planning_server(NOTES) as server:
         for run, verdict in {"r": "approve", "given-up": "reject"}.items():
-            wrong = cli(repository, *options, "--run-id", run, **environ | {"OPENAI_API_KEY": ""})
-            assert wrong.returncode == 4, wrong.stderr
+            keyless = server.environ() | {"OPENAI_API_KEY": ""}
+            wrong = cli(folder, "solve", *OPENAI, "--run-id", run, code=4, **keyless)
             assert "check OPENAI_API_KEY" in wrong.stderr
             assert "try 'goal_understanding' again?" in wrong.stderr
-            assert cli(repository, verdict, f"{run}.q1").returncode == 0
-        resumed = cli(repository, "resume", "r", **environ)
-        over = cli(repository, "resume", "given-up", **environ)
+            cli(folder, verdict, f"{run}.q1")
+        cli(folder, "resume", "r", **server.environ())
+        over = cli(folder, "resume", "given-up", code=1, **server.environ())
 
-    assert resumed.returncode == 0, resumed.stderr
-    assert over.returncode == 1, over.stderr
     assert "requires_human_intervention" in over.stdout + over.stderr
 
 
-def test_a_plan_that_could_not_be_saved_is_not_paid_for(repository: Path) -> None:
-    """A `--save` file that cannot be written is refused before a model is asked, with code 2."""
-    with ScriptedLLMServer(Service({})) as server:
-        options = ("--goal", "x", "--tools", "tools.yaml", "--save", "none/plan.yaml")
-        done = cli(repository, "plan", *options, **server.environ())
-        asked = len(server.requests)
-
-    assert (done.returncode, asked) == (2, 0)
-    assert "--save: none/plan.yaml cannot be written: there is no folder 'none'; no model was asked" in done.stderr
-
-
-def test_unwritable_progress_stops_no_run(repository: Path) -> None:
-    """A standard error that cannot be written, as on a full disk, does not stop a run."""
-    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
-    with ScriptedLLMServer(service) as server:
-        command = f"{shlex.quote(str(SCRIPT))} solve --goal x --tools tools.yaml --llm openai 2>/dev/full"
-        environ = {**ENVIRONMENT, **server.environ()}
-        done = subprocess.run(["/bin/sh", "-c", command], cwd=repository, env=environ, capture_output=True, text=True)
-
-    assert done.returncode == 0
-    assert "succeeded" in done.stdout
+def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:
+    """The model that was named last is asked again by `solve` and `resume`, though another one would be found first."""
+    with planning_server(WIPES) as server:
+        for words, model in (
+            (SOLVE, "openai"),
+            (("resume", "r"), "openai"),
+            (("solve", *GOAL, "--run-id", "r"), "openai"),
+            (("resume", "r", "--replan-provider", "anthropic"), "anthropic"),
+            (("resume", "r"), "anthropic"),
+            (SOLVE, "openai"),
+            (("solve", *GOAL, "--run-id", "s"), "github-copilot"),
+        ):
+            told = cli(folder, *words, code=4, **server.environ()).stderr
+            assert f"planned and judged by {model} (" in told
 
 
-def test_what_is_spent_is_seen_while_it_goes_on(repository: Path) -> None:
+def test_why_a_run_has_ended_is_said_once(folder: Path) -> None:
+    """A model that gives no usable answer ends the run with code 1, and the last lines name the reason without repeating it."""
+    with planning_server({"goal_understanding": "I think so."}) as server:
+        ended = cli(folder, *SOLVE, code=1, **server.environ())
+    assert "✗ aborted: goal_understanding: the model gave no usable goal_understanding in 4 tries" in ended.stdout
+    assert "requires_human_intervention" not in ended.stderr
+
+
+def test_what_is_spent_is_seen_while_it_goes_on(folder: Path) -> None:
     """On a terminal the calls of the model are counted below the tasks, against the budget."""
-    (repository / "replanning.yaml").write_text("replanning: {budget: {calls: 20}}\n", encoding="utf-8")
-    asks = go_on(clarification_needed=True, clarification_questions=["Which words?"])
-    service = Service({"decision:goal_understanding": asks})
-    options = ("solve", "--goal", "x", "--tools", "tools.yaml", "--llm", "openai", "--ask", "store")
-    with ScriptedLLMServer(service) as server, Terminal(repository, *options, **server.environ()) as terminal:
+    write_settings(folder, budget={"calls": 20})
+    server = planning_server({"decision:goal_understanding": ASKS})
+    with server, Terminal(folder, *SOLVE, "--ask", "store", **server.environ()) as terminal:
         terminal.until("2 of 20 calls")
 
 
-def test_a_goal_in_another_locale(repository: Path) -> None:
-    """Words of the command line are UTF-8 where the locale knows no such thing; other bytes are refused in a sentence."""
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    service = Service({"task_decomposition": {"subtasks": [subtask("red")]}, "action_sequence": RED})
-    options = ("--tools", "tools.yaml", "--llm", "openai", "--run-id", "r")
-    with ScriptedLLMServer(service) as server:
-        done = cli(repository, "solve", "--goal", "Grüße", *options, **server.environ(), **plain)
-        (prompt, *_) = [request.prompt for request in server.requests]
-    other = cli(repository, "solve", "--goal", "Gr\udcfc", *options)
+# People who must agree
 
-    assert done.returncode == 0, done.stderr
-    assert "Grüße" in prompt
-    assert other.returncode == 2
-    assert "--goal: it is not UTF-8" in other.stderr
+
+def test_what_waits_for_a_person_is_resumed(folder: Path) -> None:
+    """A goal that was not achieved ends with code 4; a person approves elsewhere, and resume takes the run up again."""
+    with planning_server({**NOTES, "completion": summary(achieved=False)}) as server:
+        ended = cli(folder, *SOLVE, code=4, **server.environ())
+        asked = len(server.requests)
+        cli(folder, "approve", "r.q1")
+        cli(folder, "resume", "r", "--replan-provider", "openai", **server.environ())
+        assert len(server.requests) == asked
+
+    assert "requires_human_intervention: the goal was not achieved" in ended.stderr
+    assert "replanning resume r" in ended.stdout
+
+
+def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
+    """A dangerous plan waits for a person, not as a failure: every view shows the decision to make, an answer ends the wait."""
+    looks = ("status", "status r", "why r", "history r", "pending")
+    with planning_server(WIPES) as server:
+        ended = cli(folder, *SOLVE, code=4, **server.environ())
+        told = {command: cli(folder, *command.split()).stdout for command in looks}
+        held = answer(folder, "status", "r")["held"]
+        cli(folder, "approve", "r.q1")
+        cli(folder, "request", "r", "be quick")
+        resumed = cli(folder, "resume", "r", **server.environ())
+        over = cli(folder, "status", "r").stdout
+
+    harm = 'the plan uses tools that may do harm: wipe {"text": "b"}'
+    listed = '  1. note: write {"text": "news"}\n    2. clear: wipe {"text": "b"} (may do harm)\n'
+    assert f"{harm}; carry it out?\n  {listed}" in told["pending"]
+    assert "action_sequence" not in told["pending"]
+    assert "tasks     1 pending, 2 done, 1 waiting for a person\n" in told["status r"]
+    assert "question  r.q1: action_sequence waits: the plan uses tools that may do harm: wipe" in told["status r"]
+    assert "1 pending, 2 done, 1 waiting for a person" in told["status"]
+    assert held == [{"task": "action_sequence", "question": "r.q1"}]
+    for command in ("why r", "history r"):
+        assert f"task 'action_sequence' needs a person's decision: {harm}" in told[command]
+        assert "a person must decide → ask" in told[command]
+    for said in (*told.values(), ended.stdout, ended.stderr):
+        assert "failed" not in said.lower()
+    for said in (*told.values(), ended.stdout, ended.stderr, resumed.stdout):
+        assert "PlanningHeld" not in said
+    assert "waiting for a person" not in over
+    assert "because  task 'action_sequence' needs a person's decision: the plan uses tools" in resumed.stdout
+    assert "asked for replanning: be quick): it is good" in resumed.stderr
+    assert "the plan was made (by planning)" in resumed.stderr
+    assert "reflection: the goal was achieved" in resumed.stderr
+    assert "by planning: the plan was made" in cli(folder, "why", "r", "2").stdout
+    assert lines(folder / "log") == ["news", "b"]
+
+
+def test_what_runs_anything_is_asked_about(folder: Path) -> None:
+    """A tool that runs whatever it is given takes a person's agreement, unless the file says that it is not dangerous."""
+    run = {**WRITE, "name": "run", "command": "sh -c {text}"}
+    command: JsonObject = {"text": "echo cleared > log"}
+    with planning_server(planned(action("clear", "run", arguments=command))) as server:
+        write_tools(folder, run)
+        asked = cli(folder, "solve", *OPENAI, code=4, **server.environ())
+        assert not (folder / "log").exists()
+        write_tools(folder, {**run, "dangerous": False})
+        solved = cli(folder, "solve", *OPENAI, **server.environ())
+
+    reason = "it runs whatever text it is given with 'sh'"
+    assert f"note: a person is asked before tool 'run' is used: {reason}" in asked.stderr
+    assert (lines(folder / "log"), "note:" in solved.stderr) == (["cleared"], False)
+
+
+def test_a_plan_that_waits_for_a_person_says_for_what(folder: Path) -> None:
+    """`plan` that needs a decision without a terminal ends with code 4, the question, and the ways to answer it."""
+    unsure = replan("task_redecomposition", confidence=0.4)
+    with planning_server({**WIPES, "decision:task_decomposition": unsure}) as server:
+        ended = cli(folder, "plan", *OPENAI, "-q", code=4, **server.environ())
+    assert "there is no plan: a person must decide: a task_redecomposition is needed" in ended.stderr
+    assert "plan at a terminal, where you are asked" in ended.stderr
+
+
+def test_a_question_is_no_failure(folder: Path) -> None:
+    """A task that waits for a person is shown once as a question, in its own words, with the way to answer; Ctrl-C pauses."""
+    server = planning_server({"decision:goal_understanding": ASKS})
+    with server, Started(folder, *SOLVE, "--ask", "store", **server.environ()) as started:
+        started.until("question r.q1: Which words?\n")
+        assert "--comment answers in words" in cli(folder, "pending").stdout
+        started.process.send_signal(signal.SIGINT)
+        assert "paused: SIGINT was received\n" in started.end(3)
+
+    assert "waits for a person: Which words?" in started.seen
+    assert "PlanningHeld" not in started.seen
+    assert "failed" not in started.seen
+
+
+def test_questions_are_answered_on_the_terminal(folder: Path) -> None:
+    """Words behind the number of a candidate are the answer, and the model gets to see them; words alone are explained."""
+    with planning_server({**NOTES, "decision:goal_understanding": (ASKS, go_on())}) as server:
+        with Terminal(folder, *SOLVE, **server.environ()) as terminal:
+            terminal.until("answer what is unclear: ")
+            terminal.type("Words of one syllable")
+            terminal.until("'words' is not an answer; put a number before your words, such as: 1 Words of one syllable")
+            terminal.until("answer what is unclear: ")
+            terminal.type("1 Words of one syllable")
+            terminal.end()
+        assert any("Words of one syllable" in request.prompt for request in server.requests)
+
+
+# The planning history
+
+
+def test_solve_writes_into_the_present_folder(folder: Path) -> None:
+    """A goal that is solved, and one that is only planned, each leave a finished file where the settings say."""
+    write_settings(folder, planning={"history": {"directory": "kept/plans"}})
+    with planning_server(NOTES) as server:
+        cli(folder, "solve", *OPENAI, "--run-id", "r", **server.environ())
+        cli(folder, "plan", *OPENAI, "-q", **server.environ())
+
+    kept = folder / "kept" / "plans"
+    tasks = [path.stem for path in kept.glob("[!.]*.jsonl")]
+    assert len(tasks) == 2
+    for task in tasks:
+        entries = PlanningHistoryStore(kept).entries(task)
+        assert ([line["type"] for line in entries].count("plan"), entries[-1]["done"]) == (1, True)
+    assert written(kept, "r")[-1]["result"] == "succeeded"
+    assert not (folder / "planning_history").exists()
+
+
+def test_an_issue_that_is_not_finished_is_continued(folder: Path) -> None:
+    """Solving an issue again goes on with its unfinished run; once that is finished, the next one is told of it."""
+    goal = ("solve", "--issue-id", ISSUE, *OPENAI)
+    history = folder / "planning_history"
+    with planning_server({**NOTES, "completion": summary(achieved=False)}) as server:
+        cli(folder, *goal, code=4, **server.environ())
+        asked = len(server.requests)
+        (task,) = [path.stem for path in history.glob("[!.]*.jsonl")]
+        cli(folder, "approve")
+        second = cli(folder, *goal, **server.environ())
+        assert len(server.requests) == asked
+        cli(folder, *goal, "--run-id", "third", code=4, **server.environ())
+        told = server.requests[asked].prompt
+
+    assert f"run {task} of {ISSUE} is not finished, and is continued" in second.stderr
+    assert "earlier_runs" in told
+    assert task in told
+    past = PlanningHistoryStore(history).get_past_executions_for_issue(ISSUE)
+    assert [(one["task_uuid"], one["done"]) for one in past] == [(task, True), ("third", False)]
+
+
+def test_prune(folder: Path) -> None:
+    """`history prune` says what it would move, moves it, and goes by the settings unless it is told otherwise."""
+    write_settings(folder, planning={"history": {"archive_directory": "archive", "retention_days": 30}})
+    saved(folder / "planning_history", "old", ISSUE, 1_000_000_000.0)
+    saved(folder / "planning_history", "open", ISSUE, 1_000_000_000.0, done=False)
+
+    would = cli(folder, "history", "prune", "--dry-run")
+    assert not (folder / "archive").exists()
+    assert would.stdout == f"old of {ISSUE}, finished 2001-09-09: archive/old.jsonl\n"
+    assert "1 run finished more than 30 days ago would be moved" in would.stderr
+    assert answer(folder, "history", "prune", "--days", "99999")["pruned"] == []
+    old = {"task_uuid": "old", "issue_id": ISSUE, "finished": "2001-09-09T01:46:40.000000Z"}
+    assert answer(folder, "history", "prune") == {
+        "directory": "planning_history",
+        "archive_directory": "archive",
+        "days": 30,
+        "dry_run": False,
+        "pruned": [{**old, "archived": "archive/old.jsonl"}],
+    }
+    assert [path.name for path in (folder / "archive").iterdir()] == ["old.jsonl"]
+    assert "0 runs" in cli(folder, "history", "prune").stderr
+
+
+def test_prune_where_there_is_none(folder: Path) -> None:
+    """Without a history there is nothing to prune, and nothing is made; an archive in its place is refused in a sentence."""
+    assert cli(folder, "history", "prune").stdout == ""
+    assert [path.name for path in folder.iterdir()] == ["tools.yaml"]
+    write_settings(folder, planning={"history": {"archive_directory": "./planning_history"}})
+    assert "name another folder" in cli(folder, "history", "prune", code=2).stderr
+
+
+def test_history_of_a_run_is_as_before(folder: Path) -> None:
+    """`history` takes a run as ever, also one that is called prune."""
+    with planning_server(NOTES) as server:
+        cli(folder, "solve", *OPENAI, "--run-id", "prune", **server.environ())
+    for words in (["--", "prune"], ["latest"]):
+        assert "prune" in cli(folder, "history", *words).stdout
+    assert "Usage: replanning history prune" in process(folder, "history", "prune", "--help").stdout

@@ -193,16 +193,14 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
     told = ("--notify", "notices.md", "--notify", "console")
     with ScriptedLLMServer(service) as server:
         wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
-        killed = process(tmp_path, "solve", *wanted, *told, **server.environ())
+        killed = process(tmp_path, "solve", *wanted, *told, code=-signal.SIGKILL, **server.environ())
         before = anyio.run(FileForge(tmp_path / "notices.md").comments)
         resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
-        asked = cli(tmp_path, *resume, **server.environ())
-        approved = cli(tmp_path, "approve", "r.q1")
+        asked = cli(tmp_path, *resume, code=4, **server.environ())
+        cli(tmp_path, "approve", "r.q1")
         again = cli(tmp_path, *resume, **server.environ())
 
     after = anyio.run(FileForge(tmp_path / "notices.md").comments)
-    codes = [one.returncode for one in (killed, asked, approved, again)]
-    assert codes == [-signal.SIGKILL, 4, 0, 0], asked.stderr + again.stderr
     assert [read(one.body).ticks for one in before] == [(False,)]
     assert [found.kind for one in after if (found := find_marker(one.body))] == [
         "checklist",
@@ -259,7 +257,4 @@ def test_wrong_targets(tmp_path: Path, target: str, told: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai")
     keys = {"OPENAI_API_KEY": "sk-none-of-this-is-used", "GITHUB_TOKEN": ""}
-    done = cli(tmp_path, "solve", *wanted, "--notify", target, **keys)
-    assert done.returncode == 2, done.stderr
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+    assert told in cli(tmp_path, "solve", *wanted, "--notify", target, code=2, **keys).stderr

@@ -1,36 +1,32 @@
-"""The command line as its users start it: processes, their output, signals and terminals."""
+"""The command line as its users start it: commands, their output, signals and terminals."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
 import select
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from typer.testing import CliRunner
 
-from replanning.cli import main
+from replanning.cli.app import app
+from replanning.plan import JsonObject
+from tests.support.llm_server import ScriptedLLMServer
+from tests.support.planning import Model, Replies
 
 SCRIPT = Path(sys.executable).with_name("replanning")
 # Nothing of the person who runs the tests, no keys above all; coverage finds its way by its own variable.
-ENVIRONMENT = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(("REPLANNING_", "MUSUBI_", "OTEL_", "OPENAI_", "ANTHROPIC_", "GITHUB_COPILOT_", "OLLAMA_"))
-    and name not in ("EDITOR", "VISUAL", "FORCE_COLOR")
-}
-PATIENCE = 60.0
-"""Seconds after which a process that says nothing is given up."""
+PERSONAL = "REPLANNING_ MUSUBI_ OTEL_ OPENAI_ ANTHROPIC_ GITHUB_COPILOT_ OLLAMA_ EDITOR VISUAL FORCE_COLOR"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(tuple(PERSONAL.split()))}
+PATIENCE = 60.0  # seconds after which a silent process is given up
 
-# Plans that several modules run: one that is repaired, and one about which a person is asked.
+# A plan that several modules run, and that is repaired.
 REPAIRED = {
     "good": "echo fine",
     "absent": "no-such-program-anywhere {what} ## capability: pack",
@@ -41,58 +37,40 @@ REPAIRED_TASKS = """
     id: pack, tool: absent, arguments: {what: it}, depends_on: [first]
     id: last, tool: good, depends_on: [pack]
 """
-ASKING = {"good": "true", "bad": "exit 3", "risky": "echo done >> done.txt ## dangerous: true"}
-ASKING_TASKS = """
-    id: first, tool: good
-    id: work, tool: bad, depends_on: [first], fallbacks: [{tool: risky}]
-    id: last, tool: good, depends_on: [work]
-"""
 
 
-def cli(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end: in this process, which is quick, unless variables of Python must take effect."""
-    words = [str(argument) for argument in arguments]
+Done = subprocess.CompletedProcess[str]
+
+
+def cli(folder: Path, *arguments: object, code: Any = 0, stdin: Any = "", **variables: str) -> Done:
+    """Run a command until it ends with this code: in this process, unless variables of Python must take effect."""
     if any(name.startswith("PYTHON") for name in variables):
-        return process(folder, *words, **variables)
-    out, error = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    environment = ENVIRONMENT | variables
-    with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nothing:
+        return process(folder, *arguments, code=code, **variables)
+    words, environment = [str(argument) for argument in arguments], ENVIRONMENT | variables
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name in os.environ.keys() - environment:
-            patch.delenv(name)
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        for name, replacement in (
-            ("argv", ["replanning", *words]),
-            ("stdin", nothing),
-            ("stdout", out),
-            ("stderr", error),
-        ):
-            patch.setattr(sys, name, replacement)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    texts = [stream.buffer.getvalue().decode() for stream in (out, error)]
-    return subprocess.CompletedProcess(["replanning", *words], int(ended.value.code or 0), *texts)
+        hidden = dict.fromkeys(os.environ.keys() - environment)
+        done = CliRunner().invoke(app, words, stdin, {**hidden, **environment}, catch_exceptions=False)
+    return checked(Done(words, done.exit_code, done.stdout, done.stderr), code)
 
 
-def process(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end in a process of its own."""
-    return subprocess.run(
-        [SCRIPT, *map(str, arguments)],
-        cwd=folder,
-        env=ENVIRONMENT | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+def process(folder: Path, *arguments: object, code: Any = 0, **variables: str) -> Done:
+    """Run a command until it ends with this code, in a process of its own."""
+    streams: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": PATIENCE}
+    done = subprocess.run([SCRIPT, *map(str, arguments)], cwd=folder, env=ENVIRONMENT | variables, **streams)
+    return checked(done, code)
 
 
-def answer(folder: Path, *arguments: object, code: int = 0, **variables: str) -> Any:
-    """The JSON that a command prints, which must be all that it prints."""
-    done = cli(folder, *arguments, "--json", **variables)
+def checked(done: Done, code: int) -> Done:
+    """Check how a command ended, which is never with a traceback."""
     assert done.returncode == code, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    assert "\nTraceback" not in f"\n{done.stderr}"
+    return done
+
+
+def answer(folder: Path, *arguments: object, code: Any = 0, **variables: str) -> Any:
+    """The JSON that a command prints, which must be all that it prints."""
+    return json.loads(cli(folder, *arguments, "--json", code=code, **variables).stdout)
 
 
 def lines(path: Path) -> list[str]:
@@ -102,144 +80,114 @@ def lines(path: Path) -> list[str]:
 
 def write_plan(folder: Path, tools: dict[str, str], tasks: str, *, name: str = "plan.yaml", more: str = "") -> Path:
     """A plan file of shell tools; commands may be followed by further fields after ` ## `."""
-    lines = ["goal: {objective: try it}", more, "tools:"]
-    for tool, text in tools.items():
-        command, _, fields = text.partition(" ## ")
-        lines.append(
-            f"  - {{name: {tool}, kind: shell, command: {json.dumps(command)}{', ' + fields if fields else ''}}}"
-        )
-    lines += ["tasks:", *(f"  - {{{line.strip()}}}" for line in tasks.strip().splitlines())]
+    text = ["goal: {objective: try it}", more, "tools:"]
+    for tool, described in tools.items():
+        command, _, fields = described.partition(" ## ")
+        text.append(f"  - {{name: {tool}, kind: shell, command: {json.dumps(command)}{fields and f', {fields}'}}}")
+    text += ["tasks:", *(f"  - {{{line.strip()}}}" for line in tasks.strip().splitlines())]
     path = folder / name
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
     return path
 
 
-class Started:
-    """A command that runs, and whose progress can be followed line by line.
+def write_tools(folder: Path, *tools: Any, **sections: object) -> None:
+    """A file of tools."""
+    (folder / "tools.yaml").write_text(json.dumps({"tools": tools, **sections}), encoding="utf-8")
 
-    Args:
-        folder: where it runs.
-        arguments: of the command.
-        variables: of the environment.
-    """
+
+def write_settings(folder: Path, **settings: object) -> None:
+    """A settings file where it is found by itself; `planning` is a section of its own."""
+    sections = {"planning": settings.pop("planning", {}), "replanning": settings}
+    (folder / "replanning.yaml").write_text(json.dumps(sections), encoding="utf-8")
+
+
+def planning_server(replies: Replies | None = None) -> ScriptedLLMServer:
+    """Web server in place of the services that plans, with these replies in place of the usual ones."""
+    model = Model(replies)
+    return ScriptedLLMServer(lambda request: json.dumps(model(request.prompt)))
+
+
+def planned(*actions: JsonObject, **replies: Any) -> Replies:
+    """Replies that plan these actions, one after the other, each with a subtask of its own."""
+    subtasks: list[Any] = []
+    for action in actions:
+        earlier = [subtask["id"] for subtask in subtasks[-1:]]
+        subtasks.append({"id": action["task_id"], "description": "a part", "dependencies": earlier})
+    return {"task_decomposition": {"subtasks": subtasks}, "action_sequence": {"actions": [*actions]}, **replies}
+
+
+class Started:
+    """A command that runs, and whose progress can be followed."""
 
     def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            [SCRIPT, *map(str, arguments)],
-            cwd=folder,
-            env=ENVIRONMENT | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.said: list[str] = []
+        pipe = subprocess.PIPE
+        self._start(folder, arguments, variables, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+        self._source = self.process.stderr.fileno()
+
+    def _start(self, folder: Path, arguments: tuple[object, ...], variables: dict[str, str], **how: Any) -> None:
+        command: list[Any] = [SCRIPT, *map(str, arguments)]
+        self.process: Any = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT | variables, **how)
+        self.seen, self._at = "", 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.process.kill()
         self.process.communicate()
 
     def until(self, text: str) -> None:
-        """Read on until a line of the progress holds a text."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line)
-            if text in line:
-                return
-        raise AssertionError(f"{text!r} was never said:\n{''.join(self.said)}")
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the command alone."""
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str]:
-        """Wait for the end; the exit code and what was printed as the result."""
-        out, error = self.process.communicate(timeout=PATIENCE)
-        self.said.append(error)
-        return self.process.returncode, out
-
-
-class Terminal:
-    """A command on a terminal of its own.
-
-    Args:
-        folder: where it runs.
-        arguments: of the command.
-        variables: of the environment.
-    """
-
-    def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
-        self._screen, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [SCRIPT, *map(str, arguments)],
-            cwd=folder,
-            env={**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "120", **variables},
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.seen = ""
-        self._at = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._screen)
-
-    def until(self, text: str) -> None:
-        """Look at the screen until a text has appeared after what was waited for before."""
+        """Read on until a text has appeared after what was waited for before."""
         while (found := self.seen.find(text, self._at)) < 0:
-            if not self._read():
-                raise AssertionError(f"{text!r} never appeared:\n{self.seen}")
+            assert self._read(), f"{text!r} never appeared:\n{self.seen}"
         self._at = found + len(text)
 
-    def whenever(self, text: str, line: str) -> None:
-        """Type a line each time that a text appears, until the command has ended."""
-        while self._read():
-            if (found := self.seen.find(text, self._at)) >= 0:
-                self._at = found + len(text)
-                self.type(line)
-
-    def type(self, text: str) -> None:
-        """Type a line."""
-        os.write(self._screen, f"{text}\n".encode())
-
-    def end(self) -> int:
-        """Wait for the end; the exit code."""
-        while self._read():
-            pass
-        return self.process.wait(PATIENCE)
+    def end(self, code: int = 0) -> str:
+        """Wait until it ends with this code; what was printed as the result."""
+        out, error = self.process.communicate(timeout=PATIENCE)
+        self.seen += error
+        assert self.process.returncode == code, self.seen
+        return str(out)
 
     def _read(self) -> str:
         """Wait for output and return it; empty when the command has ended or is silent."""
-        if not select.select([self._screen], [], [], PATIENCE)[0]:
+        if not select.select([self._source], [], [], PATIENCE)[0]:
             return ""
         try:
-            part = os.read(self._screen, 65_536).decode(errors="replace")
+            part = os.read(self._source, 65_536).decode(errors="replace")
         except OSError:  # so Linux says that nobody has the other side any more
             return ""
         self.seen += part
         return part
 
 
-class Gate:
-    """Something that a command waits for: `read line < PATH`, until it is opened.
+class Terminal(Started):
+    """A command on a terminal of its own."""
 
-    Args:
-        path: where it stands.
-    """
+    def __init__(self, folder: Path, *arguments: object, **variables: str) -> None:
+        self._source, side = pty.openpty()
+        variables = {"TERM": "xterm", "COLUMNS": "120", **variables}
+        self._start(folder, arguments, variables, stdin=side, stdout=side, stderr=side, start_new_session=True)
+        os.close(side)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__()
+        os.close(self._source)
+
+    def type(self, text: str) -> None:
+        """Type a line."""
+        os.write(self._source, f"{text}\n".encode())
+
+    def end(self, code: int = 0) -> str:
+        """Wait until it ends with this code; everything that has appeared."""
+        while self._read():
+            pass
+        assert self.process.wait(PATIENCE) == code, self.seen
+        return self.seen
+
+
+class Gate:
+    """Something that a command waits for: `read line < PATH`, until it is opened."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
