@@ -29,6 +29,7 @@ from replanning.planning.session import PlanningFailed, PlanningSession, ToolNot
 from replanning.planning.state import action_data
 from replanning.planning.tasks import (
     PlanningTask,
+    add_phases,
     describe_tool_use,
     human_task,
     is_action,
@@ -271,9 +272,7 @@ class ActionExecutor:
                 update={"reason": replan_reason(decision), "replan": considered.replan_id}
             )
             tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
-            changes = [AddTask(task=new) for new in tasks[:-1]]
-            changes.append(AddTask(task=tasks[-1], before=self._pending_tasks()))
-            session.run.apply(changes, reason=replan_reason(decision))
+            session.run.apply(add_phases(tasks, self._pending_tasks()), reason=replan_reason(decision))
 
         await session.execute_replan(considered, apply)
 

@@ -633,6 +633,11 @@ class Ruling:
         return self.kind in ("execute", "execute_with_warning")
 
     @property
+    def is_followed(self) -> bool:
+        """True if the replan is executed, now or once the user agrees."""
+        return self.is_executable or self.kind == "ask"
+
+    @property
     def needs_escalation(self) -> bool:
         """True if the model wanted a replan that a limit or a loop forbids, so that it must be asked for another one."""
         return self.override in ("limit", "loop")

@@ -131,6 +131,11 @@ class DecisionRecord(_RecordModel):
     error: str = ""
     instead_of: str | None = None
 
+    @property
+    def problem(self) -> str:
+        """The reason why the replan was not executed, or failed; empty if it succeeded."""
+        return "" if self.result == "success" else self.error or self.reason
+
     @classmethod
     def from_consideration(cls, considered: Consideration, *, executed: bool, error: str, seconds: float) -> Self:
         """Return the record of a decision with its outcome."""
@@ -456,7 +461,7 @@ class ReplanManager:
             StoreError: the journal cannot be written.
         """
         decision = considered.decision
-        if decision is None or considered.ruling.kind not in ("execute", "execute_with_warning", "ask"):
+        if decision is None or not considered.ruling.is_followed:
             raise ValueError(f"{considered.replan_id} must not be executed: {considered.ruling.reason}")
         if not resumed:
             ruling = make_ruling(decision, self.limits, self._counts, considered.cause)
@@ -564,7 +569,7 @@ class ReplanManager:
             seconds=self._clock.now() - began,
             instead_of=instead_of,
         )
-        if ruling.is_executable or ruling.kind == "ask":
+        if ruling.is_followed:
             self._notify("awaiting_user" if ruling.kind == "ask" else "generating", considered)
         else:
             self.record_decision(considered, executed=False)

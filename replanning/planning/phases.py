@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from replanning.changes import AddTask
+from replanning.changes import SkipTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, PlanError, Problem
+from replanning.live.states import WAITING
 from replanning.live.view import PlanView
 from replanning.plan.graph import topological_order
 from replanning.plan.tasks import Task
@@ -26,18 +28,20 @@ from replanning.planning.outputs import (
     parse_reply,
 )
 from replanning.planning.prompts import BATCH_KEY
-from replanning.planning.recovery import escalate_failure, escalate_forbidden_replan, existing_output
 from replanning.planning.session import NoUsableReply, PlanningFailed, PlanningSession
 from replanning.planning.state import DEFAULT_ASSUMPTIONS, HoldReason, PlanVersion, action_counts, validate_output
 from replanning.planning.tasks import (
+    PLANNING_PHASES,
     PlanningTask,
+    add_phases,
     compile_action_plan,
     compile_batch,
     describe_tool_use,
     finished_tasks,
+    installation_changes,
     missing_arguments,
+    phase_of,
     phase_task,
-    plan_installation,
     plan_problems,
     planned_arguments,
     remaining_subtasks,
@@ -79,50 +83,38 @@ async def decompose(session: PlanningSession, task: Task) -> JsonObject:
         LLMError: the model cannot be asked.
         BudgetExceeded: the call does not fit the remaining budget.
     """
-    data = session.prompt_data(task)
-    decomposition, cannot = await _request_decomposition(session, data)
-    if cannot is None:
-        assert decomposition is not None
-        return decomposition.model_dump(mode="json")
-    if decomposition is None:
-        decomposition, latest = await _request_again(session, data, cannot, _COARSER_INSTRUCTION)
-        cannot = latest or cannot
-    if decomposition is None:
-        _escalate_infeasible(session, task, cannot)
-        decomposition, latest = await _request_again(session, data, cannot, _OTHER_APPROACH_INSTRUCTION)
-        cannot = latest or cannot
-    if decomposition is None:
-        raise PlanningFailed(_describe_infeasibility(cannot))
-    without = [f"it is done without: {text}" for text in cannot.not_possible]
-    session.record_assumptions(without or [f"it is done in part: {cannot.message}"])
-    return {**decomposition.model_dump(mode="json"), _LIMITATION_KEY: cannot.model_dump(mode="json")}
-
-
-async def _request_decomposition(
-    session: PlanningSession, data: JsonObject
-) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
-    """Return the subtasks, or why there are none; both if only a part of the goal is possible."""
 
     def parse(text: str) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
         reply = parse_planning(text, Phase.TASK_DECOMPOSITION)
-        decomposition, cannot = reply.task_decomposition, reply.error
-        if isinstance(cannot, UnclearGoal) or (decomposition is None and cannot is None):
+        decomposition, error = reply.task_decomposition, reply.error
+        if isinstance(error, UnclearGoal) or (decomposition is None and error is None):
             raise LLMResponseInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
         if decomposition is not None:
             tools, limit = session.tools.values(), session.settings.max_subtasks
             if problems := plan_problems(decomposition, tools=tools, max_subtasks=limit):
                 raise LLMResponseInvalid("; ".join(map(str, problems)))
             session.refuse_secrets(subtask_ids_by_label(decomposition))
-        return decomposition, cannot
+        return decomposition, error
 
-    return await session.ask(Phase.TASK_DECOMPOSITION, data, PlanningReply, parse)
-
-
-async def _request_again(
-    session: PlanningSession, data: JsonObject, cannot: CannotDecompose, instruction: str
-) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
-    why = "; ".join(filter(None, [str(data.get("why") or ""), instruction]))
-    return await _request_decomposition(session, {**data, "why": why, "errors": cannot.model_dump(mode="json")})
+    data = session.prompt_data(task)
+    why = str(data.get("why") or "")
+    decomposition, cannot = await session.ask(Phase.TASK_DECOMPOSITION, data, PlanningReply, parse)
+    for instruction in (_COARSER_INSTRUCTION, _OTHER_APPROACH_INSTRUCTION):
+        if decomposition is not None or cannot is None:
+            break
+        if instruction is _OTHER_APPROACH_INSTRUCTION:
+            _escalate_infeasible(session, task, cannot)
+        data |= {"why": f"{why}; {instruction}" if why else instruction, "errors": cannot.model_dump(mode="json")}
+        decomposition, latest = await session.ask(Phase.TASK_DECOMPOSITION, data, PlanningReply, parse)
+        cannot = latest or cannot
+    if cannot is None:
+        assert decomposition is not None
+        return decomposition.model_dump(mode="json")
+    if decomposition is None:
+        raise PlanningFailed(_describe_infeasibility(cannot))
+    without = [f"it is done without: {text}" for text in cannot.not_possible]
+    session.record_assumptions(without or [f"it is done in part: {cannot.message}"])
+    return {**decomposition.model_dump(mode="json"), _LIMITATION_KEY: cannot.model_dump(mode="json")}
 
 
 def _escalate_infeasible(session: PlanningSession, task: Task, cannot: CannotDecompose) -> None:
@@ -177,15 +169,50 @@ def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
 async def request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
     """Return actions that fit subtasks and tools; for many subtasks, the model plans them in batches."""
     decomposition, finished = _current_decomposition(session, task), _finished_subtasks(session, task)
-    batches = batch_subtasks(decomposition, finished=finished)
+    batches = batch_subtasks(decomposition, finished=finished) or ((),)
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
-    if len(batches) > 1:
-        return _phase_output(await _plan_in_batches(session, batches, decomposition, finished, data), decomposition)
-    revises = _target_phase(task) is Phase.EXECUTION and session.state.plan is not None
+    if len(batches) == 1 and _target_phase(task) is Phase.EXECUTION and session.state.plan is not None:
+        return await _request_revision(session, decomposition, finished, data)
+    tools, capacity, plans, earlier = (
+        session.tools.values(),
+        session.run.live.pool.capacity,
+        list[ActionPlan](),
+        list[Task](),
+    )
+    for batch in batches:
+
+        def parse(text: str, batch: Sequence[str] = batch) -> tuple[ActionPlan, Sequence[Task]]:
+            planned = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
+            if planned is None:
+                raise LLMResponseInvalid("expected an action plan")
+            planned = _require_unfinished(planned, finished)
+            problems, tasks = compile_batch(
+                decomposition, planned, batch, earlier, tools=tools, finished=finished, resources=capacity
+            )
+            _check_plan(session, planned, problems)
+            return planned, tasks
+
+        if len(batches) > 1:
+            data[BATCH_KEY] = list(batch)
+        if plans:  # the model sees its earlier batches
+            data["action_plan"] = merge_action_plans(plans).model_dump(mode="json")
+        planned, tasks = await session.ask(Phase.ACTION_SEQUENCE, data, PlanningReply, parse)
+        plans.append(planned)
+        earlier.extend(tasks)
+    return _phase_output(merge_action_plans(plans), decomposition)
+
+
+async def _request_revision(
+    session: PlanningSession, decomposition: TaskDecomposition, finished: Mapping[str, str], data: JsonObject
+) -> JsonObject:
+    """Return the actions of a revised plan, with the subtasks that they serve."""
 
     def parse(text: str) -> JsonObject:
-        planned = _require_unfinished(_parse_revision(text) if revises else _parse_action_plan(text), finished)
-        subtasks = revise_decomposition(decomposition, planned, finished) if revises else decomposition
+        revision = parse_reply(text, ReflectionReply).plan_revision
+        if revision is None:
+            raise LLMResponseInvalid("expected 'plan_revision' with an updated action plan")
+        planned = _require_unfinished(revision.updated_action_plan, finished)
+        subtasks = revise_decomposition(decomposition, planned, finished)
         problems = plan_problems(
             subtasks,
             planned,
@@ -198,38 +225,7 @@ async def request_action_plan(session: PlanningSession, task: Task) -> JsonObjec
         session.refuse_secrets(subtask_ids_by_label(subtasks))
         return _phase_output(planned, subtasks)
 
-    if revises:
-        return await session.ask("revision", data, ReflectionReply, parse)
-    return await session.ask(Phase.ACTION_SEQUENCE, data, PlanningReply, parse)
-
-
-async def _plan_in_batches(
-    session: PlanningSession,
-    batches: Sequence[Sequence[str]],
-    decomposition: TaskDecomposition,
-    finished: Mapping[str, str],
-    data: JsonObject,
-) -> ActionPlan:
-    """Plan the actions of one batch after another; the model sees its earlier batches."""
-    plans, earlier = list[ActionPlan](), list[Task]()
-    for batch in batches:
-
-        def parse(text: str, batch: Sequence[str] = batch) -> tuple[ActionPlan, Sequence[Task]]:
-            planned = _require_unfinished(_parse_action_plan(text), finished)
-            tools, capacity = session.tools.values(), session.run.live.pool.capacity
-            problems, tasks = compile_batch(
-                decomposition, planned, batch, earlier, tools=tools, finished=finished, resources=capacity
-            )
-            _check_plan(session, planned, problems)
-            return planned, tasks
-
-        batch_data: JsonObject = {**data, BATCH_KEY: list(batch)}
-        if plans:
-            batch_data["action_plan"] = merge_action_plans(plans).model_dump(mode="json")
-        planned, tasks = await session.ask(Phase.ACTION_SEQUENCE, batch_data, PlanningReply, parse)
-        plans.append(planned)
-        earlier.extend(tasks)
-    return merge_action_plans(plans)
+    return await session.ask("revision", data, ReflectionReply, parse)
 
 
 def _target_phase(task: Task) -> Phase:
@@ -283,20 +279,6 @@ def _phase_output(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObjec
     return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
 
 
-def _parse_action_plan(text: str) -> ActionPlan:
-    action_plan = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
-    if action_plan is None:
-        raise LLMResponseInvalid("expected an action plan")
-    return action_plan
-
-
-def _parse_revision(text: str) -> ActionPlan:
-    revision = parse_reply(text, ReflectionReply).plan_revision
-    if revision is None:
-        raise LLMResponseInvalid("expected 'plan_revision' with an updated action plan")
-    return revision.updated_action_plan
-
-
 def _without_finished(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
     actions = tuple(action for action in planned.actions if action.task_id not in finished)
     order = tuple(name for name in planned.execution_order if name not in finished)
@@ -338,46 +320,36 @@ def install_plan(session: PlanningSession, task: Task, output: JsonObject) -> No
     if state.plan is not None and not action_plan.actions:
         return  # a newer plan does all of it
     number = 1 + sum(plan.task != task.id for plan in state.plans)
+    prefix, tools = "" if number == 1 else f"v{number}.", session.tools.values()
+    while prefix and any(entry.id.startswith(prefix) for entry in live):  # a subtask may have such a name
+        prefix = f"v{number}.{prefix}"
     try:
-        compiled, prefix = _compile_with_unused_ids(session, number, action_plan, subtasks, finished)
+        compiled = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+        if any(action.id in live for action in compiled):  # a subtask may have the name of a phase
+            prefix = f"v{number}.{prefix}"
+            compiled = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
     except PlanError:
         if notes.accept and state.plan is not None:
             return  # a newer plan came while a person was asked, and counts
         raise
     planned = [_annotate_action(session, action, task) for action in compiled]
     _require_approval(session, task, planned)
-    installation = plan_installation(live, planned, prefix, finished, by=task.id)
+    tasks = {**finished, **{str(action.id).removeprefix(prefix): str(action.id) for action in planned}}
     version = PlanVersion(
         number=number,
         task=task.id,
         reason=notes.reason,
         decomposition=subtasks,
         action_plan=action_plan,
-        tasks=installation.tasks,
+        tasks=tasks,
         kept=tuple(finished),
         lineage=notes.lineage,
     )
     if version not in state.plans:  # it is there if the run was interrupted right after this note
         session.note("plan", version.model_dump(mode="json"))
-    session.run.apply(installation.changes, reason=version.reason or "the plan was made")
-
-
-def _compile_with_unused_ids(
-    session: PlanningSession,
-    number: int,
-    action_plan: ActionPlan,
-    subtasks: TaskDecomposition,
-    finished: Mapping[str, str],
-) -> tuple[tuple[Task, ...], str]:
-    """Return the planned actions as tasks under ids that no other task has, and the prefix of these ids."""
-    prefix, tools, live = "" if number == 1 else f"v{number}.", session.tools.values(), session.run.live
-    while prefix and any(entry.id.startswith(prefix) for entry in live):  # a subtask may have such a name
-        prefix = f"v{number}.{prefix}"
-    tasks = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
-    if any(task.id in live for task in tasks):  # a subtask may have the name of a phase
-        prefix = f"v{number}.{prefix}"
-        tasks = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
-    return tasks, prefix
+    session.run.apply(
+        installation_changes(live, planned, finished.values(), by=task.id), reason=version.reason or "the plan was made"
+    )
 
 
 def _annotate_action(session: PlanningSession, action: Task, phase: Task) -> Task:
@@ -409,6 +381,104 @@ def _require_approval(session: PlanningSession, task: Task, planned: list[Task])
         shown = "; ".join(dict.fromkeys(uses[:_MAX_DANGEROUS_USES]))
         more = f"; and {len(uses) - _MAX_DANGEROUS_USES} more" if len(uses) > _MAX_DANGEROUS_USES else ""
         session.hold(task.id, "dangerous", f"the plan uses tools that may do harm: {shown}{more}; carry it out?")
+
+
+# Replans that cannot be done
+
+
+async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
+    """Have the model decide, once, on another way instead of the failed replan that a phase belongs to.
+
+    Returns:
+        True if the new decision was applied; False if the existing output is used.
+
+    Raises:
+        PlanningHeld: a person decides.
+        PlanningFailed: the run ends; the error itself if the phase belongs to no replan.
+    """
+    failed = session.state.begun.get(PlanningTask.of(task).replan)
+    if failed is None:
+        raise error
+    if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
+        session.manager.record_failure(failed, str(error))
+    return await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
+
+
+async def escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
+    """Do the same for an approved replan that a limit forbids by now; return None if none does.
+
+    Raises:
+        PlanningHeld: a person decides.
+        PlanningFailed: the run ends.
+    """
+    replan, state = PlanningTask.of(task).replan, session.state
+    record = next((one for one in state.records if one.replan_id == replan), None)
+    if phase not in PLANNING_PHASES or record is None or record.override_reason not in ("limit", "loop"):
+        return None
+    # A question beside any other kind of replan is for clarification, not approval.
+    approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
+    approved = next((one for one in approvals if one is not None and one.replan_id == replan), None)
+    return None if approved is None else await _escalate_replan(session, task, phase, approved, record.reason)
+
+
+async def _escalate_replan(
+    session: PlanningSession, task: Task, phase: Phase, failed: Consideration, reason: str
+) -> bool:
+    subject = f"{task.id}~otherwise"
+    other = session.state.judged.get(subject)  # if the run was interrupted after that decision
+    if other is None:
+        data: JsonObject = {**session.prompt_data(task), "errors": reason}
+        # The action that failed is not in the plan any more, and cannot be retried.
+        refused = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
+        other = await session.manager.escalate(refused, data, reason)
+        if other is not None:
+            session.record_consideration(subject, other)
+    if other is not None and other.ruling.is_executable and not other.ruling.questions:
+        replan = other.replan_id
+        record = await session.execute_replan(
+            other, lambda decision: _replace_remaining_phases(session, task, phase, replan, decision)
+        )
+        if not record.problem:
+            return True
+    elif other is not None:
+        session.manager.record_skipped(other)
+        if other.ruling.kind == "continue" and not (failed.cause.action and failed.cause.error):
+            return False  # the model can do without the replan; a failed action is never skipped so
+    session.escalate(task.id, f"the replan cannot be done: {reason}")
+    return False
+
+
+async def _replace_remaining_phases(
+    session: PlanningSession, task: Task, phase: Phase, replan: str, decision: ReplanDecision
+) -> None:
+    """Replace the remaining tasks of the failed replan with the new decision."""
+    live, target = session.run.live, decision.target_phase
+    if target is None or any(PlanningTask.of(entry.task).replan == replan for entry in live):
+        return  # in the latter case, it was done before an interruption
+    notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
+    last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
+    tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
+    rest, view = _remaining_phases(session, task), PlanView(live)
+    before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
+    skips = [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
+    session.run.apply([*add_phases(tasks, before), *skips], reason=replan_reason(decision))
+
+
+def existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
+    """Return the previous output of a phase; None if there is a plan, which goes on without the rest of the replan."""
+    if session.state.plan is None:
+        return session.phase_output(phase)
+    if rest := _remaining_phases(session, task):
+        skips = [SkipTask(task_id=one, reason="the plan stays as it is") for one in rest]
+        session.run.apply(skips, reason="the plan stays as it is")
+    return None
+
+
+def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
+    """Return the planning phases of the same replan that are still to come."""
+    replan, live = PlanningTask.of(task).replan, session.run.live
+    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in PLANNING_PHASES]
+    return tuple(e.id for e in waiting if e.id != task.id and PlanningTask.of(e.task).replan == replan)
 
 
 class PhaseExecutor:
@@ -575,19 +645,17 @@ class PhaseExecutor:
                 notes = PlanningTask.model_validate(update)
                 tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
                 name = PlanView(live).unused_id(TaskId(Phase.REFLECTION))
-                tasks = (*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], notes))
-                changes = [AddTask(task=new) for new in tasks]
+                changes = add_phases([*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], notes)])
             else:
                 notes = PlanningTask.of(task).in_round().model_copy(update=update)
                 tasks = repeat_phases(live, decision.target_phase, phase, notes=notes, depends_on=[task.id])
                 before = PlanView(live).dependents(task.id)  # also of the tasks that it replaced
-                changes = [*(AddTask(task=new) for new in tasks[:-1]), AddTask(task=tasks[-1], before=before)]
+                changes = add_phases(tasks, before)
             session.run.apply(changes, reason=replan_reason(decision))
 
-        record = await session.execute_replan(considered, apply)
-        if record.result == "success":
+        problem = (await session.execute_replan(considered, apply)).problem
+        if not problem:
             return True
-        problem = record.error or record.reason  # the latter if a limit was reached meanwhile
         data = self._prompt_data(task, session.state.outputs.get(task.id, {}))
         other = await session.manager.escalate(considered, data, problem)
         if other is not None:

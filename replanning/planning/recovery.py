@@ -1,10 +1,9 @@
-"""Recovery in planning mode: alternatives for failed tasks, tool outages and feedback, and escalation of failed replans."""
+"""Recovery in planning mode: alternatives for failed tasks, tool outages and feedback, which the engine applies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
 from replanning.changes import AbortRun, AddTask, Alternative, PlanChange, ReplaceTask, RetryTask, SkipTask
@@ -33,6 +32,7 @@ from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
     accepting_task,
+    add_phases,
     describe_actions,
     human_task,
     is_action,
@@ -47,10 +47,8 @@ from replanning.settings import Settings
 _CONFIDENCE: Final = 0.9
 """Confidence of alternatives that planning mode has ruled on; the engine need not weigh them again."""
 
-MAX_ATTEMPTS: Final = 10
+_MAX_ATTEMPTS: Final = 10
 """Maximum attempts of a task while the model cannot be asked, even if a person wants more."""
-
-_UNAVAILABLE_ERROR_NAMES: Final = tuple(error.__name__ for error in MODEL_UNAVAILABLE_ERRORS)
 
 
 def _alternative(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
@@ -61,28 +59,38 @@ def _replace(task: Task | TaskView, *tasks: Task) -> list[PlanChange]:
     return [ReplaceTask(task_id=task.id, tasks=tasks)]
 
 
-class PhaseRecovery:
-    """Recovery of phases that failed or wait for a person.
+class _Recovery:
+    """Recovery of the tasks that one request of the engine is about."""
 
-    Args:
-        session: the session.
-    """
+    def __init__(self, session: PlanningSession, request: ReplanRequest) -> None:
+        self._session, self._request = session, request
+        self._goal_unreachable = any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
 
-    def __init__(self, session: PlanningSession) -> None:
-        self._session = session
+    async def find_alternative(self) -> Alternative | None:
+        """Return the alternative for the first failed task; the others are considered after that."""
+        request = self._request
+        tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
+        for task in tasks:
+            if task.state in STUCK:
+                is_phase = phase_of(task.task) is not None
+                alternative = self._recover_phase(task) if is_phase else await self._recover_action(task)
+                if alternative is not None or not self._goal_unreachable:  # else another task may have one
+                    return alternative
+        for trigger in request.triggers:
+            if isinstance(trigger, HumanRequest):
+                return await self._handle_feedback(trigger)
+        tools = self._session.current_tools()
+        for task in tasks:
+            tool = tools.get(task.task.tool or "")
+            if is_action(task.task) and task.state in WAITING and tool is not None and not tool.available:
+                return await self._recover_from_tool_outage(task)
+        return None
 
-    def __repr__(self) -> str:
-        return f"<PhaseRecovery of {self._session.run!r}>"
+    # Phases that failed or wait for a person
 
-    def recover(self, task: TaskView, *, goal_unreachable: bool) -> Alternative | None:
-        """Return the alternative for a phase.
-
-        Args:
-            task: the phase.
-            goal_unreachable: whether the run is stuck without it.
-        """
+    def _recover_phase(self, task: TaskView) -> Alternative | None:
         session, held = self._session, self._session.state.held.get(task.id)
-        if (retry := self._offer_retry(task, held)) is not None:
+        if (retry := self._offer_phase_retry(task, held)) is not None:
             return retry
         if held is None:
             reason = task.failure.message if task.failure is not None else "it failed"
@@ -92,7 +100,7 @@ class PhaseRecovery:
         if held.verdict not in ("", "withdrawn"):
             return self._declined_alternative(task.task, held)
         notes = PlanningTask.of(task.task)
-        if goal_unreachable and notes.asks:  # declining the first question now would end the run: ask it anew
+        if self._goal_unreachable and notes.asks:  # declining the first question now would end the run: ask it anew
             new = human_task(session.run.live, notes=notes.in_round().model_copy(update={"asks": notes.asks}))
             session.record_consideration(new.id, session.state.judged[task.id])
             return _alternative(_replace(task, new), "a person is asked how to go on")
@@ -104,10 +112,10 @@ class PhaseRecovery:
             question = f"{question}\n{describe_actions(plan, dangerous)}"
         return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
 
-    def _offer_retry(self, task: TaskView, held: TaskHold | None) -> Alternative | None:
+    def _offer_phase_retry(self, task: TaskView, held: TaskHold | None) -> Alternative | None:
         """Offer a retry of a phase whose model could not be asked, once a person agrees; its plan so far is kept."""
-        failure = task.failure
-        if failure is None or failure.type not in _UNAVAILABLE_ERROR_NAMES or task.attempts >= MAX_ATTEMPTS:
+        failure, unavailable = task.failure, [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]
+        if failure is None or failure.type not in unavailable or task.attempts >= _MAX_ATTEMPTS:
             return None
         if held is not None and (held.why != "intervention" or held.verdict == "reject"):
             return None
@@ -133,21 +141,19 @@ class PhaseRecovery:
             "assumed": assumed,
             "replan": held.considered.replan_id if held.considered is not None and replan else "",
         }
-        if notes.phase is Phase.REFLECTION:  # the plan is revised before another reflection, if need be
-            fresh = PlanningTask.model_validate(update)
-            revised = (
-                repeat_phases(live, target, notes=fresh, approved_by=task.id) if target is not Phase.REFLECTION else ()
-            )
-            again = phase_task(Phase.REFLECTION, accepting_task(live, task).id, [one.id for one in revised[-1:]], fresh)
-            return _replace(task, *revised, again)
-        last = notes.phase or Phase.ACTION_SEQUENCE
-        repeated = notes.in_round().model_copy(update=update)
-        return _replace(task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id))
+        if notes.phase is not Phase.REFLECTION:
+            last, repeated = notes.phase or Phase.ACTION_SEQUENCE, notes.in_round().model_copy(update=update)
+            return _replace(task, *repeat_phases(live, target, last, notes=repeated, approved_by=task.id))
+        fresh, revised = PlanningTask.model_validate(update), tuple[Task, ...]()
+        if target is not Phase.REFLECTION:  # the plan is revised before another reflection
+            revised = repeat_phases(live, target, notes=fresh, approved_by=task.id)
+        again = phase_task(Phase.REFLECTION, accepting_task(live, task).id, [one.id for one in revised[-1:]], fresh)
+        return _replace(task, *revised, again)
 
     def _declined_alternative(self, task: Task, held: TaskHold) -> Alternative | None:
         """Return the alternative after a person declined, or did not answer in time; None ends the run."""
         live = self._session.run.live
-        if _assume_answers(self._session, held):
+        if self._assume_answers(held):
             assumed = "; ".join(held.effective_assumptions)
             changes = self._approved_changes(task, held, assumed=assumed)
             return _alternative(changes, f"there is no answer; it is assumed: {assumed}")
@@ -159,43 +165,28 @@ class PhaseRecovery:
             reason = "the replan was declined: the plan stays as it is"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
-            changes = _replace(task, accepting_task(live, task))
-            return _alternative(changes, "the replan was declined: what there is counts")
-        _record_declined(self._session, task.id, held)
+            return _alternative(
+                _replace(task, accepting_task(live, task)), "the replan was declined: what there is counts"
+            )
+        self._record_declined(task.id, held)
         return None
 
+    def _assume_answers(self, held: TaskHold) -> bool:
+        """Journal the assumptions in place of an answer, if settings allow them; return whether they do."""
+        goal = self._session.settings.replanning.goal_understanding
+        if held.why != "clarification" or not goal.auto_assume_on_no_response:
+            return False
+        unanswered = [f"there is no answer: {question}" for question in held.questions]
+        self._session.record_assumptions([*held.effective_assumptions, *unanswered], held.questions)
+        return True
 
-def _assume_answers(session: PlanningSession, held: TaskHold) -> bool:
-    """Journal the assumptions in place of an answer, if settings allow them; return whether they do."""
-    goal = session.settings.replanning.goal_understanding
-    if held.why != "clarification" or not goal.auto_assume_on_no_response:
-        return False
-    unanswered = [f"there is no answer: {question}" for question in held.questions]
-    session.record_assumptions([*held.effective_assumptions, *unanswered], held.questions)
-    return True
+    def _record_declined(self, task: TaskId, held: TaskHold) -> None:
+        if self._session.state.completion is None:
+            self._session.record_intervention(f"{task} cannot go on: a person has declined ({held.text})")
 
+    # Actions that failed or whose tool is down
 
-def _record_declined(session: PlanningSession, task: TaskId, held: TaskHold) -> None:
-    if session.state.completion is None:
-        session.record_intervention(f"{task} cannot go on: a person has declined ({held.text})")
-
-
-class ActionRecovery:
-    """Recovery of actions that failed or whose tool is down.
-
-    Args:
-        session: the session.
-        request: the request of the engine.
-    """
-
-    def __init__(self, session: PlanningSession, request: ReplanRequest) -> None:
-        self._session, self._request = session, request
-        self._goal_unreachable = _is_goal_unreachable(request)
-
-    def __repr__(self) -> str:
-        return f"<ActionRecovery of {self._session.run!r}>"
-
-    async def recover(self, task: TaskView) -> Alternative | None:
+    async def _recover_action(self, task: TaskView) -> Alternative | None:
         """Return the alternative for a failed action: its fallback, or the decision of the model."""
         session = self._session
         if session.tool_loop_only:
@@ -217,10 +208,10 @@ class ActionRecovery:
         considered = await session.consider_replan(subject, Phase.EXECUTION, data, cause)
         return await self._follow_decision(task, considered, data)
 
-    async def recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
+    async def _recover_from_tool_outage(self, task: TaskView) -> Alternative | None:
         """Return the alternative for an action whose tool is down: its fallback, or the model's decision; None to wait."""
         session, tool = self._session, task.task.tool or ""
-        reason = session.execution_status.unavailable_tools.get(tool, "")
+        reason = session.state.unavailable_tools.get(tool, "")
         error = f"{task.id} needs the tool {tool!r}, which is not available{f': {reason}' if reason else ''}"
         if self._goal_unreachable:  # the model was asked when it went down
             return self._escalate(task, error)
@@ -230,31 +221,30 @@ class ActionRecovery:
         considered = await session.manager.consider(Phase.EXECUTION, data, cause)
         decision, ruling = considered.decision, considered.ruling
         waits = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
-        follows = ruling.is_executable or ruling.kind == "ask"
-        if not ruling.questions and (waits or not follows):
-            if follows:  # a retry is to wait
-                session.manager.record_decision(considered, executed=False)
-            return None
-        return await self._follow_decision(task, considered, data)
+        if ruling.questions or (ruling.is_followed and not waits):
+            return await self._follow_decision(task, considered, data)
+        if ruling.is_followed:  # a retry is to wait
+            session.manager.record_decision(considered, executed=False)
+        return None
 
     def _prompt_data(self, task: TaskView, error: str) -> tuple[JsonObject, ReplanCause]:
         """Return the prompt variables of a failed action, and the cause for its decision."""
-        name = self._session.state.name_of(task.root)
-        action = action_data(self._session.state, task.task, name, f"{task.id}#{task.attempts}")
+        state = self._session.state
+        name = state.name_of(task.root)
+        action = action_data(state, task.task, name, f"{task.id}#{task.attempts}")
         data: JsonObject = {**self._session.prompt_data(task.task), "action": action, "errors": error}
-        return data, ReplanCause(error, action=name, lineage=self._session.state.lineage_of(task.root))
+        return data, ReplanCause(error, action=name, lineage=state.lineage_of(task.root))
 
     async def _follow_decision(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
-        follows = ruling.is_executable or ruling.kind == "ask"
-        if considered.model_unavailable and (retry := self._offer_retry(task, considered)) is not None:
+        if considered.model_unavailable and (retry := self._offer_action_retry(task, considered)) is not None:
             return retry
-        if not ruling.questions and (decision is None or not follows):
+        if not ruling.questions and (decision is None or not ruling.is_followed):
             return await self._reflect(task, considered, data)
         self._record_reflection(task, considered)
         reason = ruling.reason if decision is None else replan_reason(decision)
         retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
-        target = decision.target_phase if decision is not None and follows and not retries else None
+        target = decision.target_phase if decision is not None and ruling.is_followed and not retries else None
         asks = bool(ruling.questions) or ruling.kind == "ask"
         changes = self._replan_changes(task, target, reason, replan=considered.replan_id, asks=asks)
         alternative = _alternative(changes, reason)
@@ -262,18 +252,18 @@ class ActionRecovery:
             text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); do it?"
             why: HoldReason = "clarification" if ruling.questions else "approval"
             return self._ask_person(task, alternative, why, text, considered=considered, target=target)
-        problem = await _record_engine_replan(session, self._request, considered, alternative)
+        problem = await self._record_replan(considered, alternative)
         if not problem:
             return alternative
         other = await session.manager.escalate(considered, data, problem)
-        if other is not None and (other.ruling.is_executable or other.ruling.kind == "ask" or other.ruling.questions):
+        if other is not None and (other.ruling.is_followed or other.ruling.questions):
             return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")
 
-    def _offer_retry(self, task: TaskView, considered: Consideration) -> Alternative | None:
+    def _offer_action_retry(self, task: TaskView, considered: Consideration) -> Alternative | None:
         """Offer a retry of an action about which the model could not be asked, unless settings name another way."""
         on_no_alternative = self._session.config.escalation.on_no_alternative
-        if on_no_alternative not in (None, "wait") or task.attempts >= MAX_ATTEMPTS:
+        if on_no_alternative not in (None, "wait") or task.attempts >= _MAX_ATTEMPTS:
             return None
         question = f"once the model can be asked: try {task.id!r} again?"
         alternative = _alternative([RetryTask(task_id=task.id)], question)
@@ -325,8 +315,8 @@ class ActionRecovery:
             session.note("reflection", {"task": subject, "action": name, **reflection_from_decision(name, decision)})
 
     def _recover_declined(self, task: TaskView, held: TaskHold) -> Alternative | None:
-        if not _assume_answers(self._session, held):
-            _record_declined(self._session, task.id, held)
+        if not self._assume_answers(held):
+            self._record_declined(task.id, held)
             return None
         if held.target is not None and not held.is_replan_approval:
             changes = self._replan_changes(task, held.target, held.text, replan="assumed")
@@ -378,22 +368,52 @@ class ActionRecovery:
             return _alternative([AbortRun(reason=reason)], reason)
         return _alternative([skip], f"{reason}; it is assumed that the rest can do without")
 
+    async def _record_replan(self, considered: Consideration, alternative: Alternative) -> str:
+        """Count a replan that the engine applies; return its problem, such as a change that does not fit the plan."""
 
-def _is_goal_unreachable(request: ReplanRequest) -> bool:
-    return any(trigger.kind == "goal-unreachable" for trigger in request.triggers)
+        async def apply(_: ReplanDecision) -> None:
+            if problem := self._request.rejection_reason(alternative):
+                raise PlanningFailed(problem)
 
+        return (await self._session.execute_replan(considered, apply)).problem
 
-async def _record_engine_replan(
-    session: PlanningSession, request: ReplanRequest, considered: Consideration, alternative: Alternative
-) -> str:
-    """Count a replan that the engine applies; return its problem, such as a change that does not fit the plan."""
+    # Feedback of people
 
-    async def apply(_: ReplanDecision) -> None:
-        if problem := request.rejection_reason(alternative):
-            raise PlanningFailed(problem)
-
-    record = await session.execute_replan(considered, apply)
-    return "" if record.result == "success" else record.error or record.reason  # the latter if a limit is reached
+    async def _handle_feedback(self, trigger: HumanRequest) -> Alternative | None:
+        """Return the alternative that follows the feedback of a person, which counts as a reflection."""
+        session, live = self._session, self._session.run.live
+        session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
+        if pending_reflection(live) is None:
+            return None
+        cause = ReplanCause(error=trigger.reason)
+        considered = await session.manager.consider(Phase.REFLECTION, session.prompt_data(), cause)
+        decision, ruling, reflection = considered.decision, considered.ruling, pending_reflection(live)
+        stuck = [e for e in live if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed]
+        held = next((e for e in stuck if e.id in session.state.held), None)
+        if reflection is not None and (ruling.questions or ruling.kind == "ask"):
+            if held is not None:  # the feedback came while a person is being asked already
+                session.manager.record_skipped(considered)
+                return None
+            new = human_task(live, notes=PlanningTask(asks=considered.replan_id))
+            session.record_consideration(new.id, considered)
+            return _alternative([AddTask(task=new, before=(reflection,))], f"a person is asked: {trigger.reason}")
+        if decision is None or not ruling.is_executable or decision.target_phase is None:
+            return None
+        if reflection is None:  # it has begun meanwhile, with the feedback
+            session.manager.record_decision(considered, executed=False)
+            return None
+        update = {"reason": f"{trigger.reason} | {replan_reason(decision)}", "replan": considered.replan_id}
+        target = decision.target_phase
+        if held is not None:  # the feedback supersedes the open question, which is withdrawn
+            last = phase_of(held.task) or Phase.ACTION_SEQUENCE
+            earlier = last is Phase.ACTION_SEQUENCE or target in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
+            notes = PlanningTask.of(held.task).in_round().model_copy(update=update)
+            tasks = repeat_phases(live, target if earlier else last, last, notes=notes)
+            alternative = _alternative(_replace(held.task, *tasks), trigger.reason)
+        else:
+            tasks = repeat_phases(live, target, notes=PlanningTask.model_validate(update))
+            alternative = _alternative(add_phases(tasks, [reflection]), trigger.reason)
+        return None if await self._record_replan(considered, alternative) else alternative
 
 
 class PlanningAlternativeProvider:
@@ -413,35 +433,12 @@ class PlanningAlternativeProvider:
         return f"<PlanningAlternativeProvider of {self.session.run.id if self.session else 'no run'}>"
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Return the alternative for the first failed task; the others are considered after that."""
-        session = self.session
-        if session is None:
+        """Return the alternative for the first failed task, tool outage or feedback, if there is one."""
+        if self.session is None:
             return []
-        await session.settle_approvals()
-        phases, actions, goal_unreachable = (
-            PhaseRecovery(session),
-            ActionRecovery(session, request),
-            _is_goal_unreachable(request),
-        )
-        tasks = [request.view.task(task_id) for trigger in request.triggers for task_id in trigger.tasks]
-        for task in tasks:
-            if task.state in STUCK:
-                if phase_of(task.task) is not None:
-                    alternative = phases.recover(task, goal_unreachable=goal_unreachable)
-                else:
-                    alternative = await actions.recover(task)
-                if alternative is not None or not goal_unreachable:  # else another task may have one
-                    return [alternative] if alternative is not None else []
-        for trigger in request.triggers:
-            if isinstance(trigger, HumanRequest):
-                return await _handle_feedback(session, trigger, request)
-        tools = session.current_tools()
-        for task in tasks:
-            tool = tools.get(task.task.tool or "")
-            if is_action(task.task) and task.state in WAITING and tool is not None and not tool.available:
-                alternative = await actions.recover_from_tool_outage(task)
-                return [alternative] if alternative is not None else []
-        return []
+        await self.session.settle_approvals()
+        alternative = await _Recovery(self.session, request).find_alternative()
+        return [] if alternative is None else [alternative]
 
 
 class LineagePolicy(ReplanPolicy):
@@ -471,141 +468,3 @@ class LineagePolicy(ReplanPolicy):
                 session.record_intervention(reason)
                 return Decision("keep", "limit-lineage", reason, blocks=(task.id,))
         return super().check_limits(triggers, view, ledger)
-
-
-async def _handle_feedback(
-    session: PlanningSession, trigger: HumanRequest, request: ReplanRequest
-) -> list[Alternative]:
-    """Return the alternative that follows the feedback of a person, which counts as a reflection."""
-    live = session.run.live
-    session.note("reflection", {"by": trigger.by, "feedback": trigger.reason})
-    if pending_reflection(live) is None:
-        return []
-    cause = ReplanCause(error=trigger.reason)
-    considered = await session.manager.consider(Phase.REFLECTION, session.prompt_data(), cause)
-    decision, ruling, reflection = considered.decision, considered.ruling, pending_reflection(live)
-    stuck = [e for e in live if phase_of(e.task) in PLANNING_PHASES and e.state in STUCK and not e.removed]
-    held = next((e for e in stuck if e.id in session.state.held), None)
-    if reflection is not None and (ruling.questions or ruling.kind == "ask"):
-        if held is not None:  # the feedback came while a person is being asked already
-            session.manager.record_skipped(considered)
-            return []
-        new = human_task(live, notes=PlanningTask(asks=considered.replan_id))
-        session.record_consideration(new.id, considered)
-        return [_alternative([AddTask(task=new, before=(reflection,))], f"a person is asked: {trigger.reason}")]
-    if decision is None or not ruling.is_executable or decision.target_phase is None:
-        return []
-    if reflection is None:  # it has begun meanwhile, with the feedback
-        session.manager.record_decision(considered, executed=False)
-        return []
-    update = {"reason": f"{trigger.reason} | {replan_reason(decision)}", "replan": considered.replan_id}
-    target = decision.target_phase
-    if held is not None:  # the feedback supersedes the open question, which is withdrawn
-        last = phase_of(held.task) or Phase.ACTION_SEQUENCE
-        earlier = last is Phase.ACTION_SEQUENCE or target in PLANNING_PHASES[: PLANNING_PHASES.index(last)]
-        notes = PlanningTask.of(held.task).in_round().model_copy(update=update)
-        tasks = repeat_phases(live, target if earlier else last, last, notes=notes)
-        alternative = _alternative(_replace(held.task, *tasks), trigger.reason)
-    else:
-        tasks = repeat_phases(live, target, notes=PlanningTask.model_validate(update))
-        adds: list[PlanChange] = [AddTask(task=new) for new in tasks[:-1]]
-        alternative = _alternative([*adds, AddTask(task=tasks[-1], before=(reflection,))], trigger.reason)
-    problem = await _record_engine_replan(session, request, considered, alternative)
-    return [] if problem else [alternative]
-
-
-async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
-    """Have the model decide, once, on another way instead of the failed replan that a phase belongs to.
-
-    Returns:
-        True if the new decision was applied; False if the existing output is used.
-
-    Raises:
-        PlanningHeld: a person decides.
-        PlanningFailed: the run ends; the error itself if the phase belongs to no replan.
-    """
-    failed = session.state.begun.get(PlanningTask.of(task).replan)
-    if failed is None:
-        raise error
-    if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
-        session.manager.record_failure(failed, str(error))
-    return await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
-
-
-async def escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
-    """Do the same for an approved replan that a limit forbids by now; return None if none does.
-
-    Raises:
-        PlanningHeld: a person decides.
-        PlanningFailed: the run ends.
-    """
-    replan, state = PlanningTask.of(task).replan, session.state
-    record = next((one for one in state.records if one.replan_id == replan), None)
-    if phase not in PLANNING_PHASES or record is None or record.override_reason not in ("limit", "loop"):
-        return None
-    # A question beside any other kind of replan is for clarification, not approval.
-    approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
-    approved = next((one for one in approvals if one is not None and one.replan_id == replan), None)
-    return None if approved is None else await _escalate_replan(session, task, phase, approved, record.reason)
-
-
-async def _escalate_replan(
-    session: PlanningSession, task: Task, phase: Phase, failed: Consideration, reason: str
-) -> bool:
-    subject = f"{task.id}~otherwise"
-    other = session.state.judged.get(subject)  # if the run was interrupted after that decision
-    if other is None:
-        data: JsonObject = {**session.prompt_data(task), "errors": reason}
-        # The action that failed is not in the plan any more, and cannot be retried.
-        refused = failed.model_copy(update={"cause": replace(failed.cause, action=None)})
-        other = await session.manager.escalate(refused, data, reason)
-        if other is not None:
-            session.record_consideration(subject, other)
-    if other is not None and other.ruling.is_executable and not other.ruling.questions:
-        replan = other.replan_id
-        record = await session.execute_replan(
-            other, lambda decision: _replace_remaining_phases(session, task, phase, replan, decision)
-        )
-        if record.result == "success":
-            return True
-    elif other is not None:
-        session.manager.record_skipped(other)
-        if other.ruling.kind == "continue" and not (failed.cause.action and failed.cause.error):
-            return False  # the model can do without the replan; a failed action is never skipped so
-    session.escalate(task.id, f"the replan cannot be done: {reason}")
-    return False
-
-
-async def _replace_remaining_phases(
-    session: PlanningSession, task: Task, phase: Phase, replan: str, decision: ReplanDecision
-) -> None:
-    """Replace the remaining tasks of the failed replan with the new decision."""
-    live, target = session.run.live, decision.target_phase
-    if target is None or any(PlanningTask.of(entry.task).replan == replan for entry in live):
-        return  # in the latter case, it was done before an interruption
-    notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
-    last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
-    tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
-    rest, view = _remaining_phases(session, task), PlanView(live)
-    before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
-    changes: list[PlanChange] = [AddTask(task=new) for new in tasks[:-1]]
-    changes.append(AddTask(task=tasks[-1], before=tuple(before)))
-    changes += [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
-    session.run.apply(changes, reason=replan_reason(decision))
-
-
-def existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
-    """Return the previous output of a phase; None if there is a plan, which goes on without the rest of the replan."""
-    if session.state.plan is None:
-        return session.phase_output(phase)
-    if rest := _remaining_phases(session, task):
-        skips = [SkipTask(task_id=one, reason="the plan stays as it is") for one in rest]
-        session.run.apply(skips, reason="the plan stays as it is")
-    return None
-
-
-def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
-    """Return the planning phases of the same replan that are still to come."""
-    replan, live = PlanningTask.of(task).replan, session.run.live
-    waiting = [e for e in live if e.state in WAITING and not e.removed and phase_of(e.task) in PLANNING_PHASES]
-    return tuple(e.id for e in waiting if e.id != task.id and PlanningTask.of(e.task).replan == replan)

@@ -28,7 +28,6 @@ from replanning.planning.manager import (
 from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.state import (
-    ExecutionStatus,
     HoldReason,
     PlanningState,
     TaskHold,
@@ -36,6 +35,7 @@ from replanning.planning.state import (
     action_counts,
     executed_actions,
     latest_phase_output,
+    progress_data,
     request_of,
     unresolved_failures,
 )
@@ -105,7 +105,7 @@ class PlanningSession:
         self.tool_loop_only = is_tool_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(prompt_templates(), settings, tuple(tools.values()), redact=run.redact_value)
-        self._state, self.execution_status = PlanningState(), ExecutionStatus()
+        self._state = PlanningState()
         self._options = LLMOptions(
             system=self.prompts.system(), meter=run.meter("planning"), max_tokens=min(MAX_PLAN_TOKENS, llm.max_tokens)
         )
@@ -126,7 +126,6 @@ class PlanningSession:
         """The state of planning mode, folded up to the latest record of the journal."""
         for record in self.run.records(self._state.seq):
             self._state.fold(record)
-            self.execution_status.fold(record, self.run.live)
         return self._state
 
     def note(self, kind: str, data: JsonObject) -> None:
@@ -213,7 +212,7 @@ class PlanningSession:
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": PlanningTask.of(task).reason if task is not None else "",
             "executed": executed_actions(self.run.live, state),
-            **self.execution_status.prompt_data(self.run.live, state),
+            **progress_data(state, self.run.live),
         }
         return {name: value for name, value in data.items() if value}
 

@@ -236,6 +236,9 @@ class PlanningState(_StateModel):
         calls: the arguments that the model chose for actions, by their attempts.
         reflections: the model's reflections on executed actions, and feedback of people.
         actions: the executed actions, and whether each has succeeded in the end.
+        errors: the number of attempts at actions that failed.
+        consecutive_errors: those since the last success.
+        unavailable_tools: the reasons of the tools that are not available; empty where none was given.
         completion: the summary of the ended run.
     """
 
@@ -254,6 +257,9 @@ class PlanningState(_StateModel):
     calls: dict[str, JsonObject] = {}
     reflections: list[JsonObject] = []
     actions: dict[str, bool] = {}
+    errors: int = 0
+    consecutive_errors: int = 0
+    unavailable_tools: dict[str, str] = {}
     completion: JsonObject | None = None
 
     @classmethod
@@ -272,14 +278,22 @@ class PlanningState(_StateModel):
             self._on_noted(body.type, body.data)
         elif isinstance(body, QuestionAsked):
             changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
-            for task in (task for task in target_task_ids(changes) if task in self.held):
-                if self.held[task].verdict in ("", "withdrawn"):  # else the question is not about this hold
+            for task in target_task_ids(changes):
+                if task in self.held and self.held[task].verdict in (
+                    "",
+                    "withdrawn",
+                ):  # else it is about something else
                     self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
             self._on_answered(self.held[self.questions[body.question]], body)
-        elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut):
-            if body.task.partition("~")[0] not in list(Phase):
-                self.actions[body.task] = isinstance(body, AttemptSucceeded)
+        elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut) and not _is_phase_id(body.task):
+            succeeded = self.actions[body.task] = isinstance(body, AttemptSucceeded)
+            self.errors += not succeeded
+            self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
+        elif isinstance(body, ResourceUpdated):
+            self.unavailable_tools.pop(body.name, None)
+            if body.available is False:
+                self.unavailable_tools[body.name] = body.reason
         elif isinstance(body, RunEnded) and body.status in ("failed", "aborted") and self.completion is None:
             self.completion = self._early_end_summary(body.reason)
 
@@ -365,6 +379,10 @@ class PlanningState(_StateModel):
         name = self.name_of(task)
         first = next((plan for plan in self.plans if name in plan.tasks), None)
         return (first.lineage if first is not None else "") or name
+
+
+def _is_phase_id(task: TaskId) -> bool:
+    return task.partition("~")[0] in list(Phase)
 
 
 def _as_object(value: object) -> JsonObject:
@@ -494,60 +512,29 @@ _MAX_ERROR_CHARS: Final = 200
 """Characters of an error that a person is shown in a list."""
 
 
-class ExecutionStatus:
-    """Error counts and tool outages of a run, folded from its journal.
-
-    Attributes:
-        unavailable_tools: the reasons of the tools that are not available; empty where none was given.
-    """
-
-    def __init__(self) -> None:
-        self._errors = self._consecutive_errors = 0
-        self.unavailable_tools: dict[str, str] = {}
-
-    def __repr__(self) -> str:
-        return (
-            f"<ExecutionStatus {self._errors} errors, {self._consecutive_errors} in a row,"
-            f" {len(self.unavailable_tools)} down>"
-        )
-
-    def fold(self, record: Record, live: LivePlan) -> None:
-        """Apply a record; those that concern neither actions nor tools change nothing."""
-        body = record.body
-        if isinstance(body, ResourceUpdated):
-            self.unavailable_tools.pop(body.name, None)
-            if body.available is False:
-                self.unavailable_tools[body.name] = body.reason
-        elif isinstance(body, AttemptFailed | AttemptTimedOut | AttemptSucceeded):
-            if body.task not in live or not is_action(live.entry(body.task).task):
-                return
-            failed = not isinstance(body, AttemptSucceeded)
-            self._errors += failed
-            self._consecutive_errors = self._consecutive_errors + 1 if failed else 0
-
-    def prompt_data(self, live: LivePlan, state: PlanningState) -> JsonObject:
-        """Return the prompt variables that describe progress, remaining tasks, facts and unavailable tools."""
-        tasks = state.plan.tasks if state.plan is not None else {}
-        planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
-        entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
-        open_states = (*WAITING, TaskState.RUNNING)
-        remaining: list[JsonValue] = [
-            {"task": name, "tool": tool_name(entry.task), "state": entry.state.value}
-            for name, entry in entries.items()
-            if entry.state in open_states
-        ]
-        down: list[JsonValue] = [
-            {"name": name, "available": False, **({"reason": reason} if reason else {})}
-            for name, reason in self.unavailable_tools.items()
-        ]
-        progress: JsonObject = {
-            "done": sum(is_action_done(live, entry) for entry in entries.values()),
-            "of": len(entries),
-            "errors": self._errors,
-            "errors_in_a_row": self._consecutive_errors,
-        }
-        facts: list[JsonValue] = [*live.facts]
-        return {"progress": progress if entries else {}, "remaining": remaining, "state": facts, "tool_status": down}
+def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
+    """Return the prompt variables that describe progress, remaining tasks, facts and unavailable tools."""
+    tasks = state.plan.tasks if state.plan is not None else {}
+    planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
+    entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
+    open_states = (*WAITING, TaskState.RUNNING)
+    remaining: list[JsonValue] = [
+        {"task": name, "tool": tool_name(entry.task), "state": entry.state.value}
+        for name, entry in entries.items()
+        if entry.state in open_states
+    ]
+    down: list[JsonValue] = [
+        {"name": name, "available": False, **({"reason": reason} if reason else {})}
+        for name, reason in state.unavailable_tools.items()
+    ]
+    progress: JsonObject = {
+        "done": sum(is_action_done(live, entry) for entry in entries.values()),
+        "of": len(entries),
+        "errors": state.errors,
+        "errors_in_a_row": state.consecutive_errors,
+    }
+    facts: list[JsonValue] = [*live.facts]
+    return {"progress": progress if entries else {}, "remaining": remaining, "state": facts, "tool_status": down}
 
 
 def latest_phase_output(state: PlanningState, live: LivePlan, phase: Phase) -> JsonObject:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -238,6 +238,11 @@ def repeat_phases(
         before = [tasks[-1].id] if tasks else depends_on
         tasks.append(phase_task(phase, view.unused_id(TaskId(base)), before, notes))
     return tuple(tasks)
+
+
+def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[PlanChange]:
+    """Return the changes that add phases to the live plan; the tasks in `before` wait for the last one."""
+    return [*(AddTask(task=task) for task in tasks[:-1]), AddTask(task=tasks[-1], before=tuple(before))]
 
 
 def human_task(live: LivePlan, *, notes: PlanningTask, depends_on: Sequence[TaskId] = ()) -> Task:
@@ -650,48 +655,30 @@ def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: _TaskIds) -
 # Actions in the live plan
 
 
-class PlanInstallation(NamedTuple):
-    """Changes that put a plan into the live plan.
-
-    Attributes:
-        changes: the changes.
-        tasks: the live task of each task of the plan, by its name there.
-    """
-
-    changes: tuple[PlanChange, ...]
-    tasks: dict[str, str]
-
-
-def plan_installation(
-    live: LivePlan, planned: Sequence[Task], prefix: str, finished: Mapping[str, str], *, by: TaskId
-) -> PlanInstallation:
-    """Replace the actions that are not done yet by planned ones.
+def installation_changes(
+    live: LivePlan, planned: Sequence[Task], kept: Collection[str], *, by: TaskId
+) -> list[PlanChange]:
+    """Return the changes that replace the actions that are not done yet by planned ones.
 
     Args:
         live: the plan under way.
-        planned: the new tasks; their ids begin with the prefix.
-        prefix: prefix of every id.
-        finished: the live tasks that are kept, by their names in the plan.
+        planned: the new tasks.
+        kept: the live tasks that are kept.
         by: the phase task that made the plan, and that the new tasks wait for.
     """
     ids = dict.fromkeys(task.id for task in planned)
-    tasks = {**finished, **{str(task.id).removeprefix(prefix): str(task.id) for task in planned}}
-    adds = [
-        AddTask(task=task if ids.keys() & task.depends_on else _with_dependencies(task, (*task.depends_on, by)))
-        for task in planned
-    ]
-    old = [e for e in live if is_action(e.task) and e.id not in finished.values() and not e.removed]
-    left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
-    skips = [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
-    joins: list[PlanChange] = []
+    changes: list[PlanChange] = []
+    for task in planned:
+        waits = task.depends_on if ids.keys() & task.depends_on else (*task.depends_on, by)
+        changes.append(AddTask(task=task.model_copy(update={"depends_on": waits})))
     if (reflection := pending_reflection(live)) is not None:
         awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
-        joins = [ModifyTask(task_id=reflection, fields={"depends_on": awaited})]  # one change: each checks all of them
-    return PlanInstallation((*adds, *joins, *skips), tasks)
-
-
-def _with_dependencies(task: Task, depends_on: tuple[TaskId, ...]) -> Task:
-    return task.model_copy(update={"depends_on": depends_on})
+        changes.append(
+            ModifyTask(task_id=reflection, fields={"depends_on": awaited})
+        )  # one change: each checks all of them
+    old = [e for e in live if is_action(e.task) and e.id not in kept and not e.removed]
+    left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
+    return changes + [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
 
 
 def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:

@@ -11,7 +11,6 @@ from replanning.errors import PlanError, SettingsError
 from replanning.journal import MemoryStore, PlanningNoted, Record, ResourceUpdated
 from replanning.live.plan import LivePlan
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
-from replanning.planning.state import ExecutionStatus
 from replanning.testing import ScriptedLLM, VirtualClock
 from tests.support.invariants import invariant_violations
 from tests.support.planning import (
@@ -502,10 +501,8 @@ def test_unknown_notes_are_ignored():
 
 
 def test_a_tool_that_is_available_again_is_not_down():
-    """A tool that is available again is not listed as unavailable; the repr counts errors and unavailable tools."""
-    live = LivePlan(Plan(goal=Goal(objective="x"), tools=(ToolSpec(name="dig"),), tasks=(Task(id="a", tool="dig"),)))
-    status = ExecutionStatus()
-    assert repr(status) == "<ExecutionStatus 0 errors, 0 in a row, 0 down>"
+    """A tool that is available again is not listed as unavailable."""
+    state = PlanningState()
     for seq, available in enumerate((False, True), 1):
-        status.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")), live)
-        assert status.unavailable_tools == ({} if available else {"dig": "worn out"})
+        state.fold(Record(seq, 0.0, ResourceUpdated("dig", available=available, reason="worn out")))
+        assert state.unavailable_tools == ({} if available else {"dig": "worn out"})

@@ -76,7 +76,9 @@ def test_mistakes_in_a_script() -> None:
     none, unsendable, raising, unforeseen = (answer.json()["error"]["message"] for answer in answers)
     assert "no answer to <LLMRequest 1 openai chat 'm'>" in none
     assert "not JSON serializable" in unsendable
-    assert (raising, unforeseen) == tuple(f"the script failed: {e}" for e in ("ValueError('no')", "KeyError('unforeseen')"))
+    assert (raising, unforeseen) == tuple(
+        f"the script failed: {e}" for e in ("ValueError('no')", "KeyError('unforeseen')")
+    )
 
 
 @pytest.mark.parametrize(
