@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from replanning import Goal, Plan, Settings, Task, ToolSpec
+from replanning import Goal, Plan, Settings, ToolSpec
 from replanning.errors import PlanError, SettingsError
 from replanning.journal import MemoryStore, PlanningNoted, Record, ResourceUpdated
-from replanning.live.plan import LivePlan
 from replanning.planning import IssueComment, Phase, PlanningCoordinator, PlanningState, TaskRequest, request_of
 from replanning.testing import ScriptedLLM, VirtualClock
 from tests.support.invariants import invariant_violations
