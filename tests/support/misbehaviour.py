@@ -23,106 +23,76 @@ from tests.support.limits_recount import ALLOWED
 from tests.support.planning import GOAL, TOOLS, Desk, action, go_on, kind_of, revision, summary
 from tests.support.resume import RUN, cut
 
-KINDS: Final = (
-    "clarification_request",
-    "goal_revision",
-    "task_redecomposition",
-    "action_regeneration",
-    "partial_replan",
-    "full_replan",
-    "retry",
-    "plan_revision",
-    "none",
-)
 PHASES: Final = tuple(ALLOWED)
+KINDS: Final = tuple(dict.fromkeys(kind for kinds in ALLOWED.values() for kind in sorted(kinds)))
 
 
 # Replies
 
-
-def _wanting(rng: Random, kind: str, **more: JsonValue) -> JsonObject:
-    questions: list[JsonValue] = ["Which?", f"Which of {rng.randrange(9)}?"]
-    asked = questions[: rng.randrange(3)]
-    said: JsonObject = {
-        "replan_needed": True,
-        "replan_type": kind,
-        "confidence": rng.choice([0, 0.29, 0.3, 0.49, 0.5, 0.79, *[0.8, 0.9, 1] * 4]),
-        "reasoning": f"reason {rng.choice('abcdef')}",
-        "clarification_needed": rng.random() < 0.2,
-        "clarification_questions": asked,
-    }
-    return go_on(**{**said, **more})
-
-
-def _allowed(rng: Random, kind: str) -> JsonValue:
-    return _wanting(rng, rng.choice(sorted(ALLOWED[kind])))
-
-
-def _forbidden(rng: Random, kind: str) -> JsonValue:
-    return _wanting(rng, rng.choice(sorted(set(KINDS) - ALLOWED[kind])), confidence=1)
-
-
-def _wrong_types(rng: Random, kind: str) -> JsonValue:
-    wrong: JsonObject = {
-        "replan_needed": rng.choice(["false", 1, None]),
-        "confidence": rng.choice([85, "0.9", -1, True]),
-        "reasoning": 7,
-        "replan_level": rng.choice([0, 6, "3"]),
-        "target_phase": "nowhere",
-        "issues_found": "none",
-    }
-    return go_on(**{name: value for name, value in wrong.items() if rng.random() < 0.4})
-
-
-def _loop(rng: Random, kind: str) -> JsonValue:
-    wanted = {"execution": "partial_replan", "reflection": "plan_revision", "goal_understanding": "goal_revision"}
-    usual = {"task_decomposition": "task_redecomposition", "action_sequence": "action_regeneration"}
-    return go_on(replan_needed=True, replan_type={**wanted, **usual}[kind], reasoning="the same again", confidence=1)
-
-
-def _retrying(rng: Random, kind: str) -> JsonValue:
-    return _wanting(rng, "retry", confidence=1) if kind == "execution" else go_on()
-
-
-def _contradiction(rng: Random, kind: str) -> JsonValue:
-    return _wanting(
-        rng,
-        rng.choice(sorted(ALLOWED[kind])),
-        replan_needed=rng.random() < 0.7,
-        target_phase=rng.choice([None, *PHASES]),
-        replan_level=rng.choice([None, 1, 2, 3, 4, 5]),
-        clarification_needed=rng.random() < 0.5,
-        clarification_questions=[],
-    )
-
-
-def _another(rng: Random, kind: str) -> JsonValue:
-    wanted = rng.choice(sorted(ALLOWED[kind] - {"none", "clarification_request"}))
-    return go_on(replan_needed=True, replan_type=wanted, confidence=1, issues_found=[f"issue {rng.random()}"])
-
-
-def _asking(rng: Random, kind: str) -> JsonValue:
-    wants = kind == "goal_understanding" and rng.random() < 0.5
-    return go_on(
-        replan_needed=wants,
-        replan_type="clarification_request" if wants else "none",
-        clarification_needed=True,
-        clarification_questions=[f"And which {rng.choice('abc')}?"],
-        confidence=rng.choice([0.1, 0.4, 0.9]),
-    )
-
-
-DECISIONS: Final[Mapping[str, Callable[[Random, str], JsonValue]]] = {
-    "any type": _allowed,
-    "forbidden type": _forbidden,
-    "wrong types": _wrong_types,
-    "loop": _loop,
-    "endless replans": _another,
-    "endless retries": _retrying,
-    "contradiction": _contradiction,
-    "endless clarification": _asking,
-}
+DECISIONS: Final = (
+    "any type", "forbidden type", "wrong types", "loop", "endless replans", "endless retries", "contradiction",
+    "endless clarification",
+)  # fmt: skip
 """Ways to decide badly."""
+
+
+def decide(way: str, rng: Random, phase: str) -> JsonValue:
+    """Return a bad decision of a phase."""
+    kinds = sorted(ALLOWED[phase])
+    usual = [kind for kind in kinds if kind not in ("none", "clarification_request")]
+
+    def wanting(kind: str, **more: JsonValue) -> JsonObject:
+        questions: list[JsonValue] = ["Which?", f"Which of {rng.randrange(9)}?"]
+        said: JsonObject = {
+            "replan_needed": True,
+            "replan_type": kind,
+            "clarification_questions": questions[: rng.randrange(3)],
+            "confidence": rng.choice([0, 0.29, 0.3, 0.49, 0.5, 0.79, *[0.8, 0.9, 1] * 4]),
+            "reasoning": f"reason {rng.choice('abcdef')}",
+            "clarification_needed": rng.random() < 0.2,
+        }
+        return go_on(**{**said, **more})
+
+    match way:
+        case "forbidden type":
+            return wanting(rng.choice(sorted(set(KINDS) - set(kinds))), confidence=1)
+        case "wrong types":
+            wrong: JsonObject = {
+                "replan_needed": rng.choice(["false", 1, None]),
+                "confidence": rng.choice([85, "0.9", -1, True]),
+                "reasoning": 7,
+                "replan_level": rng.choice([0, 6, "3"]),
+                "target_phase": "nowhere",
+                "issues_found": "none",
+            }
+            return go_on(**{name: value for name, value in wrong.items() if rng.random() < 0.4})
+        case "loop":
+            kind = "partial_replan" if phase == "execution" else usual[0]
+            return go_on(replan_needed=True, replan_type=kind, reasoning="the same again", confidence=1)
+        case "endless replans":
+            issue = f"issue {rng.random()}"
+            return go_on(replan_needed=True, replan_type=rng.choice(usual), confidence=1, issues_found=[issue])
+        case "endless retries":
+            return wanting("retry", confidence=1) if phase == "execution" else go_on()
+        case "contradiction":
+            return wanting(
+                rng.choice(kinds),
+                replan_needed=rng.random() < 0.7,
+                target_phase=rng.choice([None, *PHASES]),
+                replan_level=rng.choice([None, 1, 2, 3, 4, 5]),
+                clarification_needed=rng.random() < 0.5,
+                clarification_questions=[],
+            )
+        case "endless clarification":
+            wants = phase == "goal_understanding" and rng.random() < 0.5
+            return go_on(
+                replan_needed=wants,
+                replan_type="clarification_request" if wants else "none",
+                clarification_needed=True,
+                clarification_questions=[f"And which {rng.choice('abc')}?"],
+                confidence=rng.choice([0.1, 0.4, 0.9]),
+            )
+    return wanting(rng.choice(kinds))
 
 
 def _one(rng: Random, *replies: LLMReply) -> LLMReply:
@@ -132,9 +102,7 @@ def _one(rng: Random, *replies: LLMReply) -> LLMReply:
 REPLIES: Final[Mapping[str, Callable[[Random], LLMReply]]] = {
     "empty": lambda rng: _one(rng, "", " \n", "null", "{}", "[]"),
     "prose": lambda rng: "I would rather not." * rng.randint(1, 3),
-    "bad JSON": lambda rng: rng.choice(
-        ["{", '{"a": NaN}', '{"a": 1, "a": 2}', "[1, 2", '{"replan_decision": {"x"', "}{"]
-    ),
+    "bad JSON": lambda rng: _one(rng, "{", '{"a": NaN}', '{"a": 1, "a": 2}', "[1, 2", '{"replan_decision": {"x"', "}{"),
     "not an object": lambda rng: _one(rng, 7, [1], "text", True, [[]]),
     "thoughts": lambda rng: "<think>" * 50 + json.dumps(go_on()) + "</think>" * rng.randrange(50),
     "deep": lambda rng: "[" * 5_000 + "]" * rng.choice([0, 5_000]),
@@ -148,11 +116,6 @@ REPLIES: Final[Mapping[str, Callable[[Random], LLMReply]]] = {
 """Ways to reply badly, whatever was asked."""
 
 
-def _goal(rng: Random) -> JsonValue:
-    unclear: JsonObject = {"error": {"type": "unclear_goal", "message": "which?", "clarification_needed": ["which?"]}}
-    return rng.choice([GOAL, GOAL, GOAL, unclear])
-
-
 def _subtasks(rng: Random, *, good: bool) -> JsonValue:
     names = list("abcd")[: rng.randint(1, 4)]
     made: list[JsonValue] = []
@@ -161,11 +124,13 @@ def _subtasks(rng: Random, *, good: bool) -> JsonValue:
         made.append({"id": name, "description": f"Do {name}", "dependencies": before})
     if good:
         return {"subtasks": made}
-    cycle: JsonObject = {"id": "a", "description": "a", "dependencies": ["a"]}
     foreign: JsonObject = {"id": "x", "description": "x", "required_tools": ["none"], "dependencies": ["y"]}
-    many: list[JsonValue] = [{"id": f"t{number}", "description": "t"} for number in range(150)]
-    cannot: JsonObject = {"error": {"type": "cannot_decompose", "message": "it cannot be done"}}
-    bad: list[JsonObject] = [{"subtasks": [cycle]}, {"subtasks": [*made, foreign]}, {"subtasks": many}, cannot]
+    bad: list[JsonObject] = [
+        {"subtasks": [{"id": "a", "description": "a", "dependencies": ["a"]}]},
+        {"subtasks": [*made, foreign]},
+        {"subtasks": [{"id": f"t{number}", "description": "t"} for number in range(150)]},
+        {"error": {"type": "cannot_decompose", "message": "it cannot be done"}},
+    ]
     return rng.choice(bad)
 
 
@@ -231,16 +196,17 @@ class Wild:
         if way in REPLIES:
             return REPLIES[way](rng)
         if phase:
-            return DECISIONS[way](rng, phase)
+            return decide(way, rng, phase)
         return self._usual(rng, kind_of(prompt), prompt, good=False)
 
     @staticmethod
     def _usual(rng: Random, kind: str, prompt: str, *, good: bool) -> LLMReply:
         match kind:
             case "decision":
-                return go_on() if good else _allowed(rng, kind_of(prompt).partition(":")[2])
+                return go_on() if good else decide("any type", rng, kind_of(prompt).partition(":")[2])
             case "goal_understanding":
-                return _goal(rng)
+                error: JsonObject = {"type": "unclear_goal", "message": "which?", "clarification_needed": ["which?"]}
+                return _one(rng, GOAL, GOAL, GOAL, {"error": error})
             case "task_decomposition":
                 return _subtasks(rng, good=good)
             case "action_sequence":
@@ -248,10 +214,8 @@ class Wild:
             case "revision":
                 return revision(*_actions(rng, _open(prompt), good=good))
             case "execution":
-                planned = next(
-                    (tool.name for tool in TOOLS if f'"tool": "{tool.name}"' in _section(prompt, "action")), ""
-                )
-                name = planned if good else "format-disk"
+                planned = (tool.name for tool in TOOLS if f'"tool": "{tool.name}"' in _section(prompt, "action"))
+                name = next(planned, "") if good else "format-disk"
                 return {"current_task": "x", "function_call": {"name": name, "arguments": {"text": "later"}}}
             case "reflection":
                 return {"reflection": {"action_id": "x", "status": rng.choice(["success", "failure", "partial"])}}
@@ -314,28 +278,18 @@ def settings_of(rng: Random) -> Settings:
 
 def people(rng: Random, clock: VirtualClock) -> HumanGate | None:
     """Return a random gate: none, one that never answers, or one that answers anything."""
-    match rng.randrange(6):
-        case 0:
-            return ScriptedGate(clock=clock)
-        case 1 | 2 | 3:
 
-            def answer(question: Question) -> Answer:
-                comment = rng.choice(["", "the second", "I do not know"])
-                return Answer("approve" if rng.random() < 0.7 else "reject", by="eve", comment=comment)
+    def answer(question: Question) -> Answer:
+        comment = rng.choice(["", "the second", "I do not know"])
+        return Answer("approve" if rng.random() < 0.7 else "reject", by="eve", comment=comment)
 
-            return ScriptedGate(answer, clock=clock)
-    return None
+    chosen = rng.randrange(6)
+    return None if chosen > 3 else ScriptedGate(answer, clock=clock) if chosen else ScriptedGate(clock=clock)
 
 
 @dataclass
 class Played:
-    """A run of a seed.
-
-    Attributes:
-        planning: the coordinator.
-        model: the model.
-        records: the journal.
-    """
+    """A run of a seed: its coordinator, its model and its journal."""
 
     planning: PlanningCoordinator
     model: Wild

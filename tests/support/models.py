@@ -92,17 +92,9 @@ async def played(
     size: int = 24_000,
     **settings: object,
 ) -> Played:
-    """Run a plan whose alternatives come from a model.
+    """Run a plan whose alternatives come from a model, with other providers `behind` it.
 
-    Args:
-        script: what the model answers.
-        plan: what is run.
-        broken: how often tasks fail before they do their work; `build` always, if nothing is said.
-        outputs: what tasks come to, or the step that they do.
-        gate: who is asked.
-        behind: other providers.
-        size: characters that a prompt may have.
-        settings: how is replanned.
+    `broken` is how often tasks fail before they come to their `outputs` (`build` always); `size` bounds prompts.
     """
     failures = {"build": 1_000} if broken is None else broken
 
@@ -125,5 +117,4 @@ async def played(
         result = await engine.execute(Plan.parse(plan) if isinstance(plan, str) else plan, work)
     records = list(engine.store.read(result.run))
     used = [(call.task.tool, call.task.arguments) for call in work.calls]
-    executed = [call.task.id for call in work.calls]
-    return Played(result, records, model.prompts, executed, used, clock, began)
+    return Played(result, records, model.prompts, [call.task.id for call in work.calls], used, clock, began)

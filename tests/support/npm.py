@@ -14,19 +14,14 @@ PATIENCE: Final = 120
 
 
 def npm_program(package: str, version: str, script: str, folder: Path) -> list[str]:
-    """The command that runs a script of a package; skips the test, and says what is missing, where it cannot be."""
+    """The command that runs a script of a package; where it cannot be, skips the test with what is missing."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("node and npm are not on the PATH")
     options = ["--no-audit", "--no-fund", "--prefer-offline", "--ignore-scripts"]
+    command: list[str | Path] = [npm, "install", "--prefix", folder, *options, f"{package}@{version}"]
     try:
-        done = subprocess.run(
-            [npm, "install", "--prefix", folder, *options, f"{package}@{version}"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         pytest.skip(f"npm did not install {package} within {PATIENCE} s")
     if done.returncode != 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from replanning import Plan, PlanRun, ReplanningEngine, Task, ToolSpec
@@ -35,13 +35,7 @@ class Outcome:
     dropped: list[str] = field(default_factory=list)
     triggers: list[Trigger] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
-    proposed: list[str] = field(default_factory=list)
     records: list[RecordBody] = field(default_factory=list)
-
-
-def said_by(pattern: str, arguments: Mapping[str, object]) -> str:
-    """Fill the placeholders of a pattern, independently of the code under test."""
-    return re.sub(r"\{(\w+)\}", lambda match: str(arguments[match[1]]), pattern)
 
 
 class Truth:
@@ -54,25 +48,25 @@ class Truth:
         self._tools = {tool.name: tool for tool in plan.tools}
 
     def use(self, task: Task) -> bool:
-        """Return an action on facts of one letter."""
+        """Apply the tool of a task if what it needs holds; its patterns are filled independently of the code under test."""
         tool = self._tools.get(task.tool or "", ToolSpec(name="-"))
-        needs = [*tool.requires, *(f"artifact({name})" for name in tool.needs)]
-        for need in (said_by(pattern, task.arguments) for pattern in needs):
-            if need not in self.facts and not (self.open and need not in self.made):
-                return False
-        self.facts -= {said_by(pattern, task.arguments) for pattern in tool.removes}
-        self.facts |= {said_by(pattern, task.arguments) for pattern in tool.adds}
-        self.facts |= {said_by(f"artifact({name})", task.arguments) for name in tool.produces}
+
+        def filled(patterns: Sequence[str], frame: str = "{}") -> set[str]:
+            texts = (re.sub(r"\{(\w+)\}", lambda match: str(task.arguments[match[1]]), pattern) for pattern in patterns)
+            return {frame.format(text) for text in texts}
+
+        missing = (filled(tool.requires) | filled(tool.needs, "artifact({})")) - self.facts
+        if missing and not (self.open and missing.isdisjoint(self.made)):
+            return False
+        self.facts -= filled(tool.removes)
+        self.facts |= filled(tool.adds) | filled(tool.produces, "artifact({})")
         return True
 
-    def change(self, event: Event) -> None:
-        """Apply an event."""
-        self.facts -= set(event.ceased)
-        self.facts |= set(event.holds)
 
-
-def _happen(run: PlanRun, event: Event) -> None:
-    """Report an event to a run."""
+def _happen(run: PlanRun, truth: Truth, event: Event) -> None:
+    """Let an event happen, and report it to a run."""
+    truth.facts -= set(event.ceased)
+    truth.facts |= set(event.holds)
     run.observe(holds=event.holds, ceased=event.ceased)
     for tool in event.down:
         run.change_resource(tool, available=False)
@@ -89,9 +83,8 @@ async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = (
         while True:
             for event in [event for event in left if event.after == len(outcome.done)]:
                 left.remove(event)
-                truth.change(event)
                 down.update(event.down)
-                _happen(run, event)
+                _happen(run, truth, event)
             async for task in run.ready():
                 async with run.attempt(task):
                     if task.tool in down or not truth.use(task):
@@ -113,9 +106,6 @@ async def play(plan: Plan, engine: ReplanningEngine, events: Sequence[Event] = (
         if isinstance(body, TriggerFired):
             outcome.triggers.append(body.trigger)
         if isinstance(body, AlternativesConsidered):
-            for candidate in body.candidates:
-                unreachable = candidate.alternative.unreachable
-                (outcome.verdicts if unreachable else outcome.proposed).append(
-                    f"{unreachable}: {candidate.alternative.reason}" if unreachable else candidate.alternative.reason
-                )
+            proposed = [candidate.alternative for candidate in body.candidates]
+            outcome.verdicts += [f"{one.unreachable}: {one.reason}" for one in proposed if one.unreachable]
     return outcome
