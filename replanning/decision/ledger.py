@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from replanning.changes import changes_hash, new_task_ids, target_task_ids
 from replanning.decision.confidence import source_key
@@ -54,31 +55,20 @@ class BudgetTracker:
         """Total of the reservations that are not settled yet."""
         return sum(self.reservations, Usage())
 
-    def reserve(self, estimate: Usage) -> Usage:
-        """Reserve an upper bound of the usage to come.
+    def reserve(self, estimate: Usage) -> Callable[[], None]:
+        """Reserve an upper bound of the usage to come, and return a function that releases the reservation.
 
         Raises:
             BudgetExceeded: it exceeds the rest of the budget; nothing was reserved.
         """
-        if self._has_limits and (problem := self._exceeded_limits(self.spent + self.reserved + estimate)):
-            raise BudgetExceeded(f"it would exceed the budget: {problem}")
+        if self._has_limits and (reason := self.exceeded_reason(estimate)):
+            raise BudgetExceeded(f"it {reason}")
         self.reservations.append(estimate)
-        return estimate
+        return partial(self.reservations.remove, estimate)
 
-    def settle(self, reservation: Usage) -> None:
-        """Release a reservation; `charge` counts the actual usage."""
-        self.reservations.remove(reservation)
-
-    def charge(self, usage: Usage) -> None:
-        """Count actual usage, whether or not it was reserved."""
-        self.spent = self.spent + usage
-
-    def exceeded_reason(self) -> str:
-        """Return in words the limits that the usage has exceeded; empty if none."""
-        problem = self._exceeded_limits(self.spent)
-        return f"has exceeded the budget: {problem}" if problem else ""
-
-    def _exceeded_limits(self, total: Usage) -> str:
+    def exceeded_reason(self, planned: Usage | None = None) -> str:
+        """Return in words the limits that the usage has exceeded, or would exceed with what is planned; empty if none."""
+        total = self.spent if planned is None else self.spent + self.reserved + planned
         limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))
         over = [
             f"{getattr(total, name):g} of {limit:g} {name}"
@@ -87,7 +77,8 @@ class BudgetTracker:
         ]
         if total.unpriced and self.budget.money is not None:
             over.append("an unknown price, of limited money; state a price for the model")
-        return ", ".join(over)
+        verb = "has exceeded" if planned is None else "would exceed"
+        return f"{verb} the budget: {', '.join(over)}" if over else ""
 
 
 MAX_RECENT_RECORDS = 30
@@ -270,7 +261,7 @@ class Ledger:
         self.quiescent_at = None  # it was reported for another goal
 
     def _on_charged(self, body: UsageCharged, at: float) -> None:
-        self.budget_tracker.charge(body.usage)
+        self.budget_tracker.spent += body.usage
 
     def _on_quiescent(self, body: RunQuiescent, at: float) -> None:
         self.quiescent_at = body.revision

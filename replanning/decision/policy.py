@@ -1,20 +1,197 @@
-"""Policy that decides between ranked alternatives. Pure: the same candidates give the same decision."""
+"""Rules of a replan: staleness of triggers, vetting of alternatives, and the decision between them.
+
+Pure: the same plan, ledger and candidates give the same result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from replanning.changes import Alternative, CancelTask, RemoveTask, ReplaceTask, RetryTask, SkipTask, new_task_ids
+from replanning.changes import (
+    AbortRun,
+    Alternative,
+    CancelTask,
+    PlanChange,
+    RemoveTask,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+    new_task_ids,
+    target_task_ids,
+)
 from replanning.decision.confidence import tasks_to_run
 from replanning.decision.ledger import Ledger
+from replanning.decision.request import ReplanRequest
+from replanning.errors import ChangeRejected, Problem
 from replanning.journal.records import Candidate, DecisionKind
-from replanning.journal.triggers import Trigger
-from replanning.live.states import TaskState
-from replanning.live.view import PlanView, TaskView
-from replanning.plan.tasks import Task
-from replanning.plan.types import TaskId
-from replanning.settings import Settings
+from replanning.journal.triggers import ContextChanged, GoalUnreachable, ResourceChanged, Trigger
+from replanning.live.draft import Draft
+from replanning.live.facts import strips_problem
+from replanning.live.plan import LivePlan
+from replanning.live.states import FINISHED, STUCK, TaskState
+from replanning.live.view import PlanView
+from replanning.llm.quoting import is_truncated
+from replanning.plan.json_values import iter_strings
+from replanning.plan.redaction import Redactor
+from replanning.plan.secrets import MASK
+from replanning.plan.tasks import Task, TaskBody
+from replanning.plan.types import JsonValue, TaskId
+from replanning.settings import LimitSettings, Settings
+
+# Staleness of triggers
+
+PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
+"""Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""
+
+
+def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[PlanChange]]) -> Sequence[Trigger]:
+    """Return the triggers that proposed changes concern; all of them if they concern none.
+
+    A decision about the changes leaves the other triggers undecided, because their cause lasts.
+    """
+    subjects = {task_id for changes in proposed for task_id in target_task_ids(changes)}
+    return [t for t in triggers if t.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(t.tasks)] or triggers
+
+
+def stale_reason(trigger: Trigger, live: LivePlan) -> str:
+    """Return why a trigger no longer holds; empty if it does."""
+    entries = [live.entries[task_id] for task_id in trigger.tasks if task_id in live.entries]
+    if trigger.kind in ("task-failed", "timeout"):
+        return "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
+    if trigger.kind in ("goal-unreachable", "better-path-found") and trigger.revision != live.revision:
+        return "the plan has changed since"
+    if trigger.kind == "goal-unreachable":
+        return "" if live.quiescent else "something can run again"
+    if isinstance(trigger, ResourceChanged):
+        tool = live.tools.get(trigger.name)
+        if tool.available if tool else all(live.pool.can_ever_fit(live.pool.demand(entry.task)) for entry in entries):
+            return "the resource is there again"
+    if isinstance(trigger, ContextChanged) and trigger.goal:
+        missing = strips_problem(live).feasibility().missing_goal_facts if live.closed_world else live.missing_facts
+        return "" if missing or not trigger.facts else "the remaining tasks reach the goal"
+    if trigger.kind in ("context-changed", "resource-changed") and entries:
+        skipped = [entry for entry in entries if entry.state is TaskState.SKIPPED]
+        if not skipped and all(entry.state in FINISHED for entry in entries):
+            return "no remaining task depends on it"
+    if isinstance(trigger, ContextChanged) and trigger.facts and live.closed_world:
+        feasible = strips_problem(live, tasks=trigger.tasks, facts=trigger.facts).feasibility().valid
+        return "the remaining tasks can be executed and reach the goal again" if feasible else ""
+    return ""
+
+
+# Vetting of alternatives
+
+INFEASIBLE: Final = "the plan could not be carried out"
+"""Beginning of the reason for which an alternative is rejected on the facts."""
+
+
+def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[PlanChange, ...]:
+    """Return changes without secrets, as a record holds them.
+
+    Raises:
+        ChangeRejected: an argument that a task needs would be missing.
+    """
+    clean = tuple(map(redactor.document, changes))
+    if lost := check_secrets(clean, changes):
+        raise ChangeRejected([Problem("", lost)])
+    return clean
+
+
+def check_secrets(clean: Sequence[PlanChange], proposed: Sequence[PlanChange]) -> str:
+    """Return why redacted changes cannot be executed as they were proposed; empty if nothing was redacted."""
+    uses = zip(_change_arguments(clean), _change_arguments(proposed), strict=True)
+    names = ", ".join(dict.fromkeys(repr(name) for (name, kept), (_, stated) in uses if kept != stated))
+    advice = f"do without it in the arguments of {names}, or let a tool refer to it, as {{env:NAME}}"
+    return f"what looks like a secret cannot be kept: {advice}" if names else ""
+
+
+def find_objection(
+    alternative: Alternative, request: ReplanRequest, live: LivePlan, ledger: Ledger, limits: LimitSettings
+) -> str:
+    """Return why an alternative is rejected before it is staged; empty if nothing speaks against it."""
+    targets = target_task_ids(alternative.changes)
+    known = [live.entries[task_id] for task_id in targets if task_id in live.entries]
+    if masked := [
+        (i, texts) for i, stated in _change_arguments(alternative.changes) if (texts := _masked_texts(stated))
+    ]:
+        # A replacement may repeat a text with such a mark if the original task already had it.
+        stated_before = (arguments for entry in known for arguments in _task_arguments(entry.task))
+        original = {text for arguments in stated_before for text in _masked_texts(arguments)}
+        if names := ", ".join(dict.fromkeys(repr(i) for i, texts in masked if not original.issuperset(texts))):
+            return f"{MASK} and [cut: …] stand for text that is not shown: do without them in the arguments of {names}"
+    if not alternative.changes:
+        return alternative.unreachable or "it changes nothing"
+    fingerprint = alternative.fingerprint()
+    retries = all(isinstance(change, RetryTask) for change in alternative.changes)
+    if fingerprint in request.tried_fingerprints and not retries:
+        return "the same was tried before and did not help"
+    declined = ledger.declined_at.get(fingerprint)
+    stuck = all(trigger.kind == "goal-unreachable" for trigger in request.triggers)
+    if declined is not None and stuck and all(entry.started_at <= declined for entry in known):
+        return "a person was asked about the same already"  # and kept the plan, which is stuck for that reason
+    # Since the providers were asked, a person may have approved one.
+    if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:
+        return f"the limit of {limits.replans_per_run} replans per run is reached"
+    for root in (live.entries[task_id].root if task_id in live.entries else task_id for task_id in targets):
+        if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage:
+            return f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {root!r}"
+    return ""
+
+
+def _masked_texts(arguments: JsonValue) -> list[str]:
+    return [text for text in iter_strings(arguments) if MASK in text or is_truncated(text)]
+
+
+def _change_arguments(changes: Sequence[PlanChange]) -> Iterator[tuple[TaskId, JsonValue]]:
+    """Yield the arguments in changes, each with the id of its task."""
+    for change in changes:
+        if change.kind == "modify":
+            yield from ((change.task_id, arguments) for arguments in _field_arguments(change.fields))
+        for task in change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ():
+            if task.arguments or task.fallbacks or task.undo is not None:
+                yield from ((task.id, arguments) for arguments in _task_arguments(task))
+
+
+def _task_arguments(body: TaskBody) -> Iterator[JsonValue]:
+    """Yield the arguments of a task, of its fallbacks and of its undo."""
+    yield body.arguments
+    for other in (*body.fallbacks, *([body.undo] if body.undo is not None else [])):
+        yield from _task_arguments(other)
+
+
+def _field_arguments(fields: JsonValue) -> Iterator[JsonValue]:
+    """Yield the same arguments from fields that are not validated yet."""
+    if isinstance(fields, dict):
+        yield fields.get("arguments")
+        others = fields.get("fallbacks")
+        for other in (*(others if isinstance(others, list) else ()), fields.get("undo")):
+            yield from _field_arguments(other)
+
+
+def check_feasible(draft: Draft, triggers: Sequence[Trigger], live: LivePlan) -> str:
+    """Return why a plan with stated facts could not be executed after changes, or not reach its goal; else empty.
+
+    Faults elsewhere, which have nothing to do with the triggers, are not held against the changes.
+    """
+    if any(isinstance(change, AbortRun) for change in draft.changes):
+        return ""
+    named = {task_id for trigger in triggers for task_id in trigger.tasks}
+    lost = {fact for trigger in triggers if isinstance(trigger, ContextChanged) for fact in trigger.facts}
+    lost |= {fact for trigger in triggers if isinstance(trigger, GoalUnreachable) for fact in trigger.missing_facts}
+    world = strips_problem(live, draft, tasks=named, facts=lost)
+    after = world.feasibility()
+    if after.valid:
+        return ""
+    before = strips_problem(live, tasks=[*named, *(step.id for step in world.steps)], facts=lost).feasibility()
+    apart = bool(named) or any(isinstance(trigger, ContextChanged) and trigger.goal for trigger in triggers)
+    elsewhere = {step.id for step in before.stuck} - named if apart else set()
+    left = after.excluding(elsewhere, frozenset(before.missing_goal_facts) - lost)
+    return "" if left.valid else f"{INFEASIBLE}: {left.explain()}"
+
+
+# Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +299,19 @@ def _judge_rejected_tasks(triggers: Sequence[Trigger], view: PlanView) -> tuple[
 def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:
     """Return the task that may already have taken effect and would be executed again, by its own or another tool."""
     new = set(new_task_ids(alternative.changes))
-    for change in alternative.changes:
-        if change.kind in ("retry", "replace") and change.task_id not in new:
-            task = view.task(change.task_id)
-            if _may_have_taken_effect(task) and not _is_declared_fallback(change, task.task):
-                return task.id
     added = [change.task for change in alternative.changes if change.kind == "add"]
-    if not added:
-        return None
-    concerned = [task_id for trigger in triggers for task_id in trigger.tasks]
+    again = {c.task_id: c for c in alternative.changes if isinstance(c, RetryTask | ReplaceTask)}
     left = [c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask | CancelTask)]
-    for task in map(view.task, dict.fromkeys(i for i in [*left, *concerned] if i not in new)):
-        if _may_have_taken_effect(task) and any(_is_equivalent(task.task, other, view) for other in added):
+    others = [*left, *(task_id for trigger in triggers for task_id in trigger.tasks)] if added else []
+    for task in (view.task(task_id) for task_id in dict.fromkeys([*again, *others]) if task_id not in new):
+        if task.failure is None or task.failure.kind not in ("timeout", "interrupted") or task.task.idempotent:
+            continue
+        change = again.get(task.id)
+        if change is not None and not _is_declared_fallback(change, task.task):
+            return task.id
+        if task.id in others and any(_is_equivalent(task.task, other, view) for other in added):
             return task.id
     return None
-
-
-def _may_have_taken_effect(task: TaskView) -> bool:
-    failed = task.failure is not None and task.failure.kind in ("timeout", "interrupted")
-    return failed and not task.task.idempotent
 
 
 def _is_equivalent(old: Task, new: Task, view: PlanView) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from replanning.changes import Alternative, PlanChange
 from replanning.journal.observations import Observation, Usage
@@ -13,10 +13,6 @@ from replanning.journal.triggers import Trigger
 from replanning.live.view import PlanView
 from replanning.llm.completions import UNMETERED, Meter
 from replanning.plan.types import QuestionId, RunId, TaskId
-
-if TYPE_CHECKING:
-    pass
-
 
 # Detectors
 

@@ -13,9 +13,8 @@ import anyio.abc
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
 from replanning.decision.confidence import ConfidenceScorer
-from replanning.decision.policy import ReplanPolicy
+from replanning.decision.policy import ReplanPolicy, redact_changes
 from replanning.decision.request import Answer, HumanGate, Question
-from replanning.decision.vetting import redact_changes
 from replanning.engine.delivery import ExporterDelivery, close_exporters, resolve_exporters
 from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor

@@ -9,17 +9,10 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from replanning.changes import Alternative, RetryTask
+from replanning.changes import Alternative
 from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
+from replanning.decision.policy import INFEASIBLE, check_feasible, check_secrets, find_objection
 from replanning.decision.request import AlternativeProvider, ReplanRequest
-from replanning.decision.vetting import (
-    INFEASIBLE,
-    check_feasible,
-    check_masked,
-    check_secrets,
-    exceeded_limit,
-    was_declined,
-)
 from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.observations import Usage
 from replanning.journal.records import Candidate
@@ -116,21 +109,15 @@ class AlternativeVetter:
         live, settings = life.live, life.settings
         alternative = life.redactor.document(proposed)
         problem = "" if alternative is proposed else check_secrets(alternative.changes, proposed.changes)
-        problem = problem or check_masked(alternative.changes, live)
-        if not problem and not alternative.changes:
-            problem = alternative.unreachable or "it changes nothing"
-        if not problem and alternative.fingerprint() in request.tried_fingerprints:
-            retries = all(isinstance(change, RetryTask) for change in alternative.changes)
-            problem = "" if retries else "the same was tried before and did not help"
-        if not problem and was_declined(alternative, request.triggers, live, life.ledger):
-            problem = "a person was asked about the same already"
-        problem = problem or exceeded_limit(alternative, live, life.ledger, settings.limits)
+        problem = problem or find_objection(alternative, request, live, life.ledger, settings.limits)
         if problem:
             return Candidate(alternative, None, problem), None
         draft = Draft(live, alternative.changes)
         if draft.problems:
             problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
-        if problem := problem or check_feasible(draft, request.triggers, live):
+        elif live.closed_world:
+            problem = check_feasible(draft, request.triggers, live)
+        if problem:
             return Candidate(alternative, None, problem), draft
         score = self.scorer.score(alternative, PlanView(live), self._lookup, time_left=self.time_left)
         minimum = settings.alternatives
@@ -332,7 +319,7 @@ async def _ask_provider(reply: Reply, request: ReplanRequest, life: Lifecycle, v
     name, budget = reply.name, life.ledger.budget_tracker
     try:
         estimate = getattr(reply.provider, "estimate", None)
-        reserved = budget.reserve(estimate(request) if estimate is not None else Usage())
+        release = budget.reserve(estimate(request) if estimate is not None else Usage())
     except BudgetExceeded as error:
         reply.notes.append(f"{name} was not asked: {error}")
         return
@@ -371,7 +358,7 @@ async def _ask_provider(reply: Reply, request: ReplanRequest, life: Lifecycle, v
         reply.notes.append(f"{name} failed: {describe_error(error)}"[:_MAX_NOTE_CHARS])
     finally:
         alarm.cancel()
-        budget.settle(reserved)
+        release()
 
 
 def _name(provider: AlternativeProvider) -> str:

@@ -20,10 +20,8 @@ from replanning.decision.answers import (
     timeout_answer,
     validate_answer,
 )
-from replanning.decision.policy import Decision
+from replanning.decision.policy import Decision, redact_changes, relevant_triggers
 from replanning.decision.request import Answer, HumanGate, Question
-from replanning.decision.staleness import relevant_triggers
-from replanning.decision.vetting import redact_changes
 from replanning.errors import (
     ChangeRejected,
     NotRunning,

@@ -62,8 +62,8 @@ class RunMeter:
         Raises:
             BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
         """
-        reserved = self._spending.reserve(call.estimate)
-        used = reserved
+        release = self._spending.reserve(call.estimate)
+        used = call.estimate
         try:
             with self._spans.chat_span(call) as traced:
 
@@ -74,8 +74,8 @@ class RunMeter:
 
                 yield answered
         except _UNBILLED_ERRORS:
-            used = Usage(calls=1) if used is reserved else used
+            used = Usage(calls=1) if used is call.estimate else used
             raise
         finally:
             self._charge(used, provider=self._provider)
-            self._spending.settle(reserved)
+            release()

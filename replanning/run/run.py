@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replanning.changes import AddTask, CancelTask, ModifyTask, PlanChange, RemoveTask, ReorderTasks, ReplaceTask
-from replanning.decision.vetting import redact_changes
+from replanning.decision.policy import redact_changes
 from replanning.errors import NotRunning
 from replanning.history.history import ReplanHistory
 from replanning.journal.observations import (

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -258,11 +260,11 @@ def test_recent_records() -> None:
 def test_reserve_and_settle() -> None:
     """A reservation reduces the budget until it is settled; then actual usage counts."""
     spending = BudgetTracker(Budget(tokens=100))
-    held = spending.reserve(Usage(calls=1, tokens=80))
+    release = spending.reserve(Usage(calls=1, tokens=80))
     with pytest.raises(BudgetExceeded, match=r"^it would exceed the budget: 110 of 100 tokens$"):
         spending.reserve(Usage(tokens=30))
-    spending.settle(held)
-    spending.charge(Usage(calls=1, tokens=20))
+    release()
+    spending.spent += Usage(calls=1, tokens=20)
     spending.reserve(Usage(tokens=80))
     assert (spending.spent, spending.reserved) == (Usage(calls=1, tokens=20), Usage(tokens=80))
 
@@ -281,16 +283,17 @@ def test_unknown_price() -> None:
     with pytest.raises(BudgetExceeded, match="state a price for the model"):
         BudgetTracker(Budget(money=10)).reserve(free)
     spending = BudgetTracker(Budget(calls=5))
-    spending.charge(free)
-    assert spending.reserve(free) + spending.spent == Usage(calls=2, unpriced=True)
+    spending.spent += free
+    spending.reserve(free)
+    assert spending.reserved + spending.spent == Usage(calls=2, unpriced=True)
 
 
 def test_exceeded() -> None:
     """Usage counts past a limit, which is then reported."""
     spending = BudgetTracker(Budget(money=1.0))
-    spending.charge(Usage(money=1.0))
+    spending.spent += Usage(money=1.0)
     assert spending.exceeded_reason() == ""
-    spending.charge(Usage(money=0.5))
+    spending.spent += Usage(money=0.5)
     assert spending.exceeded_reason() == "has exceeded the budget: 1.5 of 1 money"
     assert "money=1.5" in repr(spending)
 
@@ -306,14 +309,15 @@ def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
 def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
     """Spent and reserved usage together stay within the limit, in any order of calls."""
     spending = BudgetTracker(Budget(tokens=100))
+    held: list[tuple[Callable[[], None], Usage]] = []
     for settles, tokens in steps:
-        if settles and spending.reservations:
-            held = spending.reservations[tokens % len(spending.reservations)]
-            spending.settle(held)
-            spending.charge(held)
+        if settles and held:
+            release, used = held.pop(tokens % len(held))
+            release()
+            spending.spent += used
         else:
             try:
-                spending.reserve(Usage(tokens=tokens))
+                held.append((spending.reserve(Usage(tokens=tokens)), Usage(tokens=tokens)))
             except BudgetExceeded:
                 assert spending.spent.tokens + spending.reserved.tokens + tokens > 100
         assert spending.spent.tokens + spending.reserved.tokens <= 100

@@ -6,7 +6,7 @@ import pytest
 
 from replanning import Goal, Plan, Task, ToolSpec
 from replanning.changes import SkipTask
-from replanning.decision.staleness import relevant_triggers, stale_reason
+from replanning.decision.policy import relevant_triggers, stale_reason
 from replanning.journal import (
     BetterPathFound,
     GoalUnreachable,
