@@ -2,99 +2,61 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.llm.guards import CircuitBreaker, Permit
 
-
-def used(breaker: CircuitBreaker, now: float) -> Permit:
-    """A permit, where there is one."""
-    permit = breaker.admit(now)
-    assert permit is not None
-    return permit
+OPENED = [("fail", 0), ("fail", 0), ("fail", 0)]
 
 
-def opened(now: float = 0.0) -> CircuitBreaker:
-    """A breaker that has opened after three failures."""
+def played(moves: list[tuple[str, float]]) -> CircuitBreaker:
+    """A breaker after calls that ended so; `ask` and `late` are for calls that end when it has opened since."""
     breaker = CircuitBreaker()
-    for _ in range(3):
-        breaker.record_failure(used(breaker, now), now)
+    open_calls: list[Permit] = []
+    for move, now in moves:
+        permit = open_calls.pop(0) if move.startswith("late") else breaker.admit(now)
+        assert permit is not None, (move, now)
+        match move.removeprefix("late "):
+            case "ask":
+                open_calls.append(permit)
+            case "succeed":
+                breaker.record_success(permit)
+            case "fail":
+                breaker.record_failure(permit, now)
+            case "give up":
+                breaker.release(permit)
     return breaker
 
 
-def test_opens_after_failures_in_a_row() -> None:
-    """The third failure in a row opens it, and nothing is let through while it rests."""
-    breaker = opened()
-    assert (CircuitBreaker().state(0), CircuitBreaker().retry_after(0)) == ("closed", 0)
-    assert (breaker.state(29.9), breaker.retry_after(20), breaker.admit(29.9)) == ("open", 10, None)
-    assert repr(breaker) == "<CircuitBreaker failures=3 open until 30.0>"
-
-
-def test_success_starts_the_count_again() -> None:
-    """Failures count only as long as nothing succeeds in between."""
-    breaker = CircuitBreaker()
-    for _ in range(2):
-        breaker.record_failure(used(breaker, 0), 0)
-    breaker.record_success(used(breaker, 0))
-    for _ in range(2):
-        breaker.record_failure(used(breaker, 0), 0)
-    assert breaker.state(0) == "closed"
-
-
-def test_trial_that_succeeds_closes() -> None:
-    """A trial that succeeds closes it, and all is as at first."""
-    breaker = opened()
-    breaker.record_success(used(breaker, 30))
-    assert breaker.state(30) == "closed"
-    for _ in range(3):
-        breaker.record_failure(used(breaker, 40), 40)
-    assert breaker.retry_after(40) == 30
-
-
-def test_trial_that_fails_rests_longer() -> None:
-    """Each trial that fails doubles the rest, up to five minutes."""
-    breaker, now, rests = opened(), 30.0, []
-    for _ in range(5):
-        breaker.record_failure(used(breaker, now), now)
-        rests.append(breaker.retry_after(now))
-        now += breaker.retry_after(now)
-    assert rests == [60, 120, 240, 300, 300]
-
-
-def test_trial_that_tells_nothing() -> None:
-    """A trial that was given up leaves its place to the next call."""
-    breaker = opened()
-    breaker.release(used(breaker, 30))
-    assert breaker.admit(30) == Permit(is_probe=True)
-
-
-def test_released_call_changes_nothing() -> None:
-    """A call that tells nothing, such as one that was cancelled, counts neither way."""
-    breaker = CircuitBreaker(failure_threshold=2)
-    breaker.record_failure(used(breaker, 0), 0)
-    breaker.release(used(breaker, 0))
-    breaker.record_failure(used(breaker, 0), 0)
-    assert breaker.state(0) == "open"
-
-
-def test_late_failures() -> None:
-    """Calls that were under way when it opened, and fail afterwards, do not prolong its rest."""
-    breaker = CircuitBreaker()
-    permits = [used(breaker, 0) for _ in range(5)]
-    for number, permit in enumerate(permits):
-        breaker.record_failure(permit, float(number))
-    assert breaker.retry_after(4) == 28
-
-
-def test_late_success() -> None:
-    """A call that was under way when it opened, and succeeds, closes it."""
-    breaker = CircuitBreaker()
-    permits = [used(breaker, 0) for _ in range(4)]
-    for permit in permits[:3]:
-        breaker.record_failure(permit, 0)
-    breaker.record_success(permits[3])
-    assert breaker.state(1) == "closed"
+@pytest.mark.parametrize(
+    ("moves", "now", "state", "left"),
+    [
+        ([], 0, "closed", 0),
+        (OPENED, 20, "open", 10),
+        (OPENED, 30, "half-open", 0),
+        ([*OPENED[:2], ("succeed", 0), *OPENED[:2]], 0, "closed", 0),
+        ([*OPENED, ("succeed", 30)], 30, "closed", 0),
+        ([*OPENED, ("succeed", 30), *[("fail", 40)] * 3], 40, "open", 30),
+        ([*OPENED, ("fail", 30)], 30, "open", 60),
+        ([*OPENED, ("fail", 30), ("fail", 90), ("fail", 210), ("fail", 450), ("fail", 750)], 750, "open", 300),
+        ([*OPENED, ("give up", 30)], 30, "half-open", 0),
+        ([*OPENED[:2], ("give up", 0), ("fail", 0)], 0, "open", 30),
+        ([("ask", 0), *OPENED, ("late fail", 4)], 4, "open", 26),
+        ([("ask", 0), *OPENED, ("late succeed", 1)], 1, "closed", 0),
+    ],
+    ids=[
+        *("new", "three failures", "after its rest", "a success between", "trial succeeds", "all is as at first"),
+        *("trial fails", "five minutes at most", "trial tells nothing", "call tells nothing", "late failure"),
+        "late success",
+    ],
+)
+def test_state(moves: list[tuple[str, float]], now: float, state: str, left: float) -> None:
+    """Three failures in a row open it; each trial that fails doubles its rest; late failures do not prolong that."""
+    breaker = played(moves)
+    assert (breaker.state(now), breaker.retry_after(now)) == (state, left)
+    assert breaker.admit(now) == {"closed": Permit(), "open": None, "half-open": Permit(is_probe=True)}[state]
 
 
 Moves = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail", "give up"]), st.integers(0, 50)), max_size=60)

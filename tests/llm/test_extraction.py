@@ -1,3 +1,5 @@
+"""JSON in what language models say: found as it is, never completed, in time by length alone."""
+
 from __future__ import annotations
 
 import json
@@ -111,9 +113,9 @@ def test_refused(text) -> None:
 
 
 def test_order() -> None:
-    """Fenced blocks come before objects in prose, and the last of each first."""
-    text = 'See {"n": 1}.\n```json\n{"n": 2}\n```\nor\n```\n[{"n": 3}]\n```\nnot {"n": 4}.'
-    assert list(extract_json(text)) == [[{"n": 3}], {"n": 2}, {"n": 4}, {"n": 1}]
+    """Fenced blocks come before objects in prose, and the last of each first; strings keep their line breaks."""
+    text = 'See {"n": 1}.\n```json\n{"n": 2}\n```\nor\n```\n[{"n": 3}]\n```\nnot {"n": "4\n\t5"}.'
+    assert list(extract_json(text)) == [[{"n": 3}], {"n": 2}, {"n": "4\n\t5"}, {"n": 1}]
 
 
 def test_fences_and_tags_in_strings() -> None:
@@ -124,22 +126,15 @@ def test_fences_and_tags_in_strings() -> None:
         assert {} not in list(extract_json(f"Here it is: {json.dumps(value)}."))
 
 
-def test_line_breaks_in_strings() -> None:
-    """Line breaks that a model writes into a string as they are belong to it."""
-    assert list(extract_json('{"why": "first\n\tsecond"}')) == [{"why": "first\n\tsecond"}]
+HOSTILE = (
+    *('{"a":', "[", '{"', '{"{', "}", '"', '\\"', "```", "<think>"),
+    *('{"a":1}', "{ ", "```\n{}", '{"a":[{', "x", " x"),
+)
 
 
 @pytest.mark.parametrize(
     "unit",
-    [
-        "{",
-        "</think>",
-        *(
-            pytest.param(unit, marks=pytest.mark.deep)
-            for unit in ('{"a":', "[", '{"', '{"{', "}", '"', '\\"', "```", "<think>")
-        ),
-        *(pytest.param(unit, marks=pytest.mark.deep) for unit in ('{"a":1}', "{ ", "```\n{}", '{"a":[{', "x", " x")),
-    ],
+    ["{", "</think>", *(pytest.param(unit, marks=pytest.mark.deep) for unit in HOSTILE)],
 )
 def test_hostile_input_takes_time_by_length_alone(unit) -> None:
     """Many apparent beginnings take time in proportion and no stack, and megabytes of them are not searched."""

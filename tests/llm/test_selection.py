@@ -79,19 +79,34 @@ async def outcome(llm: LLMProvider, options: LLMOptions | None = None) -> str:
         return type(error).__name__
 
 
+async def at_once(clock: VirtualClock, llm: LLMProvider, count: int) -> list[tuple[float, str]]:
+    """Ask several times at once; when each call ended, and how."""
+    ends: list[tuple[float, str]] = []
+
+    async def ask() -> None:
+        said = await outcome(llm)
+        ends.append((clock.elapsed, said))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(count):
+            group.start_soon(ask)
+    return ends
+
+
 # One provider
 
 
 async def test_left_alone_while_it_fails() -> None:
     """After three failures in a row a model is not asked for half a minute; then one call finds out whether it works."""
     async with VirtualClock() as clock:
-        model = scripted(clock, BUSY, BUSY, BUSY, "better")
+        model = scripted(clock, BUSY, BUSY, BUSY, returns("better", after=10), "fine")
         guarded = GuardedLLM(model)
         assert [await outcome(guarded) for _ in range(5)] == ["LLMUnavailable"] * 5
         assert len(model.requests) == 3
         assert guarded.unavailable_reason() == "it failed repeatedly; the next call is possible in 30 s"
         await clock.sleep(30)
-        assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["better", "", 4]
+        assert await at_once(clock, guarded, 3) == [(30, "LLMUnavailable"), (30, "LLMUnavailable"), (40, "better")]
+        assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["fine", "", 5]
 
 
 async def test_bad_key_is_not_tried_again() -> None:
@@ -121,70 +136,28 @@ async def test_what_says_nothing_about_the_service(reply: Exception) -> None:
         assert guarded.unavailable_reason() == ""
 
 
-async def test_hanging_model_counts_as_failing() -> None:
-    """A model that does not answer in time fails, also where whoever asked gave up at the same moment."""
+@pytest.mark.parametrize(("patience", "alone"), [(5, True), (4, False)])
+async def test_callers_that_give_up(patience: float, alone: bool) -> None:
+    """A model that does not answer in time fails, also if its caller gives up then; to give up before counts neither way."""
     async with VirtualClock() as clock:
-        guarded = GuardedLLM(always(clock, hangs()))
+        guarded = GuardedLLM(always(clock, hangs()), max_concurrency=1)
         for _ in range(3):
             async with anyio.create_task_group() as group:
-                deadline = clock.now() + 5
-
-                async def give_up(scope=group.cancel_scope) -> None:
-                    await clock.sleep(5)
-                    scope.cancel()
-
-                group.start_soon(give_up)
-                assert await outcome(guarded, LLMOptions(deadline=deadline)) == "LLMTimeout"
-        assert guarded.unavailable_reason() != ""
-
-
-async def test_cancelled_call_counts_neither_way() -> None:
-    """Calls that are cancelled before their time are no reason to leave a model alone, and leave their place."""
-    guarded = GuardedLLM(always(VirtualClock(), hangs()), max_concurrency=1)
-    for _ in range(5):
-        async with anyio.create_task_group() as group:
-            group.start_soon(guarded.complete, "?")
-            await anyio.wait_all_tasks_blocked()
-            group.cancel_scope.cancel()
-    assert guarded.unavailable_reason() == ""
-
-
-async def test_only_one_trial() -> None:
-    """While one call tries whether a model works again, others are turned away at once."""
-    async with VirtualClock() as clock:
-        guarded = GuardedLLM(scripted(clock, BUSY, BUSY, BUSY, returns("better", after=10)))
-        for _ in range(3):
-            await outcome(guarded)
-        await clock.sleep(30)
-        found: list[str] = []
-
-        async def ask() -> None:
-            found.append(await outcome(guarded))
-
-        async with anyio.create_task_group() as group:
-            for _ in range(3):
-                group.start_soon(ask)
-        assert found == ["LLMUnavailable", "LLMUnavailable", "better"]
+                group.start_soon(outcome, guarded, LLMOptions(deadline=clock.now() + 5))
+                await clock.sleep(patience)
+                group.cancel_scope.cancel()
+        assert bool(guarded.unavailable_reason()) is alone
 
 
 async def test_places() -> None:
     """No more calls than are allowed go on at once; the others wait for their turn."""
     async with VirtualClock() as clock:
         guarded = GuardedLLM(always(clock, returns("yes", after=5)), max_concurrency=2)
-        ended: list[float] = []
-
-        async def ask() -> None:
-            await guarded.complete("?")
-            ended.append(clock.elapsed)
-
-        async with anyio.create_task_group() as group:
-            for _ in range(5):
-                group.start_soon(ask)
-        assert ended == [5, 5, 10, 10, 15]
+        assert await at_once(clock, guarded, 5) == [(end, "yes") for end in (5, 5, 10, 10, 15)]
 
 
 async def test_waiting_counts_against_the_deadline() -> None:
-    """A call that gets no place before its deadline is not made, and says so."""
+    """A call that gets no place before its deadline, or has none left, is not made, says so, and is no failure."""
     async with VirtualClock() as clock:
         model = always(clock, returns("yes", after=20))
         guarded = GuardedLLM(model, max_concurrency=1)
@@ -192,19 +165,11 @@ async def test_waiting_counts_against_the_deadline() -> None:
             group.start_soon(guarded.complete, "?")
             while not model.requests:
                 await checkpoint()
-            with pytest.raises(LLMTimeout, match="1 other calls were running; nothing was sent"):
-                await guarded.complete("?", LLMOptions(deadline=clock.now() + 10))
+            for wait in (10, 0, 0, 0):
+                with pytest.raises(LLMTimeout, match="1 other calls were running; nothing was sent"):
+                    await guarded.complete("?", LLMOptions(deadline=clock.now() + wait))
             assert (clock.elapsed, len(model.requests)) == (10, 1)
         assert await guarded.complete("?") == "yes"
-
-
-async def test_no_time_left() -> None:
-    """A call whose deadline has passed is not made, and does not count as a failure."""
-    async with VirtualClock() as clock:
-        guarded = GuardedLLM(always(clock, "yes"))
-        for _ in range(5):
-            assert await outcome(guarded, LLMOptions(deadline=clock.now())) == "LLMTimeout"
-        assert guarded.unavailable_reason() == ""
 
 
 async def test_guarded_is_its_client() -> None:
@@ -233,17 +198,19 @@ async def test_falls_back_in_order() -> None:
             scripted(clock, LLMRefusal("the model declined", provider="two"), name="two"),
             scripted(clock, name="dear"),
             scripted(clock, name="keyless", unavailable_reason="OPENAI_API_KEY is not set"),
-            scripted(clock, "yes", name="last"),
+            scripted(clock, "yes", name="last", model="own"),
             scripted(clock, "never", name="after"),
         ]
-        assert await FallbackLLM(members).complete("?", LLMOptions(meter=notes)) == "yes"
+        assert await FallbackLLM(members).complete("?", LLMOptions(meter=notes, model="wanted")) == "yes"
     assert notes.said == [
         "one: it is busy (HTTP 503); last was asked instead",
         "two: the model declined; last was asked instead",
         "dear: it would exceed the budget; last was asked instead",
         "keyless: OPENAI_API_KEY is not set; last was asked instead",
     ]
-    assert [len(member.requests) for member in members] == [1, 1, 0, 0, 1, 0]
+    # The model that is named in the options is that of the first; the others are asked for their own.
+    models = [[asked.options.model for asked in member.requests] for member in members]
+    assert models == [["wanted"], ["scripted-1"], [], [], ["own"], []]
 
 
 async def test_unusable_answers_fall_back() -> None:
@@ -262,34 +229,28 @@ async def test_all_keep_to_one_deadline() -> None:
         with pytest.raises(LLMUnavailable, match=r"one: no answer.*two: no answer.*three: no answer"):
             await FallbackLLM(members).complete("?")
         assert clock.elapsed == 30
-        assert [member.requests[0].options.deadline for member in members] == [
-            clock.now() - 20,
-            clock.now() - 10,
-            clock.now(),
-        ]
+        deadlines = [member.requests[0].options.deadline for member in members]
+        assert deadlines == [clock.now() - 20, clock.now() - 10, clock.now()]
 
 
 async def test_time_that_is_saved_is_there_for_others() -> None:
     """One that fails at once, or is left alone, leaves its time to the others."""
     async with VirtualClock() as clock:
-        late = scripted(clock, returns("yes", after=29), returns("yes", after=29), name="late")
+        late = always(clock, returns("yes", after=29), name="late")
         fallback = FallbackLLM([GuardedLLM(scripted(clock, BAD_KEY)), late])
         assert [await fallback.complete("?"), await fallback.complete("?")] == ["yes", "yes"]
 
 
-@given(st.lists(st.sampled_from(["answers", "hangs", "fails", "is slow"]), min_size=1, max_size=5), st.floats(1, 60))
+STEPS = {"answers": returns("yes"), "hangs": hangs(), "fails": raises(BUSY), "is slow": returns("yes", after=40)}
+
+
+@given(st.lists(st.sampled_from([*STEPS]), min_size=1, max_size=5), st.floats(1, 60))
 def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
     """Whatever the models do, an answer or an error comes in time, and an answer wherever one answers at once."""
 
     async def play() -> None:
-        steps = {
-            "answers": returns("yes"),
-            "hangs": hangs(),
-            "fails": raises(BUSY),
-            "is slow": returns("yes", after=40),
-        }
         async with VirtualClock() as clock:
-            members = [GuardedLLM(always(clock, steps[kind], name=str(n))) for n, kind in enumerate(kinds)]
+            members = [GuardedLLM(always(clock, STEPS[kind], name=str(n))) for n, kind in enumerate(kinds)]
             found = await outcome(FallbackLLM(members), LLMOptions(deadline=clock.now() + timeout))
             assert clock.elapsed <= min(timeout, 30) + 1e-6
             assert found == "yes" or "answers" not in kinds
@@ -325,14 +286,6 @@ async def test_fallback_is_a_provider() -> None:
         assert (gone.closed, here.closed) == (True, True)
 
 
-async def test_models_name_is_the_firsts() -> None:
-    """A model that is named in the options is that of the first; the others are asked for their own."""
-    async with VirtualClock() as clock:
-        first, second = scripted(clock, BUSY), scripted(clock, "yes", name="two", model="own")
-        await FallbackLLM([first, second]).complete("?", LLMOptions(model="wanted"))
-        assert [model.requests[0].options.model for model in (first, second)] == ["wanted", "own"]
-
-
 # By name
 
 
@@ -349,31 +302,19 @@ def client(llm: LLMProvider) -> Any:
 
 @pytest.mark.usefixtures("plugins")
 def test_by_name() -> None:
-    """A plugin of anybody's is found by its name, and gets of the settings what it takes."""
+    """A plugin of anybody's is found by its name, which may say the model, and gets of the settings what it takes."""
     wanted = settings(model="plain-2", temperature=0.9, max_tokens=7, prices={"plain-2": {"input": 1, "output": 2}})
     plain = client(create_llm_provider("plain", settings=wanted, environ={}))
-    assert (plain.name, plain.model, plain.temperature, plain.max_tokens, plain.timeout) == (
-        "plain",
-        "plain-2",
-        0.9,
-        7,
-        12,
-    )
+    assert (plain.model, plain.temperature, plain.max_tokens, plain.timeout) == ("plain-2", 0.9, 7, 12)
     assert (plain.prices.cost("plain-2", 10**6, 0), plain.prices.cost("gpt-4o", 10**5, 0)) == (1, 0.25)
-
-
-@pytest.mark.usefixtures("plugins")
-def test_model_in_the_name() -> None:
-    """A name may say which model, also where the settings say another."""
-    assert create_llm_provider("plain:tiny:1b", settings=settings(model="other"), environ={}).model == "tiny:1b"
+    assert create_llm_provider("plain:tiny:1b", settings=wanted, environ={}).model == "tiny:1b"
     assert create_llm_provider("plain", environ={}).model == "plain-1"
 
 
 @pytest.mark.usefixtures("plugins")
 def test_setting_goes_before_what_is_found() -> None:
     """`auto` takes what the setting `provider` names; providers of another kind among them do not matter."""
-    found = create_llm_provider(settings=settings(provider=("repair", "plain")), environ=KEYS)
-    assert found.name == "plain"
+    assert create_llm_provider(settings=settings(provider=("repair", "plain")), environ=KEYS).name == "plain"
 
 
 @pytest.mark.usefixtures("plugins")
@@ -397,37 +338,20 @@ def test_fallback_of_the_settings() -> None:
 @pytest.mark.usefixtures("plugins")
 async def test_places_of_the_settings() -> None:
     """`llm.max_concurrency` is how many calls a provider gets at once."""
-    given = settings(max_concurrency=1)
     async with VirtualClock() as clock:
-        llm = create_llm_provider("plain", settings=given, environ={}, environment=Environment(clock=clock))
-        ended: list[float] = []
-
-        async def ask() -> None:
-            assert await llm.complete("?") == "yes"
-            ended.append(clock.elapsed)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask)
-            group.start_soon(ask)
-    assert ended == [1, 2]
+        one = settings(max_concurrency=1)
+        llm = create_llm_provider("plain", settings=one, environ={}, environment=Environment(clock=clock))
+        assert await at_once(clock, llm, 2) == [(1, "yes"), (2, "yes")]
 
 
 @pytest.mark.usefixtures("plugins")
 def test_address() -> None:
     """`llm.base_url` is where the named provider is asked; without a name it is refused, lest a key goes astray."""
     given = settings(base_url="http://localhost:1")
-    assert (
-        client(create_llm_provider("keyed", settings=given, environ={"KEYED_KEY": "k"})).base_url == given.llm.base_url
-    )
+    keyed = client(create_llm_provider("keyed", settings=given, environ={"KEYED_KEY": "k"}))
+    assert keyed.base_url == given.llm.base_url
     with pytest.raises(SettingsError, match=r"llm\.base_url: .*name the provider"):
         create_llm_provider(settings=given, environ=KEYS)
-
-
-@pytest.mark.usefixtures("plugins")
-def test_none_can_be_used() -> None:
-    """A named model that cannot be asked is an error that says what is missing."""
-    with pytest.raises(NoLLMProvider, match=r"^keyed cannot be asked: KEYED_KEY is not set$"):
-        create_llm_provider("keyed", environ={})
 
 
 @pytest.mark.usefixtures("plugins")
@@ -439,35 +363,28 @@ def test_none_can_be_used() -> None:
         ("broken", r"the language model 'broken' cannot be created: RuntimeError\('no luck'\)"),
         ("gone", r"the plugin 'gone' \(somebodys:Gone\) cannot be loaded: "),
         ("loner", "the plugin 'loner' is not a language model: Loner is not an LLMProvider|'loner' cannot be created"),
+        ("keyed", r"^keyed cannot be asked: KEYED_KEY is not set$"),
     ],
 )
 def test_wrong_names(name: str, message: str) -> None:
-    """An unknown name, a provider of another kind and one that cannot be made are told apart."""
-    with pytest.raises(PluginError, match=message):
+    """An unknown name, a provider of another kind, one that cannot be made and one that lacks its key are told apart."""
+    with pytest.raises(NoLLMProvider if name == "keyed" else PluginError, match=message):
         create_llm_provider(name, environ={})
 
 
 # By what is there
 
 
-@pytest.mark.parametrize(
-    ("keys", "found"),
-    [
-        (["GITHUB_COPILOT_TOKEN", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"], "github-copilot"),
-        (["ANTHROPIC_API_KEY", "OPENAI_API_KEY"], "anthropic"),
-        (["OPENAI_API_KEY"], "openai"),
-    ],
-)
-def test_auto_takes_the_first_key(keys: list[str], found: str) -> None:
-    """`auto` looks for the key of GitHub Copilot, then of Anthropic, then of OpenAI; Ollama does not go before them."""
-    llm = create_llm_provider(environ={key: KEYS[key] for key in keys}, settings=settings(ollama=True))
+@pytest.mark.parametrize(("gone", "found"), [(0, "github-copilot"), (1, "anthropic"), (2, "openai"), (3, "ollama")])
+def test_auto_takes_the_first_key(gone: int, found: str) -> None:
+    """`auto` looks for the key of GitHub Copilot, of Anthropic, of OpenAI, and takes Ollama last if it is enabled."""
+    llm = create_llm_provider(environ=dict([*KEYS.items()][gone:]), settings=settings(ollama=True))
     assert llm.name == found
     assert not any(key in repr(llm) for key in KEYS.values())
 
 
-def test_auto_takes_ollama_only_where_it_is_enabled() -> None:
-    """Without a key `auto` takes Ollama if it was enabled, and else says everything that it looked for."""
-    assert create_llm_provider(environ={}, settings=settings(ollama=True)).name == "ollama"
+def test_auto_without_any_key() -> None:
+    """Without a key `auto` says everything that it looked for."""
     with pytest.raises(NoLLMProvider) as caught:
         create_llm_provider(environ={})
     assert str(caught.value) == (
@@ -482,21 +399,12 @@ def test_what_is_found_gets_the_model_of_the_settings() -> None:
     given = settings(model="claude-x", fallback=["openai"], max_tokens=77)
     llm = create_llm_provider(environ=KEYS | {"GITHUB_COPILOT_TOKEN": ""}, settings=given)
     assert isinstance(llm, FallbackLLM)
-    assert [(one.name, one.model, one.max_tokens) for one in llm.members] == [
-        ("anthropic", "claude-x", 77),
-        ("openai", "gpt-4.1-mini", 77),
-    ]
+    members = [(one.name, one.model, one.max_tokens) for one in llm.members]
+    assert members == [("anthropic", "claude-x", 77), ("openai", "gpt-4.1-mini", 77)]
 
 
 async def test_transport() -> None:
     """A transport of one's own takes the place of the network."""
-    seen: list[str] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        seen.append(str(request.url))
-        return httpx.Response(200, json={"choices": [{"message": {"content": "yes"}}]})
-
-    llm = create_llm_provider("openai", environ=KEYS, transport=httpx.MockTransport(handle))
-    assert await llm.complete("?") == "yes"
-    assert seen == ["https://api.openai.com/v1/chat/completions"]
-    await llm.aclose()
+    answer = httpx.Response(200, json={"choices": [{"message": {"content": "yes"}}]})
+    async with create_llm_provider("openai", environ=KEYS, transport=httpx.MockTransport(lambda _: answer)) as llm:
+        assert await llm.complete("?") == "yes"
