@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
@@ -15,7 +16,8 @@ import pytest
 from replanning import ReplanRequest, Task
 from replanning.journal import ContextChanged, FactsObserved
 from replanning.live import PlanView
-from replanning.providers._planner.bridge import repair_problems
+from replanning.providers._planner import bridge
+from replanning.providers._planner.bridge import find_repairs, repair_problems
 from replanning.providers._planner.domain import Domain, reachable_actions
 from replanning.providers._planner.search import solve
 from tests.support.live import JournaledPlan, journaled, tool
@@ -43,9 +45,8 @@ def trouble(length: int, lacking: str = LACKING) -> ReplanRequest:
     return ReplanRequest((trigger,), PlanView(plan.live), 3, 1e12)
 
 
-@pytest.mark.parametrize("length", [700, 1_100])
-async def test_turns_of_the_event_loop(length: int) -> None:
-    """Of a large plan, what is to be solved is worked out in several turns of the event loop; of a small one in one."""
+async def turns_during(call: Callable[[], Awaitable[object]]) -> int:
+    """How often the event loop has its turn during a call."""
     turns = 0
 
     async def beat() -> None:
@@ -54,15 +55,32 @@ async def test_turns_of_the_event_loop(length: int) -> None:
             turns += 1
             await anyio.lowlevel.checkpoint()
 
-    request = trouble(length)
     async with anyio.create_task_group() as group:
         group.start_soon(beat)
         await anyio.lowlevel.checkpoint()
         before = turns
-        assert [problem async for problem in repair_problems(request)]
+        await call()
         found = turns - before
         group.cancel_scope.cancel()
-    assert found == 0 if length < 1_000 else found >= 5
+    return found
+
+
+@pytest.mark.parametrize("length", [700, 1_100])
+async def test_turns_of_the_event_loop(length: int) -> None:
+    """Of a large plan, what is to be solved is worked out in several turns of the event loop; of a small one in one."""
+    request = trouble(length)
+
+    async def pose() -> None:
+        assert [problem async for problem in repair_problems(request)]
+
+    turns = await turns_during(pose)
+    assert turns == 0 if length < 1_000 else turns >= 5
+
+
+async def test_event_loop_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a search goes on beyond what is done at once, the event loop has its turns."""
+    monkeypatch.setattr(bridge, "MAX_INLINE_NODES", 0)
+    assert await turns_during(partial(find_repairs, trouble(700))) > 10
 
 
 @pytest.mark.parametrize("first", ["at({a})", "part({b})"])
@@ -70,20 +88,15 @@ def test_uses_of_tools(first: str) -> None:
     """The work of finding the uses of a tool grows with the plan, not with its square, where its needs hang together."""
 
     def calls(length: int) -> int:
-        count = 0
-
-        def counted(frame: object, event: str, argument: object) -> None:
-            nonlocal count
-            count += event == "call"
-
+        counted: list[str] = []
         needs = dict.fromkeys([first, "at({a})", "part({b})", "way({a},{b})"])
         go = tool("go", requires=list(needs), adds=["at({b})"])
         facts = [f for n in range(length) for f in (f"at({n})", f"part({n + 1})", f"way({n},{n + 1})")]
-        sys.setprofile(counted)
+        sys.setprofile(lambda frame, event, argument: counted.append(event) if event == "call" else None)
         found = reachable_actions(facts, Domain((go,), {}, {}))
         sys.setprofile(None)
         assert len(found.actions) == length
-        return count
+        return len(counted)
 
     assert calls(400) < 2.5 * calls(200)
 

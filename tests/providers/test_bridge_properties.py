@@ -30,6 +30,7 @@ from replanning.providers.repair import RepairProvider
 from replanning.testing import VirtualClock
 from tests.support.runs import environment
 
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 FACTS = [f"f{number}" for number in range(7)]
 one = st.lists(st.sampled_from(FACTS), max_size=1).map(tuple)
 few = st.lists(st.sampled_from(FACTS), max_size=2, unique=True).map(tuple)
@@ -83,18 +84,14 @@ def carried_out(plan: Plan, done: set[str], facts: frozenset[str]) -> tuple[froz
     tools = {tool.name: tool for tool in plan.tools}
     left = [task for task in sorted(plan.tasks, key=lambda task: task.priority) if task.id not in done]
     finished = set(done)
-    while True:
-        able = [
-            task
-            for task in left
-            if finished.issuperset(task.depends_on) and after(tools[task.tool or ""], facts) is not None
-        ]
+    while ready := [task for task in left if finished.issuperset(task.depends_on)]:
+        able = [task for task in ready if after(tools[task.tool or ""], facts) is not None]
         if not able:
-            return facts, [task.id for task in left]
-        task = able[0]
-        facts = after(tools[task.tool or ""], facts) or frozenset()
-        left.remove(task)
-        finished.add(task.id)
+            break
+        facts = after(tools[able[0].tool or ""], facts) or frozenset()
+        left.remove(able[0])
+        finished.add(able[0].id)
+    return facts, [task.id for task in left]
 
 
 async def troubled(
@@ -102,8 +99,7 @@ async def troubled(
 ) -> None:
     """Let something happen to a run, and judge all that is offered then."""
     async with open_run(plan) as run:
-        truth = _done(run, plan, steps)
-        now = (truth - set(ceased)) if truth is not None else frozenset()
+        now = _done(run, plan, steps) - set(ceased)
         run.observe(ceased=ceased)
         assert frozenset(run.live.facts) == now
         tasks = tuple(entry.id for entry in run.live if entry.state != "DONE")
@@ -119,11 +115,9 @@ async def troubled(
             run.failed(run.started(ready[0]), ValueError("broken"))
             triggers.append(TaskFailed(tasks=(ready[0],)))
         view = PlanView(run.live)
-        whole, near = (
-            set(world.feasibility().unmet_facts())
-            for world in (view.strips_problem(), view.strips_problem(facts=ceased))
-        )
-        assert near.intersection(ceased) == whole.intersection(ceased)
+        worlds = (view.strips_problem(), view.strips_problem(facts=ceased))
+        whole, near = (set(world.feasibility().unmet_facts()).intersection(ceased) for world in worlds)
+        assert near == whole
         request = ReplanRequest(tuple(triggers), view, 3, 1e12)  # type: ignore[arg-type] # triggers of three kinds
         offered = await RepairProvider().propose(request)
         assert offered == await RepairProvider().propose(request)
@@ -133,13 +127,13 @@ async def troubled(
         run.pause()
 
 
-def _done(run: PlanRun, plan: Plan, steps: int) -> frozenset[str] | None:
+def _done(run: PlanRun, plan: Plan, steps: int) -> frozenset[str]:
     """Carry out the first tasks, in the order of the plan."""
     tools = {tool.name: tool for tool in plan.tools}
-    facts: frozenset[str] | None = frozenset(plan.facts or ())
+    facts = frozenset(plan.facts or ())
     for task in plan.tasks[:steps]:
         run.succeeded(run.started(task.id))
-        facts = after(tools[task.tool or ""], facts or frozenset())
+        facts = after(tools[task.tool or ""], facts) or frozenset()
     return facts
 
 
@@ -189,7 +183,7 @@ def _waiting(task: Task, *others: str) -> Task:
     return task.model_copy(update={"depends_on": tuple(dict.fromkeys([*task.depends_on, *others]))})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@patient
 @given(
     plan=plans(),
     steps=st.integers(0, 4),
@@ -205,7 +199,7 @@ def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data
     anyio.run(trouble)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@patient
 @given(
     plan=plans(), steps=st.integers(0, 6), goal=st.lists(st.sampled_from(FACTS), min_size=1, max_size=2, unique=True)
 )
@@ -238,7 +232,7 @@ async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
     assert not done or facts.issuperset(goal)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@patient
 @given(
     plan=plans(),
     steps=st.integers(0, 4),
@@ -255,7 +249,7 @@ def test_no_completion_fails(plan: Plan, steps: int, ceased: list[str], picks: l
 async def completing(plan: Plan, steps: int, ceased: Sequence[str], tools: Sequence[str], chained: bool) -> None:
     """Let facts cease, propose these tools for the rest of the plan, and judge what is made of that."""
     async with open_run(plan) as run:
-        now = (_done(run, plan, steps) or frozenset()) - set(ceased)
+        now = _done(run, plan, steps) - set(ceased)
         run.observe(ceased=ceased)
         left = [entry.id for entry in run.live if entry.state != "DONE"]
         changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(left)]
@@ -271,19 +265,13 @@ async def completing(plan: Plan, steps: int, ceased: Sequence[str], tools: Seque
             _judge(run, found, now)
             assert found.source in ("model+repair", "repair+model")
             run.apply(found.changes)
-            there = [task.id for task in run.plan.tasks if task.id not in plan_ids(plan)]
+            there = {task.id for task in run.plan.tasks} - {task.id for task in plan.tasks}
             kept = [task for task in there if task.startswith("w") and "~" not in task]
             assert 2 * len(kept) >= len(there)
             assert kept
         run.pause()
 
 
-def plan_ids(plan: Plan) -> set[str]:
-    """The ids of a plan's tasks."""
-    return {task.id for task in plan.tasks}
-
-
-@settings(deadline=None)
 @given(domain=domains(), goal=st.frozensets(st.sampled_from(FACTS), min_size=1, max_size=3))
 def test_shortest_way(domain: tuple[tuple[ToolSpec, ...], frozenset[str]], goal: frozenset[str]) -> None:
     """A* finds a way as short as breadth-first search does, or proves that there is none exactly where that finds none."""

@@ -105,16 +105,6 @@ async def test_kitchen(ceased: list[str], added: list[str]) -> None:
     assert sorted(outcome.tools[task] for task in outcome.added) == added
 
 
-async def test_nothing_at_hand() -> None:
-    """If no tool helps, nothing useless is done, and the verdict says that this is certain."""
-    outcome = await judged(KITCHEN, Event(0, [], ["knife sharp", "stone", "grater"]))
-    assert not outcome.reached
-    assert outcome.inapplicable == []
-    assert outcome.verdicts[0].startswith(
-        "proven-unreachable: no sequence of available tools leads from the current facts past 'le"
-    )
-
-
 KEYS = (
     "goal objective facts tools name cost parameters requires adds removes objects tasks id tool arguments depends_on"
 )
