@@ -30,7 +30,6 @@ from replanning.history import (
     ReplanHistory,
     calibrate,
     markdown_report,
-    mermaid,
     text_report,
     why_report,
 )
@@ -58,7 +57,6 @@ class HistoryFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
     MARKDOWN = "markdown"
-    MERMAID = "mermaid"
 
 
 def _epilog(*examples: str) -> str:
@@ -147,9 +145,6 @@ def _print_history(history: ReplanHistory, only: Sequence[ReplanEvent] | None, f
     match form:
         case HistoryFormat.JSON:
             print_json(history_json(history) if only is None else summary_json(history, only))
-        case HistoryFormat.MERMAID:
-            first = history.replay(min(1, history.revision), before=True)
-            _print_report(mermaid(first, history.replay()))
         case HistoryFormat.MARKDOWN:
             _print_report(markdown_report(history, only))
         case HistoryFormat.TEXT:

@@ -7,7 +7,7 @@ from replanning.history.diff import PlanDiff
 from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
 from replanning.history.export import export_history, import_history
 from replanning.history.history import ReplanHistory
-from replanning.history.markdown import markdown_report, mermaid
+from replanning.history.markdown import markdown_report
 from replanning.history.metrics import (
     Calibration,
     Prediction,
@@ -34,7 +34,6 @@ __all__ = [
     "export_history",
     "import_history",
     "markdown_report",
-    "mermaid",
     "open_questions",
     "run_status",
     "text_report",

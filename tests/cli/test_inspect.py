@@ -165,11 +165,10 @@ def test_unreadable_run_hides_no_other() -> None:
 
 
 def test_history() -> None:
-    """A history is filtered by trigger and decision, and written as text, JSON, Markdown or Mermaid; the JSON is imported."""
+    """A history is filtered by trigger and decision, and written as text, JSON or Markdown; the JSON is imported."""
     make_run("one", "a", "b")
     assert call("history").count("task-failed → execute") == 2
     assert call("history", "--format", "markdown").startswith("# Replanning of")
-    assert call("history", "--format", "mermaid").startswith("flowchart LR\n")
     assert call("history", "--format", "json") == call("history", "--json")
     with closing(SqliteStore(STORE)) as store:
         assert import_history(call("history", "--json")).events == ReplanHistory.of(store, "one").events

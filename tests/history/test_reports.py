@@ -1,14 +1,12 @@
-"""Reports on a run: text for terminals, Markdown and Mermaid, whatever names and messages say."""
+"""Reports on a run: text for terminals and Markdown, whatever names and messages say."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from replanning import Alternative, Answer, CallbackGate, Plan, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning import Alternative, Answer, CallbackGate, ReplanningEngine, ReplanRequest, Task
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -21,17 +19,12 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.history import ReplanHistory, markdown_report, mermaid, text_report, why_report
+from replanning.history import markdown_report, text_report, why_report
 from replanning.testing import VirtualClock
-from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, failing, plan
+from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, history_of, plan
 
 HOSTILE = [
-    'x"]; click x "javascript:alert(1)"; y["',
-    "x]:::done --> evil",
-    "%%{init: {'theme': 'dark'}}%%",
-    "end",
     "1. `list`",
-    "subgraph a",
     "<script>alert(1)</script>",
     "a | b ``` c ~~~",
     "**bold** [link](http://example.org) ![i](x) #1 @all",
@@ -39,32 +32,6 @@ HOSTILE = [
     'quote " and #quot; and &quot;',
     "日本語 ✓ 😀",
 ]
-NODE = r'[a-z]+\d+\["(?:[^"#\[\]{}<>`%;|()]|#\d+;|<br/>)*"\]:::[a-z]+'
-LINE = re.compile(
-    rf"""flowchart\ LR
-    |\ \ classDef\ [a-z]+\ [a-z0-9#:,\ -]+
-    |\ \ subgraph\ [a-z]+\["[a-z]+:\ revision\ \d+"\]
-    |\ \ \ \ (?:{NODE.replace(" ", chr(92) + " ").replace("#", chr(92) + "#")})
-    |\ \ \ \ [a-z]+\d+\ (?:-->|-\.\ replaced\ by\ \.->)\ [a-z]+\d+
-    |\ \ \ \ [a-z]+_(?:more|links)\["…\ and\ \d+\ more(?:\ dependencies)?"\]:::waiting
-    |\ \ end""",
-    re.VERBOSE,
-)
-
-
-async def history_of(
-    document: Plan, *failures: str, propose: Propose = again, answer: Answer | None = None, **settings: object
-) -> ReplanHistory:
-    """The history of a run of a plan in which some tasks fail."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine(
-            [Proposer(propose)],
-            gate=None if answer is None else CallbackGate(lambda question: answer),
-            environment=environment(clock),
-            settings=Settings.model_validate(settings),
-        )
-        result = await engine.execute(document, failing(*failures))
-        return engine.history(result.run)
 
 
 def several(request: ReplanRequest) -> list[Alternative]:
@@ -75,9 +42,6 @@ def several(request: ReplanRequest) -> list[Alternative]:
         alternative(RetryTask(task_id=task_id), confidence=0.1, reason="hope"),
         alternative(RemoveTask(task_id="a"), reason="go back"),
     ]
-
-
-# Text
 
 
 async def test_history_as_text() -> None:
@@ -139,22 +103,25 @@ async def test_why_a_plan_was_kept() -> None:
 async def test_person_in_text() -> None:
     """What a person was asked and said is told, in the list and on the one screen."""
     answer = Answer("reject", "eve", comment="not on a Friday")
-    settings = {"require_approval": True}
-    history = await history_of(chain("a"), "a", answer=answer, alternatives=settings)
+    gate = CallbackGate(lambda question: answer)
+    history = await history_of(chain("a"), "a", gate=gate, alternatives={"require_approval": True})
     text = text_report(history)
     assert "reject by eve after 0 ms, who said: not on a Friday" in text
     assert "rule person-reject: not on a Friday" in text
     assert "not on a Friday" in why_report(history, history.events[0])
 
 
-async def test_edits_in_text() -> None:
-    """Edits by hand stand in the order of time, and are explained by who, what and the difference."""
+async def test_edits() -> None:
+    """Edits by hand are no replans: they stand in the order of time, with who, what, why and the difference."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine([], environment=environment(clock))
         async with engine.open(chain("a")) as run:
             run.add_task(Task(id="c"), before=["a"], reason="forgotten")
+    (edit,) = run.history.edits
+    assert (edit.before, edit.after, edit.reason, edit.by, len(edit.changes)) == (0, 1, "forgotten", "edit", 1)
+    assert (run.history.metrics.replans, run.history.metrics.edits) == (0, 1)
     assert "revision 0 → 1 · by hand: forgotten\n    applied:  add c before a" in text_report(run.history)
-    assert '+ a: depends_on: ["c"]' in why_report(run.history, run.history.edits[0])
+    assert '+ a: depends_on: ["c"]' in why_report(run.history, edit)
     assert "## Edit by hand, revision 0 → 1" in markdown_report(run.history)
 
 
@@ -163,9 +130,7 @@ async def test_part_of_a_history() -> None:
     history = await history_of(chain("a"), "a")
     assert "no replan matches" in text_report(history, [])
     assert "## r1" not in markdown_report(history, [])
-    quiet = await history_of(chain("a"))
-    assert "no replans" in text_report(quiet)
-    assert "mermaid" not in markdown_report(quiet)
+    assert "no replans" in text_report(await history_of(chain("a")))
 
 
 @pytest.mark.parametrize(
@@ -196,33 +161,9 @@ def test_times() -> None:
     assert told == ["0 ms", "12.3 ms", "1.5 s", "119 s", "2 min 10 s", "5 h 2 min", "3 d 2 h"]
 
 
-# Hostile names
-
-
 def messages(text: str) -> Propose:
     """Alternatives whose reason is this text."""
     return lambda request: [again(request)[0].model_copy(update={"reason": text})]
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, "x" * 200])
-async def test_mermaid_holds_any_name(name: str) -> None:
-    """No name can leave its label in a diagram: every line is one of the few forms that a diagram is made of."""
-    document = plan(Task(id=name, tool=name), Task(id="b", depends_on=(name,), tool=name))
-    history = await history_of(document, name)
-    text = mermaid(history.replay(1, before=True), history.replay())
-    assert [line for line in text.splitlines() if not LINE.fullmatch(line)] == []
-    assert text.count(":::") == 5
-    assert text.count("replaced by") == 1
-
-
-@given(name=st.text(min_size=1, max_size=80))
-def test_any_label(name: str) -> None:
-    """Whatever a text holds, its label holds letters, digits, harmless signs and character codes only."""
-    from replanning.history.markdown import escape_label
-
-    rest = re.sub(r"#\d+;", "", escape_label(name))
-    assert all(character.isalnum() or character in " _-,/=" for character in rest)
-    assert not rest.startswith("-") or escape_label(name) != rest
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -230,9 +171,8 @@ async def test_markdown_holds_any_name(name: str) -> None:
     """No name can open markup, break a table or leave its block in a document."""
     document = plan(Task(id=name), Task(id="b", depends_on=(name,)))
     text = markdown_report(await history_of(document, name, propose=messages(name)))
-    blocks = re.findall(r"^(`{3,})(mermaid|diff)$\n(.*?)^\1$\n", text, re.DOTALL | re.MULTILINE)
-    assert [language for _, language, _ in blocks] == ["mermaid", "diff"]
-    prose = re.sub(r"^(`{3,})(mermaid|diff)$\n.*?^\1$\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose, blocks = re.subn(r"^(`{3,})diff$\n.*?^\1$\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks == 1
     prose = re.sub(r"\\.", "", prose)
     assert re.findall(r"[`<>\[\]{}~&@]", prose) == []
     assert {line.count("|") for line in prose.splitlines() if line.startswith("|")} == {8}
@@ -254,53 +194,12 @@ async def test_terminals_are_not_steered(text: str) -> None:
     assert max(map(len, lines)) < 4000
 
 
-# Diagrams
-
-
-async def test_diagram() -> None:
-    """The plan before and after stand side by side, with states, tools, and what replaced what."""
-    document = plan(Task(id="a", tool="make"), Task(id="b", tool="make", depends_on=("a",)))
-    history = await history_of(document, "a")
-    text = mermaid(history.replay(1, before=True), history.replay())
-    assert [line.strip() for line in text.splitlines() if "classDef" not in line] == [
-        "flowchart LR",
-        'subgraph before["before: revision 0"]',
-        'before0["a<br/>make<br/>failed"]:::failed',
-        'before1["b<br/>make<br/>pending"]:::waiting',
-        "before0 --> before1",
-        "end",
-        'subgraph after["after: revision 1"]',
-        'after0["a<br/>make<br/>replaced"]:::replaced',
-        'after1["b<br/>make<br/>done"]:::done',
-        'after2["a#126;2<br/>make<br/>done"]:::done',
-        "after0 -. replaced by .-> after2",
-        "after2 --> after1",
-        "end",
-    ]
-
-
-async def test_large_plans_are_cut() -> None:
-    """Of a plan too large to read, a diagram shows what was changed and what is around it, and says what it leaves out."""
-    first = [Task(id=f"first{n}") for n in range(300)]
-    last = [Task(id=f"last{n}", depends_on=tuple(task.id for task in first[:20])) for n in range(20)]
-    history = await history_of(plan(*first, *last), "first7")
-    text = mermaid(history.replay(1, before=True), history.replay())
-    after = text[text.index("subgraph after") :]
-    assert ":::replaced" in after
-    assert "first7#126;2" in after
-    assert re.search(r'after_more\["… and 2\d\d more"\]', after)
-    assert "more dependencies" in after
-    assert len(after.splitlines()) < 300
-    assert [line for line in text.splitlines() if not LINE.fullmatch(line)] == []
-
-
 async def test_document() -> None:
-    """A Markdown document has figures, the diagram, a table of candidates, and the difference as a diff."""
+    """A Markdown document has figures, a table of candidates, and the difference as a diff."""
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
     text = markdown_report(history)
     assert "- **Status**: succeeded – every required task is done" in text
     assert "- **By trigger**: task\\-failed 1" in text
-    assert "```mermaid\nflowchart LR\n" in text
     assert "## r1: task-failed → execute, revision 0 → 1" in text
     assert "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |" in text
     assert text.count("| ✘ |") == 2

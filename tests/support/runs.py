@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from replanning import Alternative, Environment, Goal, Plan, ReplanningEngine, ReplanRequest, Task, TaskContext
+from replanning import (
+    Alternative,
+    Environment,
+    Goal,
+    Plan,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    TaskContext,
+)
 from replanning.changes import PlanChange, ReplaceTask
+from replanning.history import ReplanHistory
 from replanning.journal import RecordBody, RunStore
 from replanning.testing import VirtualClock
 
@@ -65,6 +76,21 @@ def failing(*names: str) -> Callable[[Task, TaskContext], Awaitable[str]]:
         return task.id
 
     return work
+
+
+async def history_of(
+    document: Plan, *failures: str, propose: Propose = again, gate: object = None, **settings: object
+) -> ReplanHistory:
+    """The history of a run of a plan in which some tasks fail."""
+    async with VirtualClock() as clock:
+        engine = ReplanningEngine(
+            [Proposer(propose)],
+            gate=gate,  # type: ignore[arg-type]
+            environment=environment(clock),
+            settings=Settings.model_validate(settings),
+        )
+        result = await engine.execute(document, failing(*failures))
+        return engine.history(result.run)
 
 
 def bodies(store: RunStore, run: str, *kinds: type[RecordBody]) -> list[RecordBody]:
