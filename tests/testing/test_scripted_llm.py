@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -76,27 +77,18 @@ async def test_shaped_answers() -> None:
 
 async def test_what_it_costs() -> None:
     """A call is metered and priced by its text, and never above the estimate that was reserved."""
+    reserved = []
 
-    class Till:
-        def __init__(self) -> None:
-            self.reserved: list[Usage] = []
-            self.counted: list[Usage] = []
+    @contextmanager
+    def reserve(call):
+        reserved.append(call.estimate)
+        yield lambda completion: None
 
-        @contextmanager
-        def call(self, call):
-            self.reserved.append(call.estimate)
-            yield lambda completion: self.counted.append(completion.usage)
-
-        def note(self, text):
-            pass
-
-    till = Till()
-    prices = PriceTable({"scripted-1": Price(1_000_000, 2_000_000)})
-    model = ScriptedLLM(["12345678"], prices=prices)
-    await model.complete("1234", LLMOptions(meter=till))
-    assert till.counted == [Usage(1, 3, 1 + 2 * 2)]
-    assert till.counted[0].money <= till.reserved[0].money
-    assert till.counted[0].tokens <= till.reserved[0].tokens
+    model = ScriptedLLM(["12345678"], prices=PriceTable({"scripted-1": Price(1_000_000, 2_000_000)}))
+    completion = await model.complete_detailed("1234", LLMOptions(meter=SimpleNamespace(call=reserve, note=print)))
+    assert completion.usage == Usage(1, 3, 1 + 2 * 2)
+    assert completion.usage.money <= reserved[0].money
+    assert completion.usage.tokens <= reserved[0].tokens
 
 
 async def test_standing() -> None:

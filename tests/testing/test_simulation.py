@@ -20,6 +20,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import anyio
@@ -133,14 +134,15 @@ async def fork_and_resume(seed: int) -> list[str]:
     return problems
 
 
-async def keep_in_stores(seed: int, directory: Path) -> list[str]:
+async def keep_in_stores(seed: int) -> list[str]:
     """Play a run in a store of each kind."""
-    stores = [MemoryStore(), JsonlStore(directory / f"runs-{seed}"), SqliteStore(directory / f"{seed}.db")]
-    problems = [problem for store in stores for problem in await play(World(seed), store)]
-    texts = [text_of(store) for store in stores]
-    for store, text in zip(stores, texts, strict=True):
-        problems += [f"{store!r} has another journal than memory"] if text != texts[0] else []
-        store.close()
+    with TemporaryDirectory() as directory:
+        stores = [MemoryStore(), JsonlStore(directory), SqliteStore(Path(directory) / "history.db")]
+        problems = [problem for store in stores for problem in await play(World(seed), store)]
+        texts = [text_of(store) for store in stores]
+        for store, text in zip(stores, texts, strict=True):
+            problems += [f"{store!r} has another journal than memory"] if text != texts[0] else []
+            store.close()
     return problems
 
 
@@ -158,6 +160,7 @@ SCENES: Final[dict[str, tuple[Scene, int, int, str]]] = {
     "can be left at any record and taken up again": (leave_and_resume, 20_000, 400, "asyncio"),
     "loses and repeats nothing finished when its process is killed": (kill_and_resume, 30_000, 300, "asyncio"),
     "can be started anew from any revision of another": (fork_and_resume, 35_000, 100, "asyncio"),
+    "has the same journal in every kind of store": (keep_in_stores, 37_000, 20, "asyncio"),
 }
 """What a random run does, with the scene, its first seed, the number of its seeds and the event loop."""
 
@@ -184,13 +187,6 @@ def test_random_runs(scene: Scene, block: range, backend: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", seeds(37_000, 20), ids=name)
-def test_stores_agree(block: range, tmp_path: Path) -> None:
-    """The same run has the same journal in every kind of store."""
-    check(partial(keep_in_stores, directory=tmp_path), block)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("block", seeds(40_000, 60), ids=name)
 @pytest.mark.skipif(not REAL_SHAPES.exists(), reason=f"the shapes of real workflows are missing: {REAL_SHAPES}")
 def test_real_shapes(block: range) -> None:
@@ -201,15 +197,12 @@ def test_real_shapes(block: range) -> None:
 @pytest.mark.slow
 def test_same_journal_in_another_process() -> None:
     """A seed gives the same journal in every process, whatever order its sets have."""
-    one, other = journals(hash_seed=1), journals(hash_seed=2)
-    assert len(one) == 60
-    assert one == other
-
-
-def journals(hash_seed: int) -> list[str]:
-    """Return digests of the journals of some seeds, made in a process of its own."""
     command = [sys.executable, "-m", "tests.support.simulation_play", "0", "60"]
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    journals = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+        journals.append(done.stdout.splitlines())
+    assert len(journals[0]) == 60
+    assert journals[0] == journals[1]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from replanning import Answer, Environment, Plan, PlanRun, ReplanningEngine, Settings, Task
-from replanning.decision import HumanGate
+from replanning import Answer, Plan, PlanRun, ReplanningEngine, Settings, Task
 from replanning.errors import PlanError
 from replanning.journal import RunStore
 from replanning.plan import JsonObject
@@ -30,31 +31,28 @@ def release() -> Plan:
     )
 
 
-class KeepingStores:
-    """Factory of engines that keeps their stores, to check the journals of simulated runs."""
+def check_journals(stores: list[RunStore]) -> None:
+    """No journal of a simulated run breaks a promise of the engine."""
+    for store in stores:
+        assert invariant_violations(list(store.read(store.runs()[0].run))) == []
 
-    def __init__(self) -> None:
-        self.stores: list[RunStore] = []
 
-    def __call__(self, *, environment: Environment, store: RunStore, gate: HumanGate | None) -> ReplanningEngine:
-        """Return an engine with the default providers."""
-        self.stores.append(store)
-        return ReplanningEngine(environment=environment, store=store, gate=gate)
+def keeping(stores: list[RunStore]) -> Callable[..., ReplanningEngine]:
+    """Engines with the default providers, whose stores are kept."""
 
-    def check_journals(self) -> None:
-        """Assert that no journal breaks a promise of the engine."""
-        for store in self.stores:
-            assert invariant_violations(list(store.read(store.runs()[0].run))) == []
+    def make(*, store: RunStore, **parts: Any) -> ReplanningEngine:
+        stores.append(store)
+        return ReplanningEngine(store=store, **parts)
+
+    return make
 
 
 def test_nothing_goes_wrong() -> None:
     """Without faults every run succeeds, each task takes its second, and nothing is replanned."""
     report = simulate(release(), runs=3)
     assert (report.statuses, report.success_rate) == ({"succeeded": 3}, 1.0)
-    assert report.makespan is not None
-    assert (report.makespan.least, report.makespan.most, report.makespan.mean) == (3.0, 3.0, 3.0)
-    assert [(run.seed, run.revisions, run.questions, run.failures) for run in report.runs] == [
-        (seed, 0, 0, {}) for seed in range(3)
+    assert [(run.seed, run.makespan, run.revisions, run.questions, run.failures) for run in report.runs] == [
+        (seed, 3.0, 0, 0, {}) for seed in range(3)
     ]
     assert repr(report) == "<SimulationReport of 'release': 3 succeeded, 3 s>"
 
@@ -64,11 +62,9 @@ def test_plan_repairs_itself() -> None:
     faults = FaultSchedule(fail={"build": 1.0}, durations={"*": (1, 9), "build": 20})
     report = simulate(release(), faults, runs=10)
     assert (report.success_rate, report.failures) == (1.0, {"build": 10})
-    assert report.revisions is not None
-    assert report.revisions.mean == 1.0
+    assert {run.revisions for run in report.runs} == {1}
     alone = partial(ReplanningEngine, settings=Settings(enabled=False))
     without = simulate(release(), faults, runs=10, engine_factory=alone)
-    assert without.statuses == {"failed": 10}
     assert without.reasons == {"'build' failed (task 'build' was made to fail)": 10}
     assert without.makespan is None
     assert repr(without) == "<SimulationReport of 'release': 10 failed>"
@@ -79,11 +75,11 @@ def test_equal_arguments_give_equal_reports() -> None:
     faults = FaultSchedule(
         fail={"bad": 0.3}, flaky={"*": 0.2}, hang={"build": 0.2}, durations={"*": (1, 60)}, store_fail=0.05
     )
-    stores = KeepingStores()
-    report = simulate(release(), faults, runs=20, seed=5, engine_factory=stores)
+    stores: list[RunStore] = []
+    report = simulate(release(), faults, runs=20, seed=5, engine_factory=keeping(stores))
     assert report == simulate(release(), faults, runs=20, seed=5)
     assert report != simulate(release(), faults, runs=20, seed=6)
-    stores.check_journals()
+    check_journals(stores)
     for run in report.runs[:5]:
         assert simulate(release(), faults, runs=1, seed=run.seed).runs == (run,)
 
@@ -93,37 +89,30 @@ def test_faults_around_the_engine() -> None:
     faults = FaultSchedule(
         fail={"build": 1.0}, provider_fail=0.3, provider_hang=0.3, store_fail=0.1, store_outage=(0.5, 5)
     )
-    stores = KeepingStores()
-    report = simulate(release(), faults, runs=60, engine_factory=stores)
-    stores.check_journals()
+    stores: list[RunStore] = []
+    report = simulate(release(), faults, runs=60, engine_factory=keeping(stores))
+    check_journals(stores)
     assert set(report.statuses) <= {"succeeded", "failed", "needs_human"}
     assert 0.2 < report.success_rate < 0.8
 
 
 def test_people_and_happenings() -> None:
     """People answer when they are asked, and what happens from outside happens at its time."""
-    seen: list[float] = []
+    seen: list[int] = []
 
     def look(run: PlanRun) -> None:
-        seen.append(len([task for task in run.view.tasks() if task.state == "DONE"]))
+        seen.append(sum(task.state == "DONE" for task in run.view.tasks()))
         run.change_context({"region": "eu"})
 
-    settings = Settings.model_validate({"alternatives": {"require_approval": True}})
-    faults = FaultSchedule(
-        fail={"build": 1.0},
-        events=[(2.0, look), (1e9, look)],
-        answers=[returns(Answer("approve", by="ada"), after=60)],
-    )
-    report = simulate(release(), faults, runs=2, engine_factory=partial(ReplanningEngine, settings=settings))
+    approval = Settings.model_validate({"alternatives": {"require_approval": True}})
+    cautious = partial(ReplanningEngine, settings=approval)
+    broken = FaultSchedule(fail={"build": 1.0})
+    assert simulate(release(), broken, engine_factory=cautious, runs=1).statuses == {"needs_human": 1}
+    answers = [returns(Answer("approve", by="ada"), after=60)]
+    faults = FaultSchedule(fail={"build": 1.0}, events=[(2.0, look), (1e9, look)], answers=answers)
+    report = simulate(release(), faults, runs=2, engine_factory=cautious)
     assert (report.success_rate, seen) == (1.0, [0, 0])
-    assert report.questions is not None
-    assert (report.questions.mean, [run.makespan for run in report.runs]) == (1.0, [64.0, 64.0])
-    assert simulate(
-        release(),
-        FaultSchedule(fail={"build": 1.0}),
-        engine_factory=partial(ReplanningEngine, settings=settings),
-        runs=1,
-    ).statuses == {"needs_human": 1}
+    assert [(run.questions, run.makespan) for run in report.runs] == [(1, 64.0), (1, 64.0)]
 
 
 def test_runs_that_go_astray() -> None:
@@ -173,7 +162,8 @@ def test_report_as_json() -> None:
     report = simulate(release(), FaultSchedule(fail={"build": 1.0}), runs=2)
     document = json.loads(report.to_json())
     assert document == report.document()
-    assert {name: document[name] for name in ("plan", "count", "statuses", "success_rate", "failures")} == {
+    summary = {name: document[name] for name in ("plan", "count", "statuses", "success_rate", "failures")}
+    assert summary == {
         "plan": "release",
         "count": 2,
         "statuses": {"succeeded": 2},
@@ -183,8 +173,5 @@ def test_report_as_json() -> None:
     assert document["makespan"] == {"least": 4.0, "median": 4.0, "most": 4.0, "mean": 4.0}
     assert [run["seed"] for run in document["runs"]] == [0, 1]
     nothing = SimulationReport("none", ())
-    assert (nothing.success_rate, nothing.makespan, repr(nothing)) == (
-        0.0,
-        None,
-        "<SimulationReport of 'none': no runs>",
-    )
+    assert (nothing.success_rate, nothing.makespan) == (0.0, None)
+    assert repr(nothing) == "<SimulationReport of 'none': no runs>"
