@@ -54,16 +54,10 @@ _EXIT_CODE_FIELDS: Final = frozenset({"exit_code", "exit_status", "returncode"})
 
 
 async def reflect(session: PlanningSession, subject: str, name: str, data: JsonObject) -> Reflection | None:
-    """Return the model's reflection on an action, journaled and added to the prompt variables.
+    """Return the model's reflection on an action, journaled under a subject and added to the prompt variables.
 
-    Args:
-        session: the session.
-        subject: the attempt, so that the model is not asked again after an interruption.
-        name: name of the action in the plan.
-        data: prompt variables; `reflection` is added.
-
-    Returns:
-        None if the model gave no usable reply; that is journaled, and not an error.
+    It is None if the model gave no usable reply; that is journaled, and not an error. For the same subject, such as an
+    attempt, the model is not asked again after an interruption.
     """
     noted = next((one for one in session.state.reflections if one.get("task") == subject), None)
     if noted is None:
@@ -124,12 +118,7 @@ def _require_approval(session: PlanningSession, task: Task, tool: str, arguments
 
 
 class ActionExecutor:
-    """Executes the planned actions of a run.
-
-    Args:
-        session: the session.
-        work: uses a tool.
-    """
+    """Executes the planned actions of a run; `work` uses a tool."""
 
     def __init__(self, session: PlanningSession, work: Work) -> None:
         self._session = session
@@ -297,11 +286,7 @@ def _replan_notes(considered: Consideration) -> PlanningTask:
 
 
 class ToolLoop:
-    """Executes the steps of a run without a plan: each asks the model for one use of a tool, which becomes an action.
-
-    Args:
-        session: the session.
-    """
+    """Executes the steps of a run without a plan: each asks the model for a use of a tool, which becomes an action."""
 
     def __init__(self, session: PlanningSession) -> None:
         self._session = session

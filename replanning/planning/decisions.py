@@ -1,4 +1,4 @@
-"""Decisions of planning mode: phases, replan types, the decision that a model returns, the limits, and rulings on it. Pure.
+"""Decisions of planning mode: phases, replan types, a model's decision, the limits on replans, and rulings. Pure.
 
 Limits are checked before a model is asked, and again after it has decided. Counts never go down: a failed replan has
 used its budget. Only the success of an action resets anything, namely the retries of that action.
@@ -219,13 +219,8 @@ def parse_json_reply(
 ) -> _Value:
     """Return the first JSON value in a model's reply that can be parsed; prose, fences and thoughts are skipped.
 
-    Args:
-        text: the reply.
-        parse: returns the parsed value, or None with its problems.
-        likelihood: ranks the values that cannot be parsed; the problems of the first with the highest rank are reported.
-
-    Raises:
-        LLMResponseInvalid: no value can be parsed; lists all problems of the likeliest.
+    `parse` returns the parsed value, or None with its problems. If no value can be parsed, the problems of the first with
+    the highest likelihood are raised as LLMResponseInvalid.
     """
     highest, problems = -1, [_NO_JSON_OBJECT]
     for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
@@ -352,9 +347,9 @@ RulingKind = Literal["continue", "execute", "execute_with_warning", "ask", "skip
 
 _Key = TypeVar("_Key", bound=str)
 
-_CountName = Literal["clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions"]
+CountName = Literal["clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions"]
 
-_COUNT_NAMES: Final[Mapping[ReplanType | Phase | None, _CountName]] = {
+_COUNT_NAMES: Final[Mapping[ReplanType | Phase | None, CountName]] = {
     ReplanType.CLARIFICATION_REQUEST: "clarifications",
     ReplanType.TASK_REDECOMPOSITION: "redecompositions",
     ReplanType.ACTION_REGENERATION: "regenerations",
@@ -489,16 +484,11 @@ def fingerprint(decision: ReplanDecision, cause: ReplanCause) -> str:
 
 
 class ReplanCounts(BaseModel):
-    """Replans that a run has spent; immutable and JSON-serialisable.
+    """Replans that a run has spent; immutable and JSON-serialisable. Counts not listed here are as in `ReplanLimits`.
 
     Attributes:
         considered: decisions of all kinds.
         total: all replans, retries and failed ones included.
-        clarifications: questions to the user.
-        redecompositions: as in `ReplanLimits`.
-        regenerations: as in `ReplanLimits`.
-        partial_replans: as in `ReplanLimits`.
-        plan_revisions: as in `ReplanLimits`.
         phases: all replans, by the phase they were decided after.
         retries: retries of each action since its last success.
         lineages: replans of each lineage.
@@ -556,7 +546,7 @@ def _increment(counts: Mapping[_Key, int], key: _Key) -> dict[_Key, int]:
     return {**counts, key: counts.get(key, 0) + 1}
 
 
-def _count_name(kind: ReplanType, target: Phase | None) -> _CountName | None:
+def _count_name(kind: ReplanType, target: Phase | None) -> CountName | None:
     return _COUNT_NAMES.get(target if kind is ReplanType.FULL_REPLAN else kind)
 
 

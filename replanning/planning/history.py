@@ -70,13 +70,10 @@ _AttemptEnd = AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterr
 
 
 class HistoryLineBuilder:
-    """Builds the lines of one run from its records.
+    """Builds the lines of one run from its records, up to the number `seq`.
 
     The same records always give the same lines, so lost lines can be rebuilt. No two lines of a run share type,
     timestamp and number.
-
-    Attributes:
-        seq: number of the last record.
     """
 
     def __init__(self) -> None:
@@ -629,13 +626,9 @@ class PlanningHistoryStore:
             return last if last.get("type") == "completion" and last.get("done") is True else None, signature
 
     def _archive_or_delete(self, task_uuid: str, signature: _Signature, archive: Path | None) -> str | None:
-        """Move the file of a task into an archive folder, or delete it without one; the index is left as it is.
+        """Move the file of a task into an archive folder, or delete it without one.
 
-        Returns:
-            Its new place, empty if deleted; None if it stays because its signature has changed.
-
-        Raises:
-            StoreError: the file cannot be moved or deleted; it stays.
+        Returns its new place, empty if deleted; None if it stays because its signature has changed.
         """
         path = self._path(task_uuid)
         with self._translate_errors("be archived or deleted"), file_lock(self._lock_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, Protocol, Self
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,7 +24,6 @@ from replanning.llm.completions import Completion, LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
-    NormalisedDecision,
     OverrideReason,
     Phase,
     ReplanCause,
@@ -55,12 +54,9 @@ class Consideration(_RecordModel):
 
     Attributes:
         replan_id: its id: `p1`, `p2`, … in each run.
-        phase: the phase it was made after.
-        cause: its cause.
         llm_decision: the decision as the model wrote it; None if there is none.
         problem: reason for the missing decision.
         model_unavailable: true if the reason is that the model could not be asked at all.
-        ruling: the ruling on it.
         timestamp: start of deciding, in UTC.
         seconds: duration of deciding.
         instead_of: id of the replan that could not be executed and that this one substitutes.
@@ -78,41 +74,31 @@ class Consideration(_RecordModel):
     instead_of: str | None = None
 
     @property
+    def normalised(self) -> tuple[ReplanDecision | None, tuple[str, ...]]:
+        """The decision, normalised, and notes about the corrections that this took."""
+        if self.llm_decision is None:
+            return None, ()
+        return normalise(decision_model(self.phase).model_validate(self.llm_decision, strict=False))
+
+    @property
     def decision(self) -> ReplanDecision | None:
         """The decision, normalised."""
-        return self._normalised.decision if self._normalised else None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Corrections that were made to normalise the decision."""
-        return self._normalised.notes if self._normalised else ()
-
-    @property
-    def _normalised(self) -> NormalisedDecision | None:
-        if self.llm_decision is None:
-            return None
-        return normalise(decision_model(self.phase).model_validate(self.llm_decision, strict=False))
+        return self.normalised[0]
 
 
 class DecisionRecord(_RecordModel):
-    """Outcome of a decision.
+    """Outcome of a decision. Fields not listed here are as in `Consideration`.
 
     Attributes:
-        replan_id: its id.
-        phase: the phase it was made after.
-        llm_decision: the decision as the model wrote it; None if there is none.
         confidence: the model's confidence; None without a decision.
         executed: true if the replan was executed.
         override_reason: reason for skipping a replan that the model wanted.
-        timestamp: start of deciding, in UTC.
         result: outcome; replans that were not executed are skipped.
         duration: seconds spent deciding and executing, without waiting for a person.
         reason: the rule that applied, in words.
         notes: corrections that were made to normalise the decision.
         replan_type: its type after that.
-        cause: its cause.
         error: reason for the failure, or for the missing decision.
-        instead_of: id of the replan that this one substitutes.
     """
 
     replan_id: str
@@ -136,40 +122,9 @@ class DecisionRecord(_RecordModel):
         """The reason why the replan was not executed, or failed; empty if it succeeded."""
         return "" if self.result == "success" else self.error or self.reason
 
-    @classmethod
-    def from_consideration(cls, considered: Consideration, *, executed: bool, error: str, seconds: float) -> Self:
-        """Return the record of a decision with its outcome."""
-        decision, ruling = considered.decision, considered.ruling
-        # The user declined it, and its confidence alone was too low.
-        override: OverrideReason | None = "confidence" if ruling.kind == "ask" and not executed else ruling.override
-        return cls(
-            replan_id=considered.replan_id,
-            phase=considered.phase,
-            llm_decision=considered.llm_decision,
-            confidence=decision.confidence if decision else None,
-            executed=executed,
-            override_reason=override,
-            timestamp=considered.timestamp,
-            result="skipped" if not executed else "failure" if error else "success",
-            duration=considered.seconds + seconds,
-            reason=ruling.reason,
-            notes=considered.notes,
-            replan_type=decision.replan_type if decision else ReplanType.NONE,
-            cause=considered.cause,
-            error=error or considered.problem,
-            instead_of=considered.instead_of,
-        )
-
 
 class ReplanNote(_RecordModel):
-    """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest.
-
-    Attributes:
-        stage: progress of the replan.
-        counts: the counts after this step.
-        considered: the decision.
-        record: its outcome, once known.
-    """
+    """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest."""
 
     stage: ReplanStage
     counts: ReplanCounts
@@ -181,11 +136,7 @@ class ReplanStatistics(_RecordModel):
     """Statistics of the decisions of a run.
 
     Attributes:
-        decisions: number of decisions.
         wanted: decisions to replan.
-        executed: executed replans.
-        succeeded: executed replans that succeeded.
-        failed: executed replans that failed.
         success_rate: share of the executed replans that succeeded; None before the first.
         mean_confidence: mean confidence of the decisions to replan; None before the first.
         by_phase: executed replans by the phase they were decided after.
@@ -207,27 +158,6 @@ class ReplanStatistics(_RecordModel):
     seconds: float
 
 
-def replan_statistics(records: Sequence[DecisionRecord]) -> ReplanStatistics:
-    """Return the statistics of decision records."""
-    executed = [record for record in records if record.executed]
-    succeeded = sum(record.result == "success" for record in executed)
-    wanted = [record for record in records if record.replan_type is not ReplanType.NONE]
-    confidences = [record.confidence for record in wanted if record.confidence is not None]
-    return ReplanStatistics(
-        decisions=len(records),
-        wanted=len(wanted),
-        executed=len(executed),
-        succeeded=succeeded,
-        failed=len(executed) - succeeded,
-        success_rate=succeeded / len(executed) if executed else None,
-        mean_confidence=sum(confidences) / len(confidences) if confidences else None,
-        by_phase=dict(Counter(record.phase for record in executed)),
-        by_type=dict(Counter(record.replan_type for record in executed)),
-        overridden=dict(Counter(record.override_reason for record in records if record.override_reason)),
-        seconds=sum(record.duration for record in records),
-    )
-
-
 _MAX_REPLY_CHARS: Final = 4000
 """Characters of an unusable reply that are shown to the model again."""
 
@@ -240,16 +170,11 @@ class DecisionRequest:
     """Input of a decision prompt.
 
     Attributes:
-        phase: the phase that was completed.
-        prompt_data: its output, with the data for judging it.
-        cause: cause of the decision.
+        prompt_data: the output of the phase, with the data for judging it.
         replan_types: replan types that the limits allow.
         counts: replans spent so far.
-        limits: their limits.
-        earlier_decisions: decisions so far, oldest first.
         refusal: reason why the replan that the model wanted is not possible, to ask for another one; else empty.
         rejected_reply: its last reply, cut, if that was unusable; else empty.
-        problem: the problems of that reply.
     """
 
     phase: Phase
@@ -489,7 +414,26 @@ class ReplanManager:
             error: reason for its failure.
             seconds: duration beside deciding, without waiting for a person.
         """
-        record = DecisionRecord.from_consideration(considered, executed=executed, error=error, seconds=seconds)
+        (decision, notes), ruling = considered.normalised, considered.ruling
+        # The user declined it, and its confidence alone was too low.
+        override: OverrideReason | None = "confidence" if ruling.kind == "ask" and not executed else ruling.override
+        record = DecisionRecord(
+            replan_id=considered.replan_id,
+            phase=considered.phase,
+            llm_decision=considered.llm_decision,
+            confidence=decision.confidence if decision else None,
+            executed=executed,
+            override_reason=override,
+            timestamp=considered.timestamp,
+            result="skipped" if not executed else "failure" if error else "success",
+            duration=considered.seconds + seconds,
+            reason=ruling.reason,
+            notes=notes,
+            replan_type=decision.replan_type if decision else ReplanType.NONE,
+            cause=considered.cause,
+            error=error or considered.problem,
+            instead_of=considered.instead_of,
+        )
         self._records.append(record)
         stage: ReplanStage = "idle" if not executed else "failed" if error else "applied"
         self._notify(stage, considered, record)
@@ -510,10 +454,10 @@ class ReplanManager:
         Raises:
             ValueError: it was not executed.
         """
-        ids = [record.replan_id for record in self._records]
-        index = len(ids) - 1 - ids[::-1].index(considered.replan_id) if considered.replan_id in ids else None
-        if index is None or not self._records[index].executed:
+        executed = [n for n, one in enumerate(self._records) if one.replan_id == considered.replan_id and one.executed]
+        if not executed:
             raise ValueError(f"{considered.replan_id} was not executed")
+        index = executed[-1]
         failed: dict[str, object] = {"result": "failure", "error": error[:_MAX_ERROR_CHARS]}
         record = self._records[index] = self._records[index].model_copy(update=failed)
         self._notify("failed", considered, record)
@@ -527,7 +471,23 @@ class ReplanManager:
 
     def get_replan_statistics(self) -> ReplanStatistics:
         """Return statistics of the decisions so far."""
-        return replan_statistics(self._records)
+        executed = [record for record in self._records if record.executed]
+        succeeded = sum(record.result == "success" for record in executed)
+        wanted = [record for record in self._records if record.replan_type is not ReplanType.NONE]
+        confidences = [record.confidence for record in wanted if record.confidence is not None]
+        return ReplanStatistics(
+            decisions=len(self._records),
+            wanted=len(wanted),
+            executed=len(executed),
+            succeeded=succeeded,
+            failed=len(executed) - succeeded,
+            success_rate=succeeded / len(executed) if executed else None,
+            mean_confidence=sum(confidences) / len(confidences) if confidences else None,
+            by_phase=dict(Counter(record.phase for record in executed)),
+            by_type=dict(Counter(record.replan_type for record in executed)),
+            overridden=dict(Counter(record.override_reason for record in self._records if record.override_reason)),
+            seconds=sum(record.duration for record in self._records),
+        )
 
     def _decision_request(self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause) -> DecisionRequest:
         replan_types = available_replan_types(phase, self.limits, self._counts, cause)

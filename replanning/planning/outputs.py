@@ -222,11 +222,6 @@ class InterventionSummary(Summary):
     recommendations: _Texts = ()
 
 
-def sanitise_text(text: str) -> str:
-    """Return a foreign text, such as an error message, cleaned and cut to the rules of summary texts."""
-    return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)[:_MAX_TEXT_CHARS]
-
-
 class RequiresHumanIntervention(_ReplyModel):
     """Completion of a run whose revisions are used up."""
 
@@ -234,6 +229,34 @@ class RequiresHumanIntervention(_ReplyModel):
     status: Literal["requires_human_intervention"] = "requires_human_intervention"
     comment: _Text = ""
     summary: InterventionSummary
+
+
+def intervention_data(
+    reason: str,
+    current_state: str,
+    *,
+    done: int,
+    failed: int,
+    revisions: int,
+    outcomes: tuple[str, ...] = (),
+    recommendations: tuple[str, ...] = (),
+) -> JsonObject:
+    """Return the completion of a run that only a person can continue; foreign texts are cleaned and cut."""
+
+    def clean(text: str) -> str:
+        return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)[:_MAX_TEXT_CHARS]
+
+    summary = InterventionSummary(
+        goal_achieved=False,
+        tasks_completed=done,
+        tasks_failed=failed,
+        key_outcomes=outcomes,
+        revision_attempts=revisions,
+        reason=clean(reason),
+        current_state=clean(current_state),
+        recommendations=recommendations,
+    )
+    return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
 
 
 PHASE_OUTPUT_FIELDS: Final = {

@@ -27,15 +27,14 @@ from replanning.planning.outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning.prompts import BATCH_KEY
 from replanning.planning.session import NoUsableReply, PlanningFailed, PlanningSession
 from replanning.planning.state import DEFAULT_ASSUMPTIONS, HoldReason, PlanVersion, action_counts, validate_output
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
     add_phases,
+    check_and_compile,
     compile_action_plan,
-    compile_batch,
     describe_tool_use,
     finished_tasks,
     installation_changes,
@@ -75,13 +74,8 @@ async def decompose(session: PlanningSession, task: Task) -> JsonObject:
     """Return the subtasks of the goal.
 
     If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks, and then, as settings say, for
-    another approach. Limitations of a partial decomposition are journaled as assumptions.
-
-    Raises:
-        PlanningHeld: a person must decide on another approach.
-        PlanningFailed: the goal cannot be decomposed.
-        LLMError: the model cannot be asked.
-        BudgetExceeded: the call does not fit the remaining budget.
+    another approach; PlanningHeld or PlanningFailed is raised if that is not to be. Limitations of a partial
+    decomposition are journaled as assumptions.
     """
 
     def parse(text: str) -> tuple[TaskDecomposition | None, CannotDecompose | None]:
@@ -144,14 +138,9 @@ def _describe_infeasibility(cannot: CannotDecompose) -> str:
 def batch_subtasks(
     decomposition: TaskDecomposition, most: int = BATCH_SIZE, finished: Collection[str] = ()
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the ids of the subtasks in batches small enough for their actions to be planned in one reply.
+    """Return the ids of the unfinished subtasks in batches small enough for their actions to be planned in one reply.
 
     Dependencies of a subtask are in its own batch or in an earlier one.
-
-    Args:
-        decomposition: the subtasks.
-        most: maximum size of a batch.
-        finished: subtasks done before, which are in no batch.
     """
     left = remaining_subtasks(decomposition, finished)
     places = {subtask.id: place for place, subtask in enumerate(left)}
@@ -173,12 +162,7 @@ async def request_action_plan(session: PlanningSession, task: Task) -> JsonObjec
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
     if len(batches) == 1 and _target_phase(task) is Phase.EXECUTION and session.state.plan is not None:
         return await _request_revision(session, decomposition, finished, data)
-    tools, capacity, plans, earlier = (
-        session.tools.values(),
-        session.run.live.pool.capacity,
-        list[ActionPlan](),
-        list[Task](),
-    )
+    capacity, plans, earlier = session.run.live.pool.capacity, list[ActionPlan](), list[Task]()
     for batch in batches:
 
         def parse(text: str, batch: Sequence[str] = batch) -> tuple[ActionPlan, Sequence[Task]]:
@@ -186,19 +170,20 @@ async def request_action_plan(session: PlanningSession, task: Task) -> JsonObjec
             if planned is None:
                 raise LLMResponseInvalid("expected an action plan")
             planned = _require_unfinished(planned, finished)
-            problems, tasks = compile_batch(
-                decomposition, planned, batch, earlier, tools=tools, finished=finished, resources=capacity
+            done = {name: name for name in finished}
+            problems, tasks = check_and_compile(
+                planned, decomposition, session.tools, finished=done, resources=capacity, batch=batch, earlier=earlier
             )
             _check_plan(session, planned, problems)
             return planned, tasks
 
         if len(batches) > 1:
-            data[BATCH_KEY] = list(batch)
+            data["part"] = list(batch)
         if plans:  # the model sees its earlier batches
             data["action_plan"] = merge_action_plans(plans).model_dump(mode="json")
         planned, tasks = await session.ask(Phase.ACTION_SEQUENCE, data, PlanningReply, parse)
         plans.append(planned)
-        earlier.extend(tasks)
+        earlier.extend(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
     return _phase_output(merge_action_plans(plans), decomposition)
 
 
@@ -301,9 +286,7 @@ def _require_unfinished(planned: ActionPlan, finished: Container[str]) -> Action
 def install_plan(session: PlanningSession, task: Task, output: JsonObject) -> None:
     """Put the plan that a phase made into the live plan, unless that was done before an interruption.
 
-    Raises:
-        PlanningHeld: a person must approve it first.
-        PlanError: it does not fit the live plan.
+    Raises PlanningHeld if a person must approve it first, and PlanError if it does not fit the live plan.
     """
     state, live, notes = session.state, session.run.live, PlanningTask.of(task)
     if any(PlanningTask.of(entry.task).by == task.id for entry in live):
@@ -389,12 +372,8 @@ def _require_approval(session: PlanningSession, task: Task, planned: list[Task])
 async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
     """Have the model decide, once, on another way instead of the failed replan that a phase belongs to.
 
-    Returns:
-        True if the new decision was applied; False if the existing output is used.
-
-    Raises:
-        PlanningHeld: a person decides.
-        PlanningFailed: the run ends; the error itself if the phase belongs to no replan.
+    Returns True if the new decision was applied, and False if the existing output is used. Raises PlanningHeld if a
+    person decides, PlanningFailed if the run ends, and the error itself if the phase belongs to no replan.
     """
     failed = session.state.begun.get(PlanningTask.of(task).replan)
     if failed is None:
@@ -405,12 +384,7 @@ async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, e
 
 
 async def escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
-    """Do the same for an approved replan that a limit forbids by now; return None if none does.
-
-    Raises:
-        PlanningHeld: a person decides.
-        PlanningFailed: the run ends.
-    """
+    """Do the same for an approved replan that a limit forbids by now; return None if none does."""
     replan, state = PlanningTask.of(task).replan, session.state
     record = next((one for one in state.records if one.replan_id == replan), None)
     if phase not in PLANNING_PHASES or record is None or record.override_reason not in ("limit", "loop"):
@@ -482,11 +456,7 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
 
 
 class PhaseExecutor:
-    """Executes the phases of a run, and applies the decision after each.
-
-    Args:
-        session: the session.
-    """
+    """Executes the phases of a run, and applies the decision after each."""
 
     def __init__(self, session: PlanningSession) -> None:
         self._session = session

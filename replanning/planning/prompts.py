@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import islice
-from typing import Final
+from typing import Final, get_args
 
 from replanning.llm.quoting import DataSection, encode_data, escape_markup, fit_sections, truncate_value
 from replanning.plan.tasks import ToolSpec
@@ -16,6 +16,7 @@ from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning.decisions import (
     LEVEL_DESCRIPTIONS,
     REPLAN_TARGETS,
+    CountName,
     Phase,
     ReplanCause,
     ReplanType,
@@ -36,15 +37,6 @@ def prompt_templates() -> Mapping[str, str]:
 
 # Decisions
 
-_LIMITED_COUNTS: Final = (
-    "total",
-    "clarifications",
-    "redecompositions",
-    "regenerations",
-    "partial_replans",
-    "plan_revisions",
-)
-
 _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
     ReplanType.CLARIFICATION_REQUEST: "ask the user, and understand the goal again with the answer",
     ReplanType.PLAN_REVISION: "revise the plan; what is done stays done, and what is missing is added",
@@ -55,7 +47,7 @@ _REPLAN_DESCRIPTIONS: Final[Mapping[ReplanType, str]] = {
 def _decision_data(request: DecisionRequest) -> JsonObject:
     """Return the data that a decision adds to the output of its phase: cause, limits, earlier decisions, refusals."""
     cause, counts, limits = request.cause, request.counts, request.limits
-    usage = {name: (getattr(counts, name), getattr(limits, name)) for name in _LIMITED_COUNTS}
+    usage = {name: (getattr(counts, name), getattr(limits, name)) for name in ("total", *get_args(CountName))}
     if cause.action is not None:
         usage["retries_of_this_action"] = (counts.retries.get(cause.action, 0), limits.action_retries)
     if cause.lineage is not None:
@@ -121,17 +113,8 @@ MIN_PROMPT_CHARS: Final = 10_000
 MAX_PLAN_TOKENS: Final = 2000
 """Longest reply in the first three phases, in tokens."""
 
-MAX_REFLECTION_TOKENS: Final = 500
-"""Longest reflection, in tokens."""
-
-MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = {
-    "reflection": MAX_REFLECTION_TOKENS,
-    "completion": MAX_REFLECTION_TOKENS,
-}
+MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = {"reflection": 500, "completion": 500}
 """Longest replies of these kinds, in tokens; all others may have `MAX_PLAN_TOKENS`."""
-
-BATCH_KEY: Final = "part"
-"""Section with the subtasks whose actions are asked for, if a plan is made in batches."""
 
 SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "phase": "after which phase is decided",
@@ -164,18 +147,11 @@ SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
 }
 """Sections of data in prompts, in their order; the tools follow."""
 
-CUT_ORDER: Final = (
-    "earlier_runs",
-    "comments",
-    "repository",
-    "state",
-    "context",
-    "executed",
-    "remaining",
-    "replans",
-    "other",
-    "answers",
-    "feedback",
+_BACKGROUND_SECTIONS: Final = ("earlier_runs", "comments", "repository")
+
+_SITUATION_SECTIONS: Final = ("state", "context", "executed", "remaining", "replans", "other", "answers", "feedback")
+
+_PLAN_SECTIONS: Final = (
     "action_plan",
     "task_decomposition",
     "reflection",
@@ -183,18 +159,13 @@ CUT_ORDER: Final = (
     "tools",
     "limits",
     "progress",
-    "rejected",
-    "refused",
-    "why",
-    "part",
-    "errors",
-    "result",
-    "goal_understanding",
-    "action",
-    "cause",
-    "request",
-    "phase",
 )
+
+_REASON_SECTIONS: Final = ("rejected", "refused", "why", "part", "errors", "result")
+
+_TASK_SECTIONS: Final = ("goal_understanding", "action", "cause", "request", "phase")
+
+CUT_ORDER: Final = (*_BACKGROUND_SECTIONS, *_SITUATION_SECTIONS, *_PLAN_SECTIONS, *_REASON_SECTIONS, *_TASK_SECTIONS)
 """Sections in the order in which they are cut when a prompt is too long."""
 
 _LATEST_FIRST: Final = frozenset({"comments", "earlier_runs", "answers", "feedback", "executed", "replans"})
@@ -218,16 +189,15 @@ _MAX_CACHED_LINES: Final = 2000
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
-_BACKGROUND_SECTIONS: Final = frozenset({"comments", "repository", "earlier_runs"})
+_UNNEEDED_SECTIONS: Final = (*_BACKGROUND_SECTIONS, "replans", "limits", "task_decomposition")
 
-_OMITTED_SECTIONS: Final[Mapping[str, frozenset[str]]] = {
-    Phase.TASK_DECOMPOSITION: frozenset({"comments", "earlier_runs"}),
+_OMITTED_SECTIONS: Final[Mapping[str, Sequence[str]]] = {
+    Phase.TASK_DECOMPOSITION: ("comments", "earlier_runs"),
     Phase.ACTION_SEQUENCE: _BACKGROUND_SECTIONS,
-    Phase.EXECUTION: _BACKGROUND_SECTIONS
-    | {"request", "replans", "limits", "task_decomposition", "action_plan", "remaining"},
-    Phase.REFLECTION: _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition"},
+    Phase.EXECUTION: (*_UNNEEDED_SECTIONS, "request", "action_plan", "remaining"),
+    Phase.REFLECTION: _UNNEEDED_SECTIONS,
     "revision": _BACKGROUND_SECTIONS,
-    "completion": _BACKGROUND_SECTIONS | {"replans", "limits", "task_decomposition", "action_plan"},
+    "completion": (*_UNNEEDED_SECTIONS, "action_plan"),
 }
 """Sections left out of the prompts of a phase; decision prompts have all."""
 
@@ -298,11 +268,11 @@ class ReplanPromptBuilder:
         slots = {
             "strategy": self._templates[f"strategy_{self._settings.strategy}"],
             "level": level,
-            "part": ", but only for those whose ids <part> lists" if data.get(BATCH_KEY) else "",
+            "part": ", but only for those whose ids <part> lists" if data.get("part") else "",
             "depth": _DEPTH_INSTRUCTIONS[self._settings.reflection.depth],
             "tokens": str(MAX_TOKENS_BY_KIND.get(kind, MAX_PLAN_TOKENS)),
         }
-        omitted = _OMITTED_SECTIONS.get(kind, frozenset())
+        omitted = _OMITTED_SECTIONS.get(kind, ())
         used = {key: value for key, value in data.items() if key not in omitted}
         return self._assemble(used, [_fill_template(self._templates[kind], slots)])
 

@@ -25,7 +25,7 @@ from replanning.planning.manager import (
     ReplanNote,
     reply_problem,
 )
-from replanning.planning.outputs import InterventionSummary, RequiresHumanIntervention, sanitise_text
+from replanning.planning.outputs import intervention_data
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.state import (
     HoldReason,
@@ -78,12 +78,7 @@ class UnexpectedResult(ReplanningError):
 class PlanningSession:
     """State and services that the phases, the actions and the recovery of one run share.
 
-    Args:
-        run: the run.
-        llm: the language model.
-        config: the settings.
-        tools: the tools that may be used.
-        environment: time, chance and ids.
+    Attributes:
         interactive: whether there is a gate that asks a person.
         plan_only: whether nothing is executed, so that every argument must be planned.
     """
@@ -148,14 +143,7 @@ class PlanningSession:
         *,
         repairs: int = MAX_REPAIRS,
     ) -> ParsedReply:
-        """Ask the model, and show it the problems of its reply until that is valid.
-
-        Args:
-            kind: the prompt.
-            data: the variables of the prompt.
-            schema: the form of the reply.
-            parse: returns the parsed reply; raises LLMResponseInvalid with its problems.
-            repairs: number of further tries after the first.
+        """Ask the model, and show it the problems that `parse` raises as LLMResponseInvalid until its reply is valid.
 
         Raises:
             NoUsableReply: the model gave no valid reply in all its tries.
@@ -177,15 +165,10 @@ class PlanningSession:
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
     def refuse_secrets(self, values: Mapping[str, JsonValue]) -> None:
-        """Reject secrets in a reply, and marks in place of a secret or of a text that the model was not shown in full.
+        """Reject secrets in parts of a reply, and marks in place of secrets or texts that the model was not shown.
 
-        A secret would be redacted in the journal, and so be missing where it is used.
-
-        Args:
-            values: parts of a reply, by a description of each.
-
-        Raises:
-            LLMResponseInvalid: names the parts, not their contents.
+        A secret would be redacted in the journal, and so be missing where it is used. The LLMResponseInvalid names the
+        parts, not their contents.
         """
         for why, is_wrong in (
             ("what looks like a secret cannot be kept", lambda value: self.run.redact_value(value) != value),
@@ -245,9 +228,7 @@ class PlanningSession:
     async def execute_replan(self, considered: Consideration, apply: ApplyReplan | None = None) -> DecisionRecord:
         """Carry out a replan; one that was counted, or done, before an interruption is not counted, or done, again.
 
-        Args:
-            considered: the replan.
-            apply: applies the replan; None where the engine changes the plan.
+        Without `apply`, the engine changes the plan.
         """
         state = self.state
         for record in reversed(state.records):
@@ -281,11 +262,7 @@ class PlanningSession:
         considered: Consideration | None = None,
         risk: str = "",
     ) -> NoReturn:
-        """Stop a task until a person has decided; the arguments are those of `TaskHold`.
-
-        Raises:
-            PlanningHeld: always.
-        """
+        """Stop a task, by raising PlanningHeld, until a person has decided; the arguments are those of `TaskHold`."""
         decision = considered.decision if considered is not None else None
         minutes = self.settings.replanning.goal_understanding.auto_assume_timeout_minutes
         held = TaskHold(
@@ -307,14 +284,8 @@ class PlanningSession:
     ) -> None:
         """Follow `escalation.on_no_alternative` where a replan is needed but not possible; return to assume the best.
 
-        Args:
-            task: the task.
-            reason: the reason why there is no alternative.
-            target: the phase that is repeated on approval; None where the existing output is used then.
-            recommendations: recommended actions for the person.
-
         Raises:
-            PlanningHeld: a person decides.
+            PlanningHeld: a person decides; on approval the target is repeated, or the existing output used without one.
             PlanningFailed: the run ends.
         """
         match self.config.escalation.on_no_alternative or ("wait" if self.interactive else "abort"):
@@ -331,11 +302,7 @@ class PlanningSession:
     def hold_for_intervention(
         self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
     ) -> NoReturn:
-        """Have a person decide whether the existing results are good enough.
-
-        Raises:
-            PlanningHeld: always.
-        """
+        """Have a person decide whether the existing results are good enough, by raising PlanningHeld."""
         self.record_intervention(reason, recommendations, outcomes)
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 
@@ -346,17 +313,16 @@ class PlanningSession:
         done, failed = action_counts(self.run.live)
         errors, counts = "; ".join(unresolved_failures(self.run.live)[:_MAX_FAILURES_SHOWN]), self.manager.counts
         current = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
-        summary = InterventionSummary(
-            goal_achieved=False,
-            tasks_completed=done,
-            tasks_failed=failed,
-            key_outcomes=outcomes,
-            revision_attempts=counts.plan_revisions,
-            reason=sanitise_text(reason),
-            current_state=sanitise_text(current),
+        completion = intervention_data(
+            reason,
+            current,
+            done=done,
+            failed=failed,
+            revisions=counts.plan_revisions,
+            outcomes=outcomes,
             recommendations=recommendations,
         )
-        self.note("completion", RequiresHumanIntervention(summary=summary).model_dump(mode="json"))
+        self.note("completion", completion)
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Journal assumptions, and the questions without an answer that they replace."""

@@ -20,13 +20,7 @@ from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, ReplanCounts
 from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote, ReplanStage
-from replanning.planning.outputs import (
-    ActionPlan,
-    InterventionSummary,
-    RequiresHumanIntervention,
-    TaskDecomposition,
-    sanitise_text,
-)
+from replanning.planning.outputs import ActionPlan, TaskDecomposition, intervention_data
 from replanning.planning.tasks import PlanningTask, is_action, is_action_done, phase_of, planned_arguments, tool_name
 
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
@@ -146,11 +140,8 @@ class PlanVersion(_StateModel):
     """A plan made by the model.
 
     Attributes:
-        number: from 1.
         task: the phase task that made it.
         reason: the reason for replacing the plan before; empty for the first.
-        decomposition: the subtasks.
-        action_plan: the actions.
         tasks: the live task of each of its tasks, by the name in the plan.
         kept: the names of the tasks that an earlier plan has done, or is doing.
         lineage: the lineage of the failed task that led to this plan; empty if there is none.
@@ -170,12 +161,9 @@ class TaskHold(_StateModel):
     """A task that waits for the decision of a person.
 
     Attributes:
-        task: id of the task.
-        why: the subject of the decision.
         text: the question to the person.
         target: the phase that is repeated on approval; None where the existing output is used then.
-        questions: the clarification questions.
-        assumptions: the assumptions made without an answer.
+        assumptions: the assumptions made without an answer to the clarification questions.
         risk: possible harm of an approval, for which a free-text answer does not count as approval; empty if none.
         due: end of the waiting time, in seconds since the epoch.
         verdict: the answer; empty before.
@@ -295,20 +283,10 @@ class PlanningState(_StateModel):
             if body.available is False:
                 self.unavailable_tools[body.name] = body.reason
         elif isinstance(body, RunEnded) and body.status in ("failed", "aborted") and self.completion is None:
-            self.completion = self._early_end_summary(body.reason)
-
-    def _early_end_summary(self, reason: str) -> JsonObject:
-        """Return the summary of a run that ended before the model could summarise it, such as by its budget."""
-        done = sum(self.actions.values())
-        summary = InterventionSummary(
-            goal_achieved=False,
-            tasks_completed=done,
-            tasks_failed=len(self.actions) - done,
-            revision_attempts=self.counts.plan_revisions,
-            reason=sanitise_text(reason),
-            current_state=f"actions done: {done}; replans made: {self.counts.total}",
-        )
-        return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
+            done = sum(self.actions.values())  # the model could not summarise it, such as without budget
+            current = f"actions done: {done}; replans made: {self.counts.total}"
+            failed, revisions = len(self.actions) - done, self.counts.plan_revisions
+            self.completion = intervention_data(body.reason, current, done=done, failed=failed, revisions=revisions)
 
     def _on_answered(self, held: TaskHold, body: QuestionAnswered) -> None:
         held.verdict = body.verdict
@@ -568,14 +546,7 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
 
 
 def action_data(state: PlanningState, task: Task, name: str, attempt: str) -> JsonObject:
-    """Return an action as models are shown it: its tool, arguments, purpose and expected outcome.
-
-    Args:
-        state: the state, with the arguments that were chosen when the action began.
-        task: its task.
-        name: its name in the plan.
-        attempt: the id of the attempt.
-    """
+    """Return an action as models are shown it, with the arguments that were chosen when its attempt began."""
     data: JsonObject = {
         "id": name,
         "tool": tool_name(task),

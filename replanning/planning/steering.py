@@ -319,11 +319,7 @@ class Steering:
     ) -> bool:
         """Return whether a comment was written after its author could see a question.
 
-        Args:
-            comment: the comment.
-            question: the question.
-            comments: all comments.
-            require_notice: count only comments after the notice; else, without a notice, the time of asking counts.
+        With `require_notice`, only comments after the notice count; else, without a notice, the time of asking counts.
         """
         notice = next((other for other in comments if other.question == question.id), None)
         if notice is not None:

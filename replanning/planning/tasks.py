@@ -6,8 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -72,13 +71,9 @@ class PlanningTask(BaseModel):
         accept: the task whose output this phase takes over as it is.
         asks: id of the replan that a person decides about at this task.
         by: the phase task that planned the action.
-        tool: the tool of the action.
         arguments: the arguments known so far, while the task itself names no tool.
         missing: the arguments that the model is asked for when the action begins.
         subtask: the subtask that the action serves.
-        action_type: kind of the action, as the model calls it.
-        expected_outcome: the expected result, in words.
-        fallback_strategy: the model's strategy in case the action fails.
         fallback_of: the task that the action replaced as its declared fallback.
         unapproved: whether the action was only planned, so that no person approved its dangerous tools.
     """
@@ -166,14 +161,7 @@ def phase_task(
 
 
 def initial_plan(goal: Goal, library: Plan, request: JsonObject, *, tool_loop: bool = False) -> Plan:
-    """Return the plan that a run of planning mode begins with.
-
-    Args:
-        goal: the goal.
-        library: a plan whose tools and resources are used.
-        request: the request, noted on the first task.
-        tool_loop: whether the run uses one tool after another without planning; then its only task is the first step.
-    """
+    """Return the plan that a run begins with: its phases, or one step of the tool loop; the first notes the request."""
     tasks: list[Task] = []
     for phase in [Phase.EXECUTION] if tool_loop else [*PLANNING_PHASES, Phase.REFLECTION]:
         notes = None if tasks else PlanningTask(request=request)
@@ -192,13 +180,7 @@ def is_tool_loop(plan: Plan) -> bool:
 
 
 def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
-    """Return whether a phase is done, and no task of it or of an earlier phase is open.
-
-    Args:
-        live: the plan under way.
-        phase: the phase; for the execution, all actions count.
-        besides: a task that counts as done, because it is about to be.
-    """
+    """Return whether a phase is done, or is with the task `besides`, and no task up to that phase is open."""
     phases = [*PLANNING_PHASES, Phase.EXECUTION, Phase.REFLECTION]
     upto, done = phases[: phases.index(phase) + 1], False
     for entry in live:
@@ -224,9 +206,9 @@ def repeat_phases(
 
     Args:
         live: the plan under way.
-        target: the first phase.
+        target: the first phase; the execution begins with a new action plan.
         last: the last phase.
-        notes: the notes on each; they may name the target that the replan returned to, if that is another phase.
+        notes: the notes on each; they may name another target that the replan returned to.
         depends_on: the tasks that the first one waits for.
         approved_by: the task at which a person must agree before they enter the plan, if any.
     """
@@ -328,12 +310,7 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = _MAX_AR
 
 
 def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
-    """Describe the actions of a plan in their order, one line each, to a person who must approve all of them.
-
-    Args:
-        plan: the actions.
-        dangerous: the dangerous tools; their actions are marked.
-    """
+    """Describe the actions of a plan in their order, one line each, to a person who must approve all of them."""
     places = {name: place for place, name in enumerate(subtask_order(plan))}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
@@ -397,25 +374,20 @@ def plan_problems(
 ) -> list[Problem]:
     """Return all problems of a decomposition and, if given, of its action plan.
 
-    Args:
-        decomposition: the subtasks.
-        action_plan: the actions; None where they are not planned yet.
-        tools: the tools that may be used.
-        max_subtasks: maximum number of subtasks besides the finished ones.
-        finished: subtasks done before, of this decomposition or not: they may be depended on, and not planned.
-        resources: capacity of each resource that tools take; None where that is not known.
+    Subtasks that are finished, whether or not they are in this decomposition, may be depended on but not planned. The
+    capacity of resources is not checked where it is not given.
     """
-    done = {name: name for name in finished}
-    library = {tool.name: tool for tool in tools}
-    left = remaining_subtasks(decomposition, done)
+    library, done = {tool.name: tool for tool in tools}, {name: name for name in finished}
     problems = _check_subtasks(decomposition, library, done)
-    if len(left) > max_subtasks:
-        text = f"there are {len(left)} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
+    left = len(remaining_subtasks(decomposition, done))
+    if left > max_subtasks:
+        text = f"there are {left} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
         problems.insert(0, Problem("task_decomposition.subtasks", text))
-    if action_plan is not None:
-        actions, _ = _check_and_build(action_plan, left, library, _TaskIds("", done), problems, resources=resources)
-        return actions
-    return problems
+    if action_plan is None:
+        return problems
+    return check_and_compile(
+        action_plan, decomposition, library, finished=done, resources=resources, problems=problems
+    )[0]
 
 
 def compile_action_plan(
@@ -444,94 +416,45 @@ def compile_action_plan(
         PlanError: the plan has problems; with all of them.
     """
     library, done = {tool.name: tool for tool in tools}, finished or {}
-    problems, tasks = _check_and_build(
-        action_plan,
-        remaining_subtasks(decomposition, done),
-        library,
-        _TaskIds(prefix, done),
-        _check_subtasks(decomposition, library, done),
+    problems = _check_subtasks(decomposition, library, done)
+    problems, tasks = check_and_compile(
+        action_plan, decomposition, library, prefix=prefix, finished=done, problems=problems
     )
     if problems:
         raise PlanError(problems)
     return tasks
 
 
-def compile_batch(
+def check_and_compile(
+    action_plan: ActionPlan,
     decomposition: TaskDecomposition,
-    action_plan: ActionPlan,
-    batch: Container[str],
-    earlier: Sequence[Task],
-    *,
-    tools: Iterable[ToolSpec],
-    finished: Iterable[str] = (),
-    resources: Mapping[str, float] | None = None,
-) -> tuple[list[Problem], tuple[Task, ...]]:
-    """Check the actions of a batch of subtasks; return their problems, or their tasks for the checks of later batches.
-
-    Args:
-        decomposition: all subtasks, checked before.
-        action_plan: the actions of the batch.
-        batch: the subtasks that they are to serve.
-        earlier: the tasks of the batches before.
-        tools: the tools that may be used.
-        finished: subtasks done before.
-        resources: capacity of each resource that tools take; None where that is not known.
-    """
-    library = {tool.name: tool for tool in tools}
-    subtasks = [subtask for subtask in decomposition.subtasks if subtask.id in batch]
-    # Also those of later batches: an action with such a name now would have another one in the whole plan.
-    reserved = frozenset(subtask.id for subtask in decomposition.subtasks)
-    ids = _TaskIds("", {name: name for name in finished}, reserved)
-    problems, tasks = _check_and_build(action_plan, subtasks, library, ids, resources=resources, earlier=earlier)
-    return problems, tuple(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
-
-
-@dataclass(frozen=True)
-class _TaskIds:
-    """Task ids for the subtask names that a model uses.
-
-    Attributes:
-        prefix: prefix of every new id.
-        finished: the tasks of finished subtasks, by the names of these.
-        reserved: names that only a subtask may have.
-    """
-
-    prefix: str
-    finished: Mapping[str, str]
-    reserved: frozenset[str] = field(default=frozenset())
-
-    def resolve(self, name: str) -> TaskId:
-        """Return the id of the task that does a subtask, or did it."""
-        return TaskId(self.finished.get(name, self.prefix + name))
-
-    def action_names(self, subtask: str, number: int) -> list[str]:
-        """Return names for the actions of a subtask; the last has the subtask's own."""
-        free = (name for index in count(1) if (name := f"{subtask}-{index}") not in self.reserved)
-        return [*(next(free) for _ in range(number - 1)), subtask]
-
-
-def _check_and_build(
-    action_plan: ActionPlan,
-    subtasks: Sequence[Subtask],
     library: Mapping[str, ToolSpec],
-    ids: _TaskIds,
-    problems: Iterable[Problem] = (),
     *,
+    prefix: str = "",
+    finished: Mapping[str, str],
     resources: Mapping[str, float] | None = None,
+    batch: Container[str] | None = None,
     earlier: Sequence[Task] = (),
+    problems: Iterable[Problem] = (),
 ) -> tuple[list[Problem], tuple[Task, ...]]:
-    """Return the given problems with those of the action plan; or its tasks, if there are none."""
-    problems = [
+    """Return the problems of an action plan, after those of its subtasks; or its tasks, if there are none.
+
+    Of many subtasks, the actions may serve one batch; `earlier` are the tasks of the batches before.
+    """
+    subtasks = remaining_subtasks(decomposition, finished)
+    if batch is not None:
+        subtasks = [subtask for subtask in subtasks if subtask.id in batch]
+    found = [
         *problems,
         *_check_execution_order(action_plan, subtasks),
-        *_check_actions(action_plan, subtasks, library, ids, resources),
+        *_check_actions(action_plan, subtasks, library, finished, resources),
     ]
-    if problems:
-        return problems, ()
-    tasks = _build_tasks(action_plan, subtasks, library, ids)
+    if found:
+        return found, ()
+    tasks = _build_tasks(action_plan, decomposition, library, prefix, finished)
     # References to tasks that do not exist, or are not done in time.
     complete = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
-    before = [Task(id=TaskId(name)) for name in dict.fromkeys(ids.finished.values())]
+    before = [Task(id=TaskId(name)) for name in dict.fromkeys(finished.values())]
     graph = check_graph([*complete, *earlier, *before])
     return [Problem("action_plan.actions", problem.message) for problem in graph], tasks
 
@@ -572,8 +495,8 @@ def _check_actions(
     action_plan: ActionPlan,
     subtasks: Sequence[Subtask],
     library: Mapping[str, ToolSpec],
-    ids: _TaskIds,
-    resources: Mapping[str, float] | None = None,
+    finished: Container[str],
+    resources: Mapping[str, float] | None,
 ) -> Iterator[Problem]:
     hints = NameSuggester()
     names = dict.fromkeys(subtask.id for subtask in subtasks)
@@ -581,8 +504,8 @@ def _check_actions(
     for index, action in enumerate(action_plan.actions):
         at, label = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
         if action.task_id not in names:
-            finished = "a finished subtask" if action.task_id in ids.finished else ""
-            why = finished or f"not a subtask{hints(action.task_id, names)}"
+            is_done = action.task_id in finished
+            why = "a finished subtask" if is_done else f"not a subtask{hints(action.task_id, names)}"
             yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
         if (tool := library.get(action.tool)) is None:
             shown = ", ".join(map(repr, [*library][:20])) + (", …" if len(library) > 20 else "")
@@ -600,55 +523,64 @@ def _check_actions(
 
 
 def _build_tasks(
-    action_plan: ActionPlan, subtasks: Sequence[Subtask], library: Mapping[str, ToolSpec], ids: _TaskIds
+    action_plan: ActionPlan,
+    decomposition: TaskDecomposition,
+    library: Mapping[str, ToolSpec],
+    prefix: str,
+    finished: Mapping[str, str],
 ) -> tuple[Task, ...]:
-    known = {subtask.id: subtask for subtask in subtasks}
-    ids = _TaskIds(ids.prefix, ids.finished, ids.reserved | known.keys() | ids.finished.keys())
+    def resolve(name: str) -> TaskId:
+        """Return the id of the task that does a subtask, or did it."""
+        return TaskId(finished.get(name, prefix + name))
+
+    known = {subtask.id: subtask for subtask in decomposition.subtasks}
     tasks: list[Task] = []
     for name in subtask_order(action_plan):
         actions = [action for action in action_plan.actions if action.task_id == name]
-        waits = tuple(map(ids.resolve, known[name].dependencies))
-        for action, action_name in zip(actions, ids.action_names(name, len(actions)), strict=True):
-            reads = (reference.task for reference in find_references(action.arguments, ids.finished))
-            finished = [ids.resolve(task) for task in reads if task is not None and task in ids.finished]
+        numbered = (f"{name}-{number}" for number in count(1))
+        free = (each for each in numbered if each not in known and each not in finished)
+        waits = tuple(map(resolve, known[name].dependencies))
+        for action, action_name in zip(actions, [*islice(free, len(actions) - 1), name], strict=True):
+            reads = (reference.task for reference in find_references(action.arguments, finished))
+            done = [resolve(task) for task in reads if task is not None and task in finished]
             notes = PlanningTask(
                 subtask=name,
                 action_type=action.action_type,
                 expected_outcome=action.expected_outcome,
                 fallback_strategy=action.fallback_strategy or "",
             )
+            arguments = rename_references(action.arguments, resolve, finished)
             fields = {
-                **_tool_fields(library[action.tool], action.arguments, notes, ids),
-                "id": ids.resolve(action_name),
+                **_tool_fields(library[action.tool], arguments, notes),
+                "id": resolve(action_name),
                 "goal": action.purpose or None,
                 "acceptance": [action.expected_outcome] if action.expected_outcome else [],
-                "depends_on": tuple(dict.fromkeys((*waits, *finished))),
+                "depends_on": tuple(dict.fromkeys((*waits, *done))),
                 "priority": len(tasks),
-                "fallbacks": tuple(_fallbacks(action, library, ids)),
+                "fallbacks": tuple(_fallbacks(action, arguments, library)),
             }
             tasks.append(Task.model_validate(fields))
             waits = (tasks[-1].id,)
     return tuple(tasks)
 
 
-def _tool_fields(tool: ToolSpec, given: JsonObject, notes: PlanningTask, ids: _TaskIds) -> JsonObject:
+def _tool_fields(tool: ToolSpec, arguments: JsonObject, notes: PlanningTask) -> JsonObject:
     """Return the fields of a task that say how a tool is used; incomplete arguments are kept in the metadata."""
-    arguments = rename_references(given, ids.resolve, ids.finished)
-    if missing := missing_arguments(tool, given):
+    if missing := missing_arguments(tool, arguments):
         incomplete: dict[str, object] = {"tool": tool.name, "arguments": arguments, "missing": missing}
         return {"resources": dict(tool.resources), "metadata": notes.model_copy(update=incomplete).to_metadata()}
     metadata = notes.model_copy(update={"tool": tool.name}).to_metadata()
     return {"tool": tool.name, "arguments": arguments, "metadata": metadata}
 
 
-def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: _TaskIds) -> Iterator[Fallback]:
+def _fallbacks(action: Action, arguments: JsonObject, library: Mapping[str, ToolSpec]) -> Iterator[Fallback]:
     """Yield the tool that a strategy begins with, as in `write_file: from scratch`, with the shared arguments."""
     text = re.sub(r"^use\s+", "", (action.fallback_strategy or "").strip(), flags=re.IGNORECASE)
     head = re.split(r"[:;,(]|\s+[-–—]\s+|\s+(?:with|instead|for)\b", text, maxsplit=1)[0]
     tool = library.get(text) or library.get(head.strip(" `'\""))
     if tool is not None and tool.name != action.tool:
-        shared = {name: action.arguments[name] for name in tool_parameters(tool) if name in action.arguments}
-        fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id), ids)
+        shared = {name: arguments[name] for name in tool_parameters(tool) if name in arguments}
+        fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id))
         yield Fallback.model_validate({**fields, "goal": action.purpose or None})
 
 
@@ -658,14 +590,7 @@ def _fallbacks(action: Action, library: Mapping[str, ToolSpec], ids: _TaskIds) -
 def installation_changes(
     live: LivePlan, planned: Sequence[Task], kept: Collection[str], *, by: TaskId
 ) -> list[PlanChange]:
-    """Return the changes that replace the actions that are not done yet by planned ones.
-
-    Args:
-        live: the plan under way.
-        planned: the new tasks.
-        kept: the live tasks that are kept.
-        by: the phase task that made the plan, and that the new tasks wait for.
-    """
+    """Return the changes that replace all actions but those kept by planned ones, which wait for the phase `by`."""
     ids = dict.fromkeys(task.id for task in planned)
     changes: list[PlanChange] = []
     for task in planned:

@@ -259,7 +259,7 @@ async def test_no_replan_after_the_repair() -> None:
     """If the second reply is unusable, too, there is no replan, which is recorded with the reason."""
     desk = Desk("hm", says(confidence=85))
     considered = await desk.consider()
-    assert (considered.decision, considered.notes, considered.ruling.kind) == (None, (), "continue")
+    assert (considered.normalised, considered.ruling.kind) == ((None, ()), "continue")
     (record,) = desk.manager.records
     assert (record.llm_decision, record.confidence, record.executed) == (None, None, False)
     assert record.error == "confidence: Input should be less than or equal to 1, got 85"
