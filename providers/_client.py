@@ -25,7 +25,7 @@ from replanning.http import (
     url_problem,
 )
 from replanning.llm import LLMOptions, LLMProvider, PriceTable
-from replanning.llm.extraction import validation_message
+from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 

@@ -35,7 +35,7 @@ from replanning.changes import (
 from replanning.errors import UnknownTask
 from replanning.live import TaskState, TaskView
 from replanning.llm import LLMOptions
-from replanning.llm.extraction import validation_message
+from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.types import JsonValue

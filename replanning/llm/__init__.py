@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from replanning.exports import report_module
-from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Meter
+from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Meter, Price, PriceTable
 from replanning.llm.guards import FallbackLLM
-from replanning.llm.prices import Price, PriceTable
 from replanning.llm.provider import LLMProvider
 from replanning.llm.selection import create_llm_provider
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
@@ -83,7 +84,7 @@ class CircuitBreaker:
         self._probing = True
         return Permit(is_probe=True)
 
-    def record_success(self, permit: Permit) -> None:
+    def record_success(self) -> None:
         """Close it: the service works, also if the call was made before the failures."""
         self._probing = False
         self._consecutive_failures = 0
@@ -115,8 +116,52 @@ class CircuitBreaker:
             self._probing = False
 
 
-class GuardedLLM(LLMProvider):
+class _LLMWrapper(LLMProvider):
+    """A language model that answers through others, with the configuration of the first of them."""
+
+    def __init__(self, client: LLMProvider) -> None:
+        super().__init__(
+            model=client.model,
+            temperature=client.temperature,
+            max_tokens=client.max_tokens,
+            timeout=client.timeout,
+            prices=client.prices,
+            environment=client.environment,
+        )
+        self.redactor = client.redactor
+        self.name = client.name  # type: ignore[misc] # it stands for that one
+
+    @abstractmethod
+    async def _ask(
+        self, options: LLMOptions | None, call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
+    ) -> ResultT:
+        """Call a client with the options that it gets."""
+
+    def _deadline(self, options: LLMOptions | None) -> float:
+        limit = self.environment.clock.now() + self.timeout
+        return limit if options is None or options.deadline is None else min(limit, options.deadline)
+
+    async def request(self, prompt: str, options: LLMOptions) -> Completion:
+        """Return an answer, with the checks of the model that gives it."""
+        return await self.complete_detailed(prompt, options)
+
+    async def complete_detailed(self, prompt: str, options: LLMOptions | None = None) -> Completion:
+        """Return an answer; the errors are those of the class."""
+        return await self._ask(options, lambda client, own: client.complete_detailed(prompt, own))
+
+    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
+        """Return an answer of a given shape; the errors are those of the class."""
+        return await self._ask(options, lambda client, own: client.complete_json(prompt, schema, own))
+
+    async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
+        """Return the embedding of a text; the errors are those of the class."""
+        return await self._ask(options, lambda client, own: client.embed(text, own))
+
+
+class GuardedLLM(_LLMWrapper):
     """A language model behind a circuit breaker and a limit of concurrent calls.
+
+    Calls raise the errors of the client, and `LLMUnavailable` while the breaker is open.
 
     Args:
         client: the language model.
@@ -124,7 +169,7 @@ class GuardedLLM(LLMProvider):
     """
 
     def __init__(self, client: LLMProvider, *, max_concurrency: int = 4) -> None:
-        _copy_configuration(self, client)
+        super().__init__(client)
         self.client = client
         self.breaker = CircuitBreaker()
         self._max_concurrency = max_concurrency
@@ -142,33 +187,17 @@ class GuardedLLM(LLMProvider):
         """Return whether the client can be asked and has not been failing."""
         return not self.unavailable_reason() and await self.client.is_available()
 
-    async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask the client; raises as the client does."""
-        return await self.client.request(prompt, options)
-
-    async def complete_detailed(self, prompt: str, options: LLMOptions | None = None) -> Completion:
-        """Return an answer; raises as the client does, and `LLMUnavailable` while the breaker is open."""
-        return await self._call_guarded(options, lambda options: self.client.complete_detailed(prompt, options))
-
-    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
-        """Return an answer of a given shape; raises likewise."""
-        return await self._call_guarded(options, lambda options: self.client.complete_json(prompt, schema, options))
-
-    async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
-        """Return the embedding of a text; raises likewise."""
-        return await self._call_guarded(options, lambda options: self.client.embed(text, options))
-
     async def aclose(self) -> None:
         """Close the client's connections."""
         await self.client.aclose()
 
-    async def _call_guarded(
-        self, options: LLMOptions | None, call: Callable[[LLMOptions], Awaitable[ResultT]]
+    async def _ask(
+        self, options: LLMOptions | None, call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
     ) -> ResultT:
         clock = self.environment.clock
         if left := self.breaker.retry_after(clock.now()):
             raise LLMUnavailable(_open_circuit_message(left), provider=self.name)
-        deadline = _deadline(self, options)
+        deadline = self._deadline(options)
         acquired = False
         if clock.now() < deadline:
             async with move_on_after(deadline - clock.now(), clock):
@@ -182,11 +211,11 @@ class GuardedLLM(LLMProvider):
             if permit is None:
                 raise LLMUnavailable(_open_circuit_message(self.breaker.retry_after(clock.now())), provider=self.name)
             try:
-                answer = await call(replace(options or LLMOptions(), deadline=deadline))
+                answer = await call(self.client, replace(options or LLMOptions(), deadline=deadline))
             except BaseException as error:
                 self._record_failure(permit, error, deadline)
                 raise
-            self.breaker.record_success(permit)
+            self.breaker.record_success()
             return answer
         finally:
             self._semaphore.release()
@@ -196,7 +225,7 @@ class GuardedLLM(LLMProvider):
         if isinstance(error, LLMRequestRejected) and error.status in _PERMANENT_STATUSES:
             self.breaker.record_failure(permit, now, permanent=True)
         elif isinstance(error, LLMRefusal | LLMResponseInvalid):
-            self.breaker.record_success(permit)  # the service works; its answers are another matter
+            self.breaker.record_success()  # the service works; its answers are another matter
         elif isinstance(error, LLMError) and not isinstance(error, LLMRequestRejected):
             self.breaker.record_failure(permit, now)
         elif not isinstance(error, ReplanningError) and (isinstance(error, Exception) or now >= deadline):
@@ -205,11 +234,15 @@ class GuardedLLM(LLMProvider):
             self.breaker.release(permit)
 
 
-class FallbackLLM(LLMProvider):
+class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 
     All of them share one deadline: each gets an equal share of the remaining time, so that a model that hangs leaves
-    time for the next. A model named in the options is that of the first.
+    time for the next. A model named in the options is that of the first. Embeddings of different models are not
+    comparable.
+
+    Calls raise an `LLMError` that names all of them with their reasons if none gave an answer, and `BudgetExceeded` if
+    no call fits the remaining budget.
 
     Args:
         members: the language models, in order.
@@ -221,7 +254,7 @@ class FallbackLLM(LLMProvider):
     def __init__(self, members: Sequence[LLMProvider]) -> None:
         if not members:
             raise ValueError("a fallback needs at least one language model")
-        _copy_configuration(self, members[0])
+        super().__init__(members[0])
         self.members = tuple(members)
         self.name = ",".join(member.name for member in members)  # type: ignore[misc] # as the list is written
 
@@ -240,36 +273,15 @@ class FallbackLLM(LLMProvider):
                 return True
         return False
 
-    async def request(self, prompt: str, options: LLMOptions) -> Completion:
-        """Ask one after another, each with its own checks."""
-        return await self.complete_detailed(prompt, options)
-
-    async def complete_detailed(self, prompt: str, options: LLMOptions | None = None) -> Completion:
-        """Return the first answer.
-
-        Raises:
-            LLMError: none gave one; names all of them with their reasons.
-            BudgetExceeded: no call fits the remaining budget.
-        """
-        return await self._try_in_order(options, lambda member, own: member.complete_detailed(prompt, own))
-
-    async def complete_json(self, prompt: str, schema: type[SchemaT], options: LLMOptions | None = None) -> SchemaT:
-        """Return the first answer of a given shape; raises likewise."""
-        return await self._try_in_order(options, lambda member, own: member.complete_json(prompt, schema, own))
-
-    async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
-        """Return the first embedding of a text; embeddings of different models are not comparable."""
-        return await self._try_in_order(options, lambda member, own: member.embed(text, own))
-
     async def aclose(self) -> None:
         """Close all connections."""
         for member in self.members:
             await member.aclose()
 
-    async def _try_in_order(
+    async def _ask(
         self, options: LLMOptions | None, call: Callable[[LLMProvider, LLMOptions], Awaitable[ResultT]]
     ) -> ResultT:
-        deadline = _deadline(self, options)
+        deadline = self._deadline(options)
         options = options or LLMOptions()
         failures: list[LLMError | BudgetExceeded] = []
         for number, member in enumerate(self.members):
@@ -293,25 +305,6 @@ class FallbackLLM(LLMProvider):
         if len(failures) == 1 or all(isinstance(failure, BudgetExceeded) for failure in failures):
             raise failures[0] from last
         raise LLMUnavailable("no language model gave a usable answer: " + "; ".join(map(str, failures))) from last
-
-
-def _copy_configuration(guard: LLMProvider, client: LLMProvider) -> None:
-    LLMProvider.__init__(
-        guard,
-        model=client.model,
-        temperature=client.temperature,
-        max_tokens=client.max_tokens,
-        timeout=client.timeout,
-        prices=client.prices,
-        environment=client.environment,
-    )
-    guard.redactor = client.redactor
-    guard.name = client.name  # type: ignore[misc] # it stands for that one
-
-
-def _deadline(llm: LLMProvider, options: LLMOptions | None) -> float:
-    limit = llm.environment.clock.now() + llm.timeout
-    return limit if options is None or options.deadline is None else min(limit, options.deadline)
 
 
 def _open_circuit_message(left: float) -> str:

@@ -1,16 +1,23 @@
-"""LLMProvider: the interface of language models, as alternative providers, planning and judges share it."""
+"""LLMProvider: the interface of language models, and the JSON in their answers.
+
+JSON is found as it was written, never completed or repaired: no part of JSON that is cut off or wrong is taken for an
+answer. The work is linear in the length of the text.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from itertools import islice
 from types import TracebackType
-from typing import ClassVar, Final, Self, TypeVar
+from typing import ClassVar, Final, NamedTuple, Self, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
@@ -18,11 +25,10 @@ from pydantic import BaseModel, ValidationError
 from replanning.environment import Environment, move_on_after
 from replanning.errors import LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, ReplanningError
 from replanning.journal.observations import Usage
-from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions
-from replanning.llm.extraction import extract_json, validation_message
-from replanning.llm.prices import Price, PriceTable
+from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Price, PriceTable
+from replanning.plan import JsonObject
 from replanning.plan.redaction import Redactor
-from replanning.plan.types import to_seconds
+from replanning.plan.types import JsonValue, to_seconds
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
@@ -38,6 +44,25 @@ _REQUEST_OVERHEAD_TOKENS: Final = 64
 
 _SCHEMA_OVERHEAD_TOKENS: Final = 512
 """Tokens that services add for an answer with a schema."""
+
+_MAX_DEPTH: Final = 100
+
+_MAX_TEXT_CHARS: Final = 400_000
+"""Most characters of a text in which JSON is searched for."""
+
+_FENCE: Final = "```"
+
+_FENCE_LANGUAGE: Final = re.compile(r"\s*[\w+-]*\s")
+
+_THINKING_TAG: Final = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+
+_STRING_PATTERN: Final = r'"(?:[^"\\]++|\\.)*+"'
+
+_OBJECT_START: Final = re.compile(rf"\{{\s*+(?:\}}|{_STRING_PATTERN}\s*+:)", re.DOTALL)
+"""Beginning of an object; prose has braces, too."""
+
+_TOKEN: Final = re.compile(rf'{_STRING_PATTERN}|[][{{}}"]', re.DOTALL)
+"""A string, a bracket, or the beginning of a string without an end."""
 
 _REPAIR_PROMPT: Final = """{prompt}
 
@@ -281,8 +306,10 @@ class LLMProvider(ABC):
         async with move_on_after(left, clock) as scope:
             try:
                 results.append(await call(text, options))
+            except anyio.get_cancelled_exc_class():
+                raise
             except BaseException as error:  # raised below: the group would wrap it
-                if _is_cancellation(error):
+                if isinstance(error, BaseExceptionGroup) and error.subgroup(anyio.get_cancelled_exc_class()):
                     raise
                 failure = error
             late = scope.cancel_called
@@ -302,20 +329,138 @@ class LLMProvider(ABC):
         return self.redactor.text(text[: 4 * _MAX_EXCERPT_CHARS])[:_MAX_EXCERPT_CHARS]
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    cancelled = anyio.get_cancelled_exc_class()
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(cancelled) is not None
-    return isinstance(error, cancelled)
-
-
 def _max_input_tokens(prompt: str, options: LLMOptions) -> int:
-    size = _REQUEST_OVERHEAD_TOKENS + sum(
-        len(text.encode(errors="surrogatepass")) for text in (prompt, options.system or "")
-    )
-    return size if options.schema is None else size + _SCHEMA_OVERHEAD_TOKENS + _schema_bytes(options.schema)
+    texts = (prompt, options.system or "")
+    size = _REQUEST_OVERHEAD_TOKENS + sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    if options.schema is None:
+        return size
+    return size + _SCHEMA_OVERHEAD_TOKENS + len(json.dumps(json_schema(options.schema), ensure_ascii=False).encode())
 
 
 @lru_cache(maxsize=64)
-def _schema_bytes(schema: type[BaseModel]) -> int:
-    return len(json.dumps(schema.model_json_schema(), ensure_ascii=False).encode())
+def json_schema(shape: type[BaseModel]) -> JsonObject:
+    """Return a shape as JSON Schema, which must not be changed: it is cached, because it is slow to make."""
+    return shape.model_json_schema()
+
+
+class _JsonSpan(NamedTuple):
+    start: int
+    end: int
+    value: JsonValue
+    fenced: bool
+
+
+def extract_json(text: str) -> Iterator[JsonValue]:
+    """Yield every JSON value that a text may mean, the likeliest first; one may come twice.
+
+    That is the whole text if it is JSON. Else these are its fenced blocks and then the objects in its prose, the last
+    one first, because models conclude at the end. Values within think tags follow all others.
+
+    An object that is cut off, has a duplicate name or a number that is not finite is passed over as a whole.
+    A text of more than 400,000 characters is JSON as a whole, or has none.
+    """
+    try:
+        yield _parse_strict_json(text)
+        return
+    except ValueError:
+        pass
+    if len(text) > _MAX_TEXT_CHARS:
+        return
+    spoken, thoughts = _split_thinking(text)
+    for part in (*reversed(spoken), *reversed(thoughts)):
+        yield from _json_values(part)
+    if thoughts:  # an apparent tag may have been part of a string
+        yield from _json_values(text)
+
+
+def _split_thinking(text: str) -> tuple[list[str], list[str]]:
+    """Return the parts of a text outside of think tags, and those within."""
+    spoken: list[str] = []
+    thoughts: list[str] = []
+    thinking, start = False, 0
+    for tag in _THINKING_TAG.finditer(text):
+        closes = bool(tag[1])
+        if closes and not thinking:  # the opening tag was part of the prompt
+            thoughts += spoken
+            spoken.clear()
+        (thoughts if thinking or closes else spoken).append(text[start : tag.start()])
+        thinking, start = not closes, tag.end()
+    (thoughts if thinking else spoken).append(text[start:])
+    return spoken, thoughts
+
+
+def _json_values(text: str) -> Iterator[JsonValue]:
+    spans: list[_JsonSpan] = []
+    end = 0
+    for span in sorted([*_fenced_blocks(text), *_bare_objects(text)], key=lambda span: (span.start, -span.end)):
+        if span.start >= end:  # else it is a part of the span before
+            spans.append(span)
+            end = span.end
+    for fenced in (True, False):
+        yield from (span.value for span in reversed(spans) if span.fenced is fenced)
+
+
+def _fenced_blocks(text: str) -> Iterator[_JsonSpan]:
+    """Yield the fenced blocks that are JSON and nothing else."""
+    start = 0
+    for number, block in enumerate(text.split(_FENCE)):
+        end = start + len(block)
+        language = _FENCE_LANGUAGE.match(block)
+        content = block[language.end() if language else 0 :].strip()
+        if number % 2 and content[:1] in ("{", "["):
+            with suppress(ValueError):
+                yield _JsonSpan(start, end, _parse_strict_json(content), True)
+        start = end + len(_FENCE)
+
+
+def _bare_objects(text: str) -> Iterator[_JsonSpan]:
+    start = _OBJECT_START.search(text)
+    while start is not None:
+        end = _closing_end(text, start.start())
+        if end is None:
+            return
+        with suppress(ValueError):
+            yield _JsonSpan(start.start(), end, _parse_strict_json(text[start.start() : end]), False)
+        start = _OBJECT_START.search(text, end)
+
+
+def _closing_end(text: str, start: int) -> int | None:
+    """Return the end of the bracketed text that begins at `start`; None if the bracket is not closed."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
+        if depth <= 0 or token[0] == '"':
+            return token.end() if depth <= 0 else None
+    return None
+
+
+def _parse_strict_json(text: str) -> JsonValue:
+    """Parse JSON; raise a ValueError for duplicate names, numbers that are not finite and too deep nesting as well."""
+    try:
+        # Not strict, because models write line breaks into strings as they are.
+        value: JsonValue = json.loads(text, strict=False, object_pairs_hook=_unique_members)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+    level = [value]
+    for _ in range(_MAX_DEPTH + 1):
+        if not level:
+            return value
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+            raise ValueError("JSON has a number that is not finite")
+        holders = [item for item in level if isinstance(item, dict | list)]
+        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
+    raise ValueError("JSON is nested too deeply")
+
+
+def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("JSON object has a duplicate name")
+    return members
+
+
+def validation_message(error: ValidationError, subject: str, *, most: int = 10) -> str:
+    """Return the errors of a validation on one line, each with its place; `subject` is the name of the whole value."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [f"{'.'.join(map(str, detail['loc'])) or subject}: {detail['msg']}" for detail in details[:most]]
+    return "; ".join(lines) + (f"; and {len(details) - most} more" if len(details) > most else "")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from replanning.environment import Environment
 from replanning.errors import NoLLMProvider, PluginError, Problem, SettingsError
+from replanning.llm.completions import Price, PriceTable
 from replanning.llm.guards import FallbackLLM, GuardedLLM
-from replanning.llm.prices import Price, PriceTable
 from replanning.llm.provider import LLMProvider
 from replanning.plan.redaction import Redactor
 from replanning.plugins import installed_plugins, load_plugin
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 
-AUTO_PROVIDERS: Final = ("github-copilot", "anthropic", "openai")
-"""Providers that `auto` looks for, in this order; Ollama comes last, if it is enabled."""
+AUTO_PROVIDERS: Final = {
+    "github-copilot": ("GITHUB_COPILOT_TOKEN",),
+    "anthropic": ("ANTHROPIC_API_KEY",),
+    "openai": ("OPENAI_API_KEY", "OPENAI_BASE_URL"),  # a compatible server may need no key
+}
+"""Providers that `auto` looks for, in this order, by the variables of which one must be set; Ollama comes last."""
 
 
 def create_llm_provider(
@@ -80,7 +85,8 @@ def create_clients(
     if llm.prices:
         shared["prices"] = PriceTable({model: Price(price.input, price.output) for model, price in llm.prices.items()})
     shared["timeout"] = settings.timeout.replan
-    shared["environ"] = os.environ if environ is None else environ
+    environ = os.environ if environ is None else environ
+    shared["environ"] = environ
     shared["environment"] = environment
     shared["transport"] = transport
     # The model and the address of the settings are those of the first client.
@@ -89,7 +95,7 @@ def create_clients(
         first["base_url"] = llm.base_url
     names = _split_names(name) or _split_names([each for each in settings.provider if is_llm(each)])
     clients = [
-        _create_client(names[0], first) if names else _first_available(settings, first),
+        _create_client(names[0], first) if names else _first_available(settings, first, environ),
         *(_create_client(each, shared) for each in names[1:]),
         *(_create_client(each, shared) for each in _split_names(llm.fallback) if each not in names),
     ]
@@ -118,8 +124,12 @@ def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
     plugin, _, model = name.partition(":")
     kind: Any = load_plugin("providers", plugin)
     if not hasattr(kind, "complete_detailed"):
-        installed = ", ".join(each for each in installed_plugins("providers") if _is_loadable_llm(each)) or "none"
-        raise PluginError(f"the plugin {plugin!r} is not a language model; installed language models: {installed}")
+        installed = []
+        for each in installed_plugins("providers"):
+            with suppress(PluginError):  # it does not load
+                installed += [each] if is_llm(each) else []
+        names = ", ".join(installed) or "none"
+        raise PluginError(f"the plugin {plugin!r} is not a language model; installed language models: {names}")
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     given = {**arguments, **({"model": model} if model else {})}
@@ -132,27 +142,22 @@ def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
     return client
 
 
-def _is_loadable_llm(name: str) -> bool:
-    try:
-        return is_llm(name)
-    except PluginError:
-        return False
-
-
-def _first_available(settings: Settings, arguments: Mapping[str, object]) -> LLMProvider:
+def _first_available(settings: Settings, arguments: Mapping[str, object], environ: Mapping[str, str]) -> LLMProvider:
     llm = settings.llm
     if llm.base_url is not None:
         problem = "it may not receive the key of just any provider; name the provider that it belongs to"
         raise SettingsError([Problem("llm.base_url", problem)])
     problems = []
-    for name in (*AUTO_PROVIDERS, *(("ollama",) if llm.ollama else ())):
-        try:
-            client = _create_client(name, arguments)
-            problem = client.unavailable_reason()
-            if not problem:
-                return client
-        except PluginError as error:
-            problem = str(error)
+    for name, variables in (*AUTO_PROVIDERS.items(), *((("ollama", ()),) if llm.ollama else ())):
+        problem = f"{variables[0]} is not set" if variables else ""
+        if not variables or any(environ.get(variable, "").strip() for variable in variables):
+            try:
+                client = _create_client(name, arguments)
+                problem = client.unavailable_reason()
+                if not problem:
+                    return client
+            except PluginError as error:
+                problem = str(error)
         problems.append(f"{name}: {problem}")
     hint = "" if llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
     raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")

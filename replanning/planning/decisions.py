@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from replanning.errors import LLMResponseInvalid, Problem, SettingsError
 from replanning.journal.triggers import normalised_cause
-from replanning.llm.extraction import extract_json
+from replanning.llm.provider import extract_json
 from replanning.plan.messages import validation_problems
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.settings import PlanningSettings

@@ -39,7 +39,7 @@ from replanning.journal import (
     Usage,
 )
 from replanning.llm import LLMOptions
-from replanning.llm.extraction import extract_json
+from replanning.llm.provider import extract_json
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.testing import (
     ScriptedExecutor,
