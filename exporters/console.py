@@ -20,6 +20,7 @@ from replanning.journal import (
     RunOpened,
     TriggerFired,
 )
+from replanning.plan.messages import truncate
 from replanning.telemetry import Exporter
 
 MAX_LINE_CHARS: Final = 240
@@ -85,7 +86,7 @@ def format_record(run: str, record: Record) -> str:
     when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
     words = f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
     line = "".join(character if character.isprintable() else "�" for character in " ".join(words))
-    return line if len(line) <= MAX_LINE_CHARS else f"{line[: MAX_LINE_CHARS - 1]}…"
+    return truncate(line, MAX_LINE_CHARS)
 
 
 def _describe_body(body: RecordBody) -> str:

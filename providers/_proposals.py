@@ -38,6 +38,7 @@ from replanning.llm import LLMOptions
 from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
+from replanning.plan.messages import truncate
 from replanning.plan.types import JsonValue
 
 _SCHEMA_MAPS: Final = ("properties", "$defs")
@@ -442,7 +443,7 @@ def _check_depth(value: JsonValue, task_id: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:80]}…")
+    return repr(truncate(text, 81))
 
 
 def _problem_text(error: ValidationError, subject: str) -> str:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from replanning import Settings, ToolSpec
 from replanning.journal import AttemptSucceeded, BetterPathFound, Observation, RecordBody
 from replanning.live import PlanView, TaskView
-from replanning.triggers._text import WAITING_STATES
+from replanning.triggers._tasks import WAITING_STATES
 
 MAX_TASKS_PER_TOOL = 1_000
 """Most tasks of one tool that are examined."""
@@ -50,19 +50,17 @@ class BetterPathDetector:
             other = cheapest.get(tool.capability or "")
             if other is not None and (saving := _cost_saving(tool, cheapest)):
                 tasks = [task for task in waiting[name] if other.parameters.keys() <= task.task.arguments.keys()]
-                if tasks and saving * len(tasks) / left >= self.min_gain:
-                    yield _trigger(name, other, tasks, saving * len(tasks) / left)
-
-
-def _trigger(name: str, other: ToolSpec, tasks: list[TaskView], gain: float) -> BetterPathFound:
-    count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
-    return BetterPathFound(
-        tasks=tuple(task.id for task in tasks),
-        cause=f"{name}>{other.name}",
-        reason=f"{other.name!r} can take over {count} from {name!r} and makes the remaining plan {gain:.0%} cheaper",
-        gain=gain,
-        tool=other.name,
-    )
+                gain = saving * len(tasks) / left if tasks else 0.0
+                if tasks and gain >= self.min_gain:
+                    count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
+                    yield BetterPathFound(
+                        tasks=tuple(task.id for task in tasks),
+                        cause=f"{name}>{other.name}",
+                        reason=f"{other.name!r} can take over {count} from {name!r} and makes the remaining plan"
+                        f" {gain:.0%} cheaper",
+                        gain=gain,
+                        tool=other.name,
+                    )
 
 
 def _cheapest_tools(view: PlanView) -> dict[str, ToolSpec]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import ClassVar
 
-from replanning.errors import ExpressionError
+from replanning import ToolSpec
+from replanning.errors import ExpressionError, PlanError
 from replanning.journal import ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation, RecordBody
 from replanning.live import PlanView, TaskState, TaskView
-from replanning.triggers._text import WAITING_STATES, is_lost_for_goal, list_items, shorten, tasks_missing_fact
+from replanning.plan import JsonValue
+from replanning.plan.messages import join_names, one_line
+from replanning.triggers._tasks import WAITING_STATES
 
+_MAX_TASKS_EXAMINED = 1_000
+"""Most tasks of a tool, and most predecessors of a task, that are examined."""
+
+_MAX_LISTED_ITEMS = 5
+_MAX_REASON_CHARS = 300
 _UNFINISHED_STATES = (*WAITING_STATES, TaskState.FAILED, TaskState.BLOCKED)
 """States of tasks that still have to run; running tasks have their values already."""
 
+_TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED)
 _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 
 
@@ -55,9 +65,9 @@ def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[Context
         missing = feasibility.missing_goal_facts
         tasks = world.tasks_related_to(missing, feasibility)
     else:
-        missing = [fact for fact in goal.facts if fact not in view.facts and is_lost_for_goal(fact, view)]
+        missing = [fact for fact in goal.facts if fact not in view.facts and _is_lost_for_goal(fact, view)]
     if missing:
-        why = f"the remaining plan does not achieve {list_items(missing)}"
+        why = f"the remaining plan does not achieve {join_names(missing, _MAX_LISTED_ITEMS)}"
         yield _goal_trigger(goal.objective, missing, tasks, why)
 
 
@@ -65,7 +75,7 @@ def _goal_trigger(objective: str, missing: Sequence[str], tasks: Sequence[str], 
     return ContextChanged(
         tasks=tuple(tasks),
         cause=f"goal:{','.join(sorted(missing)) or objective}",
-        reason=shorten(f"the goal changed, and {why}"),
+        reason=one_line(f"the goal changed, and {why}", _MAX_REASON_CHARS),
         facts=tuple(missing),
         goal=True,
     )
@@ -100,8 +110,8 @@ def _is_affected(task: TaskView, view: PlanView) -> bool:
 
 def _open_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[ContextChanged]:
     """Yield a trigger for facts that tasks or the goal need; each is examined alone, as the plan states no facts."""
-    dependents = {fact: [task.id for task in tasks_missing_fact(fact, view)] for fact in ceased}
-    lost = tuple(fact for fact in ceased if dependents[fact] or is_lost_for_goal(fact, view))
+    dependents = {fact: [task.id for task in _tasks_missing_fact(fact, view)] for fact in ceased}
+    lost = tuple(fact for fact in ceased if dependents[fact] or _is_lost_for_goal(fact, view))
     if lost:
         tasks = tuple(dict.fromkeys(task for fact in lost for task in dependents[fact]))
         yield _lost_facts_trigger(lost, tasks, tasks)
@@ -126,11 +136,77 @@ def _lost_facts_trigger(lost: tuple[str, ...], tasks: Sequence[str], dependents:
     return ContextChanged(
         tasks=tuple(tasks),
         cause=",".join(sorted(lost)),
-        reason=f"{list_items(lost)} {'does' if len(lost) == 1 else 'do'} not hold any more, and {why}",
+        reason=f"{join_names(lost, _MAX_LISTED_ITEMS)} {'does' if len(lost) == 1 else 'do'} not hold any more, and {why}",
         facts=lost,
     )
 
 
 def _dependents_phrase(tasks: Sequence[str]) -> str:
     noun = "task depends" if len(tasks) == 1 else "tasks depend"
-    return f"{len(tasks)} {noun} on it: {list_items([repr(task) for task in tasks])}"
+    return f"{len(tasks)} {noun} on it: {join_names([repr(task) for task in tasks], _MAX_LISTED_ITEMS)}"
+
+
+def _tasks_missing_fact(fact: str, view: PlanView) -> Iterator[TaskView]:
+    """Yield the tasks that have not started, need a fact that ceased, and have no predecessor that adds it."""
+    adding = {task.id for task in _tasks_adding(fact, view)}
+    for tool in view.tools.values():
+        if _may_match(fact, tool.requires, tool.needs):
+            for task in _unfinished_tasks(tool, view):
+                needed = task.state is not TaskState.RUNNING and fact in _ground_facts(tool.preconditions, task, view)
+                if needed and not (adding and _runs_after(task, adding, view)):
+                    yield task
+
+
+def _is_lost_for_goal(fact: str, view: PlanView) -> bool:
+    """Return whether the goal needs a fact that ceased and no remaining task adds it."""
+    return fact in view.goal.facts and next(_tasks_adding(fact, view), None) is None
+
+
+def _tasks_adding(fact: str, view: PlanView) -> Iterator[TaskView]:
+    for tool in view.tools.values():
+        if _may_match(fact, tool.adds, tool.produces):
+            for task in _unfinished_tasks(tool, view):
+                if task.state not in (TaskState.FAILED, TaskState.BLOCKED) and fact in _ground_facts(
+                    tool.additions, task, view
+                ):
+                    yield task
+
+
+def _unfinished_tasks(tool: ToolSpec, view: PlanView) -> Iterator[TaskView]:
+    return islice((task for task in view.resource_users(tool.name) if task.task.tool == tool.name), _MAX_TASKS_EXAMINED)
+
+
+def _ground_facts(
+    ground: Callable[[Mapping[str, JsonValue]], Sequence[str]], task: TaskView, view: PlanView
+) -> Sequence[str]:
+    try:
+        return ground(view.arguments(task.id))
+    except (ExpressionError, PlanError):
+        return ()  # its arguments come from results that do not exist yet
+
+
+def _runs_after(task: TaskView, adding: set[str], view: PlanView) -> bool:
+    """Return whether one of the adding tasks certainly runs before a task."""
+    seen = {task.id}
+    stack = [task]
+    while stack and len(seen) <= _MAX_TASKS_EXAMINED:
+        for dependency in stack.pop().task.depends_on:
+            if dependency in adding:
+                return True
+            if dependency not in seen:
+                seen.add(dependency)
+                before = view.task(dependency)
+                if before.state is TaskState.REPLACED_BY_REPLAN:
+                    stack.extend(view.task(new) for new in before.replaced_by)
+                    if not adding.isdisjoint(before.replaced_by):
+                        return True
+                elif before.state not in _TERMINAL_STATES:
+                    stack.append(before)
+    return False
+
+
+def _may_match(fact: str, patterns: Sequence[str], artifacts: Sequence[str]) -> bool:
+    """Return whether one of the patterns could match a fact, judged by its name before the bracket."""
+    head = fact.partition("(")[0]
+    heads = (pattern.partition("(")[0] for pattern in patterns)
+    return any("{" in name or name == head for name in heads) or (bool(artifacts) and head == "artifact")

@@ -10,7 +10,7 @@ from typing import ClassVar
 from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuiescent
 from replanning.journal.triggers import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
-from replanning.triggers._text import shorten
+from replanning.plan.messages import join_names, one_line
 
 MAX_NAMED_TASKS = 100
 """Most stuck tasks that a trigger names."""
@@ -30,11 +30,19 @@ class GoalUnreachableDetector:
         if not isinstance(observation, RunQuiescent):
             return
         blocking = tuple(islice(_blocking_tasks(observation, view), MAX_NAMED_TASKS))
-        missing = observation.missing_facts
+        missing, count = observation.missing_facts, len(observation.unsatisfied)
+        causes = []
+        for task in blocking:
+            error = normalised_cause(task.failure.type, task.failure.message) if task.failure else task.reason
+            causes.append(f"{task.id}:{task.state}:{error}")
+        left = f"{count} required task{'s' * (count != 1)} cannot be done" if count else ""
+        facts = f"the goal lacks {join_names(missing, 5)}" if missing else ""
+        why = ", ".join(f"{task.id!r} is {task.state}" for task in blocking[:5])
+        reason = f"nothing can run any more: {' and '.join(filter(None, (left, facts)))}{f' ({why})' if why else ''}"
         yield GoalUnreachable(
             tasks=tuple(task.id for task in blocking),
-            cause=hashlib.sha256("\n".join([*map(_blocker_key, blocking), *missing]).encode()).hexdigest()[:16],
-            reason=_unreachable_reason(blocking, observation),
+            cause=hashlib.sha256("\n".join([*causes, *missing]).encode()).hexdigest()[:16],
+            reason=one_line(reason, 300),
             missing_facts=missing,
         )
 
@@ -53,17 +61,3 @@ def _blocking_tasks(observation: RunQuiescent, view: PlanView) -> Iterator[TaskV
         behind = task.replaced_by if replaced else task.task.depends_on if task.state is TaskState.PENDING else ()
         stack.extend(new for new in behind if new not in seen)
         seen.update(behind)
-
-
-def _blocker_key(task: TaskView) -> str:
-    error = normalised_cause(task.failure.type, task.failure.message) if task.failure else task.reason
-    return f"{task.id}:{task.state}:{error}"
-
-
-def _unreachable_reason(blocking: tuple[TaskView, ...], observation: RunQuiescent) -> str:
-    count = len(observation.unsatisfied)
-    left = f"{count} required task{'s' * (count != 1)} cannot be done" if count else ""
-    facts = f"the goal lacks {', '.join(observation.missing_facts[:5])}" if observation.missing_facts else ""
-    why = ", ".join(f"{task.id!r} is {task.state}" for task in blocking[:5])
-    text = "nothing can run any more: " + " and ".join(part for part in (left, facts) if part)
-    return shorten(f"{text} ({why})" if why else text)

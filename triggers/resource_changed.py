@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
 from replanning.journal import Observation, RecordBody, ResourceChanged, ResourceUpdated
-from replanning.live import PlanView, TaskView
-from replanning.triggers._text import WAITING_STATES, list_items
+from replanning.live import PlanView
+from replanning.plan.messages import join_names
+from replanning.triggers._tasks import WAITING_STATES
 
 
 class ResourceChangedDetector:
@@ -24,9 +26,14 @@ class ResourceChangedDetector:
         if not isinstance(observation, ResourceUpdated):
             return
         name = observation.name
-        waiting = [task for task in view.resource_users(name) if task.state in WAITING_STATES]
         gone = observation.available is False
-        lacking = [task for task in waiting if (gone and task.task.tool == name) or _exceeds_capacity(name, task, view)]
+        capacity = view.capacity.get(name, math.inf)
+        lacking = [
+            task
+            for task in view.resource_users(name)
+            if task.state in WAITING_STATES
+            and ((gone and task.task.tool == name) or view.demand(task.task).get(name, 0.0) > capacity)
+        ]
         if not lacking:
             return
         why = f" ({observation.reason})" if observation.reason else ""
@@ -35,12 +42,8 @@ class ResourceChangedDetector:
         yield ResourceChanged(
             tasks=tuple(task.id for task in lacking),
             cause=f"{name}:{'unavailable' if gone else 'capacity'}",
-            reason=f"{name!r} {lost}{why}, and {need} it: {list_items([repr(task.id) for task in lacking])}",
+            reason=f"{name!r} {lost}{why}, and {need} it: {join_names([repr(task.id) for task in lacking], 5)}",
             name=name,
             capacity=observation.capacity,
             available=observation.available,
         )
-
-
-def _exceeds_capacity(name: str, task: TaskView, view: PlanView) -> bool:
-    return name in view.capacity and view.demand(task.task).get(name, 0.0) > view.capacity[name]

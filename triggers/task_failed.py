@@ -9,13 +9,13 @@ from replanning.journal import (
     AttemptFailed,
     AttemptInterrupted,
     ConditionEvaluated,
-    Failure,
     Observation,
     RecordBody,
     TaskFailed,
 )
-from replanning.live import PlanView, TaskState, TaskView
-from replanning.triggers._text import shorten, task_cause, task_label
+from replanning.live import PlanView, TaskState
+from replanning.plan.messages import one_line
+from replanning.triggers._tasks import task_cause, task_label
 
 
 class TaskFailedDetector:
@@ -31,26 +31,25 @@ class TaskFailedDetector:
         task = view.task(observation.task)
         if task.state is not TaskState.FAILED or task.failure is None:
             return
-        failure = task.failure
+        failure, label = task.failure, task_label(task)
+        match failure.kind:
+            case "interrupted":
+                reason = f"{label} was cut off: {failure.message}"
+            case "condition":
+                reason = f"the condition of {label} cannot be evaluated: {failure.message}"
+            case "arguments":
+                reason = f"{label} cannot be given its arguments: {failure.message}"
+            case _:
+                times = f" after {task.attempts} attempts" if task.attempts > 1 else ""
+                reason = f"{label} failed{times}: {failure.type}: {failure.message}"
         yield TaskFailed(
             tasks=(task.id,),
             root=task.root,
             cause=task_cause(task, failure.type, failure.message),
-            reason=shorten(_failure_reason(task, failure)),
+            reason=one_line(reason, 300),
             error_type=failure.type,
             message=failure.message,
             attempts=task.attempts,
             transient=failure.transient,
             interrupted=failure.kind == "interrupted",
         )
-
-
-def _failure_reason(task: TaskView, failure: Failure) -> str:
-    if failure.kind == "interrupted":
-        return f"{task_label(task)} was cut off: {failure.message}"
-    if failure.kind == "condition":
-        return f"the condition of {task_label(task)} cannot be evaluated: {failure.message}"
-    if failure.kind == "arguments":
-        return f"{task_label(task)} cannot be given its arguments: {failure.message}"
-    times = f" after {task.attempts} attempts" if task.attempts > 1 else ""
-    return f"{task_label(task)} failed{times}: {failure.type}: {failure.message}"

@@ -19,6 +19,7 @@ from replanning.journal import ContextChanged, Trigger
 from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
 from replanning.live.strips import artifact_fact
 from replanning.plan.json_values import as_text
+from replanning.plan.messages import join_names
 from replanning.plan.references import compile_fact_pattern, placeholders
 from replanning.plan.types import JsonValue
 from replanning.providers._planner.domain import Domain, action_key
@@ -162,10 +163,9 @@ def _describe_repair(repair: Repair) -> str:
     actions = [" ".join([action.tool, *map(as_text, action.arguments.values())]) for action in repair.actions]
     removed = [repr(step.id) for step in repair.removed_steps]
     more = f" and {len(actions) - _MAX_LISTED_ITEMS} more" if len(actions) > _MAX_LISTED_ITEMS else ""
-    ellipsis = ", …" if len(removed) > _MAX_LISTED_ITEMS else ""
     parts = [
         f"do {', '.join(actions[:_MAX_LISTED_ITEMS])}{more}" if actions else "",
-        f"leave out {', '.join(removed[:_MAX_LISTED_ITEMS])}{ellipsis}" if removed else "",
+        f"leave out {join_names(removed, _MAX_LISTED_ITEMS)}" if removed else "",
     ]
     return f"{kinds[repair.kind]}: {' and '.join(filter(None, parts))}"
 

@@ -23,7 +23,7 @@ from replanning.errors import (
     UnknownTask,
 )
 from replanning.history.status import open_questions, replay_records
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, join_names
 from replanning.plan.types import QuestionId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -135,7 +135,7 @@ def find_run(store: RunStore, name: str | None) -> RunInfo:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        ids = ", ".join(info.run for info in matches[:5]) + (", …" if len(matches) > 5 else "")
+        ids = join_names([info.run for info in matches], 5)
         raise UnknownRun(name, f"{len(matches)} ids begin with it: {ids}; give more of the id")
     raise UnknownRun(name, did_you_mean(name, [info.run for info in runs]) or "replanning status lists the runs")
 

@@ -25,6 +25,7 @@ from replanning.errors import Problem, UnknownTask
 from replanning.live.graph import TaskGraph
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState
 from replanning.plan.checks import check_task, result_references
+from replanning.plan.messages import join_names
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import JsonObject, TaskId
 
@@ -407,8 +408,7 @@ class Draft:
                     self.problems.append(Problem(path, f"task {task_id!r} depends on {dep!r}, which {why}"))
         for task_id, path in self.removed.items():
             if stranded := sorted(set(self._stranded_by_removal(task_id))):
-                more = ", …" if len(stranded) > _MAX_TASKS_IN_PROBLEM else ""
-                names = ", ".join(map(repr, stranded[:_MAX_TASKS_IN_PROBLEM])) + more
+                names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
                 message = f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
                 self.problems.append(Problem(path, message))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,7 +11,6 @@ from pydantic import JsonValue
 
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import Condition
-from replanning.plan.graph import find_cycles, unreachable_pairs
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import NameSuggester, brief_repr, format_path
 from replanning.plan.references import Reference, find_references, placeholders
@@ -18,13 +18,14 @@ from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 
 Finding = tuple[JsonPath, str]
+Graph = Sequence[Sequence[int]]
+"""Dependencies of numbered nodes: `graph[i]` are the nodes that i depends on."""
 
 _REQUIRED_FIELD_BY_KIND: Final = {"shell": "command", "http": "url", "python": "callable", "mcp": "server"}
-
 _PATTERN_FIELDS: Final = ("requires", "adds", "removes", "needs", "produces", "command", "url", "headers")
-
 _MAX_CYCLE_NAMES: Final = 10
-
+_TARGETS_PER_PASS: Final = 4096
+"""Targets answered for in one pass: one bit each per node, so half a KiB per node."""
 _PARAMETER_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "integer": (int,),
@@ -46,22 +47,44 @@ def check_plan(
 ) -> list[Problem]:
     """Return everything that is wrong with a plan whose parts are each valid."""
     scope = _Scope({tool.name: tool for tool in tools}, resources, objects, servers)
-    findings = [*_check_unique("tool", [tool.name for tool in tools]), *_check_ids(tasks)]
+    findings = [*_check_unique("tool", [tool.name for tool in tools], "name")]
     for name, server in servers.items():
         findings += [(("mcp", name), f"MCP server {name!r}: {text}") for text in server.problems()]
     for index, tool in enumerate(tools):
         findings += [(("tools", index, *path), f"tool {tool.name!r}{text}") for path, text in _check_tool(tool, scope)]
     for index, task in enumerate(tasks):
-        findings += [
-            (("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_nested_bodies(task, scope)
-        ]
-    findings += _DependencyChecker(tasks, scope.hints).check()
-    return [Problem(format_path(path), text) for path, text in findings]
+        findings += [(("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_body(task, scope)]
+    return [Problem(format_path(path), text) for path, text in findings] + check_graph(tasks, scope.hints)
 
 
-def check_graph(tasks: Sequence[Task]) -> list[Problem]:
+def check_graph(tasks: Sequence[Task], hints: NameSuggester | None = None) -> list[Problem]:
     """Return the problems between tasks: duplicate ids, wrong dependencies, references to unavailable results."""
-    findings = [*_check_ids(tasks), *_DependencyChecker(tasks, NameSuggester()).check()]
+    hints = hints or NameSuggester()
+    index = {task.id: number for number, task in reversed([*enumerate(tasks)])}  # the first of those with one id
+    findings = [*_check_dependencies(tasks, index, hints)]
+    graph = [[index[i] for i in task.depends_on if i in index and i != task.id] for task in tasks]
+    for cycle in find_cycles(graph):
+        names = [repr(tasks[number].id) for number in (*cycle, cycle[0])]
+        if len(names) > _MAX_CYCLE_NAMES:
+            names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({len(names) - _MAX_CYCLE_NAMES} more) …"]
+        text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
+        findings.append((("tasks", cycle[0], "depends_on"), text))
+    uses = [(number, *use) for number, task in enumerate(tasks) for use in result_references(task, index)]
+    for number, path, name, text in uses:
+        if name not in index:
+            told = (
+                f"task {tasks[number].id!r} refers to {text}, and {name!r} is no task of the plan{hints(name, index)}"
+            )
+            findings.append((("tasks", number, *path), told))
+    if not findings:  # what a task can see is known only where the dependencies are sound
+        apart = unreachable_pairs(graph, [(number, index[name]) for number, _, name, _ in uses])
+        for number, path, name, text in uses:
+            if (number, index[name]) in apart:
+                why = f"refers to {text} and does not depend on {name!r}: add {name!r} to its depends_on"
+                if tasks[number].id == name:
+                    why = f"refers to its own output with {text}"
+                findings.append((("tasks", number, *path), f"task {tasks[number].id!r} {why}"))
+    findings = [*_check_unique("task", [task.id for task in tasks], "id"), *findings]
     return [Problem(format_path(path), text) for path, text in findings]
 
 
@@ -76,10 +99,9 @@ def check_task(
         capacity: the amount of each resource.
         objects: the type of each object that arguments may name.
     """
-    findings = _check_nested_bodies(task, _Scope(tools, capacity, objects))
     return [
         f"{format_path(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text
-        for path, text in findings
+        for path, text in _check_body(task, _Scope(tools, capacity, objects))
     ]
 
 
@@ -91,12 +113,14 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
         known: the ids of all tasks, which separate a task's id from a path into its output.
     """
     for path, body in _nested_bodies(task):
-        for text in _strings_with_references(body):
-            for reference in _valid_references(text, known):
-                if reference.task is not None and not ("undo" in path and reference.task == task.id):
-                    yield (*path, "arguments"), reference.task, str(reference)
-        for name in _condition_result_names(body.when):
-            yield (*path, "when"), name, f"results.{name}"
+        for name, parsed in _parsed_expressions(body, known):
+            if isinstance(parsed, Condition):
+                for read in sorted(parsed.result_names()):
+                    yield (*path, name), read, f"results.{read}"
+            elif not isinstance(parsed, ExpressionError):  # which is reported with the task
+                for reference in parsed:
+                    if reference.task is not None and not ("undo" in path and reference.task == task.id):
+                        yield (*path, name), reference.task, str(reference)
 
 
 @dataclass(frozen=True)
@@ -123,17 +147,8 @@ class _Scope:
             self._placeholders[tool.name] = fields
         return self._placeholders[tool.name]
 
-    def may_be_server_tool(self, name: str) -> bool:
-        """Return whether a server may offer this tool; only the server itself can confirm it."""
-        tools = [(server, name[len(key) + 1 :]) for key, server in self.servers.items() if name.startswith(f"{key}.")]
-        return any(tool and (server.tools is None or tool in server.tools) for server, tool in tools)
 
-
-def _check_ids(tasks: Sequence[Task]) -> Iterator[Finding]:
-    return _check_unique("task", [task.id for task in tasks], "id")
-
-
-def _check_unique(what: str, names: Sequence[str], key: str = "name") -> Iterator[Finding]:
+def _check_unique(what: str, names: Sequence[str], key: str) -> Iterator[Finding]:
     first: dict[str, int] = {}
     for index, name in enumerate(names):
         if (before := first.setdefault(name, index)) != index:
@@ -189,35 +204,43 @@ def _nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
     return bodies
 
 
-def _strings_with_references(body: TaskBody) -> Iterator[str]:
-    return (text for text in iter_strings(body.arguments, keys=False) if "${" in text)
-
-
-def _check_nested_bodies(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
-    for path, body in _nested_bodies(task):
-        for inner, text in _check_single_body(body, scope):
-            yield (*path, *inner), text
-
-
-def _check_single_body(body: TaskBody, scope: _Scope) -> Iterator[Finding]:
-    tool = scope.tools.get(body.tool) if body.tool is not None else None
-    if tool is not None:
-        yield from _check_arguments(body, tool, scope)
-    elif body.tool is not None and (scope.tools or scope.servers) and not scope.may_be_server_tool(body.tool):
-        hint = scope.hints(body.tool, scope.tools)
-        yield ("tool",), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
-    if body.resources or (tool is not None and tool.resources):
-        yield from _check_resources(body, tool, scope)
+def _parsed_expressions(
+    body: TaskBody, known: Container[str] = ()
+) -> Iterator[tuple[str, Condition | tuple[Reference, ...] | ExpressionError]]:
+    """Yield the field and the parsed form of the references of each text, and of the condition; or why there is none."""
+    for text in iter_strings(body.arguments, keys=False):
+        if "${" in text:
+            try:
+                yield "arguments", find_references(text, known)
+            except ExpressionError as error:
+                yield "arguments", error
     if body.when is not None:
         try:
-            Condition.parse(body.when)
+            yield "when", Condition.parse(body.when)
         except ExpressionError as error:
-            yield ("when",), str(error)
-    for text in _strings_with_references(body):
-        try:
-            find_references(text)
-        except ExpressionError as error:
-            yield ("arguments",), str(error)
+            yield "when", error
+
+
+def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
+    """Yield the problems of a task, its fallbacks and undo tasks."""
+    for path, body in _nested_bodies(task):
+        tool = scope.tools.get(body.tool) if body.tool is not None else None
+        if tool is not None:
+            yield from (((*path, *inner), text) for inner, text in _check_arguments(body, tool, scope))
+        elif body.tool is not None and (scope.tools or scope.servers) and not _may_be_server_tool(body.tool, scope):
+            hint = scope.hints(body.tool, scope.tools)
+            yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
+        if body.resources or (tool is not None and tool.resources):
+            yield from (((*path, *inner), text) for inner, text in _check_resources(body, tool, scope))
+        for name, parsed in _parsed_expressions(body):
+            if isinstance(parsed, ExpressionError):
+                yield (*path, name), str(parsed)
+
+
+def _may_be_server_tool(name: str, scope: _Scope) -> bool:
+    """Return whether a server may offer this tool; only the server itself can confirm it."""
+    tools = [(server, name[len(key) + 1 :]) for key, server in scope.servers.items() if name.startswith(f"{key}.")]
+    return any(tool and (server.tools is None or tool in server.tools) for server, tool in tools)
 
 
 def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: _Scope) -> Iterator[Finding]:
@@ -269,81 +292,143 @@ def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> s
     return f"an object of type {kind!r} as `objects` states them"
 
 
-class _DependencyChecker:
-    """Check of the dependencies between tasks and of the results that they read."""
-
-    def __init__(self, tasks: Sequence[Task], hints: NameSuggester) -> None:
-        self._tasks = tasks
-        self._hints = hints
-        self._index: dict[str, int] = {}
-        for index, task in enumerate(tasks):
-            self._index.setdefault(task.id, index)
-
-    def check(self) -> list[Finding]:
-        """Return the problems of all tasks."""
-        findings = [finding for index in range(len(self._tasks)) for finding in self._check_dependencies(index)]
-        graph = [[self._index[i] for i in t.depends_on if i in self._index and i != t.id] for t in self._tasks]
-        findings += map(self._cycle_finding, find_cycles(graph))
-        uses = [use for index in range(len(self._tasks)) for use in self._result_references(index)]
-        findings += [finding for use in uses for finding in self._check_task_exists(*use)]
-        if not findings:  # what a task can see is known only where the dependencies are sound
-            targets = [(index, self._index[name]) for index, _, name, _ in uses]
-            apart = unreachable_pairs(graph, targets)
-            findings += [
-                self._missing_dependency(*use) for use, pair in zip(uses, targets, strict=True) if pair in apart
-            ]
-        return findings
-
-    def _check_dependencies(self, index: int) -> Iterator[Finding]:
-        task = self._tasks[index]
+def _check_dependencies(tasks: Sequence[Task], known: Collection[str], hints: NameSuggester) -> Iterator[Finding]:
+    for index, task in enumerate(tasks):
         seen: set[str] = set()
         for number, needed in enumerate(task.depends_on):
             at: JsonPath = ("tasks", index, "depends_on", number)
             if needed == task.id:
                 yield at, f"task {task.id!r} depends on itself"
-            elif needed not in self._index:
-                hint = self._hints(needed, self._index)
+            elif needed not in known:
+                hint = hints(needed, known)
                 yield at, f"task {task.id!r} depends on {needed!r}, which is no task of the plan{hint}"
             elif needed in seen:
                 yield at, f"task {task.id!r} depends on {needed!r} twice"
             seen.add(needed)
 
-    def _cycle_finding(self, cycle: list[int]) -> Finding:
-        names = [repr(self._tasks[index].id) for index in (*cycle, cycle[0])]
-        if len(names) > _MAX_CYCLE_NAMES:
-            left_out = len(names) - _MAX_CYCLE_NAMES
-            names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({left_out} more) …"]
-        text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
-        return ("tasks", cycle[0], "depends_on"), text
 
-    def _result_references(self, index: int) -> Iterator[tuple[int, JsonPath, str, str]]:
-        for path, name, text in result_references(self._tasks[index], self._index):
-            yield index, ("tasks", index, *path), name, text
-
-    def _check_task_exists(self, index: int, at: JsonPath, name: str, text: str) -> Iterator[Finding]:
-        if name not in self._index:
-            hint = self._hints(name, self._index)
-            yield at, f"task {self._tasks[index].id!r} refers to {text}, and {name!r} is no task of the plan{hint}"
-
-    def _missing_dependency(self, index: int, at: JsonPath, name: str, text: str) -> Finding:
-        task = self._tasks[index].id
-        if task == name:
-            return at, f"task {task!r} refers to its own output with {text}"
-        why = f"does not depend on {name!r}: add {name!r} to its depends_on"
-        return at, f"task {task!r} refers to {text} and {why}"
+# Algorithms on graphs of any size and shape: none recurses or is quadratic in the number of nodes.
 
 
-def _valid_references(text: str, known: Container[str]) -> tuple[Reference, ...]:
-    try:
-        return find_references(text, known)
-    except ExpressionError:
-        return ()  # reported with the task
+def reverse_graph(dependencies: Graph) -> list[list[int]]:
+    """Return for each node the nodes that depend on it."""
+    dependents: list[list[int]] = [[] for _ in dependencies]
+    for node, needed in enumerate(dependencies):
+        for before in needed:
+            dependents[before].append(node)
+    return dependents
 
 
-def _condition_result_names(condition: str | None) -> Iterable[str]:
-    if condition is None:
-        return ()
-    try:
-        return sorted(Condition.parse(condition).result_names())
-    except ExpressionError:
-        return ()  # reported with the task
+def topological_order(dependencies: Graph) -> list[int]:
+    """Return the nodes, each after its dependencies, without those on a cycle or behind one."""
+    dependents = reverse_graph(dependencies)
+    missing = [len(needed) for needed in dependencies]
+    order = [node for node, count in enumerate(missing) if not count]
+    for node in order:  # grows while it is walked
+        for after in dependents[node]:
+            missing[after] -= 1
+            if not missing[after]:
+                order.append(after)
+    return order
+
+
+def find_cycles(dependencies: Graph) -> list[list[int]]:
+    """Return one cycle for each set of nodes that depend on one another: n0 depends on n1 … depends on n0."""
+    core = set(range(len(dependencies))).difference(topological_order(dependencies))
+    if not core:
+        return []
+    inner = [[node for node in needed if node in core] if i in core else [] for i, needed in enumerate(dependencies)]
+    found = [
+        _shortest_cycle(inner, set(component)) for component in _strongly_connected_components(inner, sorted(core))
+    ]
+    return sorted(cycle for cycle in found if cycle)
+
+
+def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Return the pairs (node, target) of `queries` in which the node depends on the target neither directly nor indirectly.
+
+    The graph must have no cycle.
+    """
+    wanted: dict[int, list[int]] = {}
+    for node, target in queries:
+        if target not in dependencies[node]:
+            wanted.setdefault(target, []).append(node)
+    if not wanted:
+        return set()
+    order = topological_order(dependencies)
+    position = {node: place for place, node in enumerate(order)}
+    targets = sorted(wanted, key=position.__getitem__)
+    found: set[tuple[int, int]] = set()
+    for first in range(0, len(targets), _TARGETS_PER_PASS):
+        batch = targets[first : first + _TARGETS_PER_PASS]
+        last = max(position[node] for target in batch for node in wanted[target])
+        ancestors = _ancestors(dependencies, order[position[batch[0]] : last + 1], batch)
+        for bit, target in enumerate(batch):
+            found.update((node, target) for node in wanted[target] if not ancestors.get(node, 0) >> bit & 1)
+    return found
+
+
+def _ancestors(dependencies: Graph, order: Iterable[int], targets: Sequence[int]) -> dict[int, int]:
+    """Return for each node of `order` a bit for each target that it depends on, directly or indirectly."""
+    own = {target: 1 << bit for bit, target in enumerate(targets)}
+    ancestors: dict[int, int] = {}
+    for node in order:
+        bits = 0
+        for before in dependencies[node]:
+            bits |= ancestors.get(before, 0) | own.get(before, 0)
+        if bits:
+            ancestors[node] = bits
+    return ancestors
+
+
+def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
+    dependents = reverse_graph(dependencies)
+    seen: set[int] = set()
+    for root in reversed(_post_order(dependencies, nodes)):
+        if root in seen:
+            continue
+        seen.add(root)
+        component = [root]
+        for node in component:  # grows while it is walked
+            fresh = [after for after in dependents[node] if after not in seen]
+            seen.update(fresh)
+            component.extend(fresh)
+        yield component
+
+
+def _post_order(dependencies: Graph, nodes: Iterable[int]) -> list[int]:
+    """Return the nodes in the order in which a depth-first search leaves them."""
+    seen: set[int] = set()
+    order = []
+    for root in nodes:
+        walk = [] if root in seen else [(root, iter(dependencies[root]))]
+        seen.add(root)
+        while walk:
+            node, rest = walk[-1]
+            before = next((before for before in rest if before not in seen), None)
+            if before is None:
+                order.append(node)
+                walk.pop()
+            else:
+                seen.add(before)
+                walk.append((before, iter(dependencies[before])))
+    return order
+
+
+def _shortest_cycle(dependencies: Graph, component: set[int]) -> list[int]:
+    """Return the shortest cycle through the first node of a component; [] if there is none."""
+    start = min(component)
+    came_from: dict[int, int] = {}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        for before in dependencies[node]:
+            if before == start:
+                path = [node]
+                while path[-1] != start:
+                    path.append(came_from[path[-1]])
+                return path[::-1]
+            if before in component and before not in came_from:
+                came_from[before] = node
+                queue.append(before)
+    return []

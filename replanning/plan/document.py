@@ -163,18 +163,15 @@ class Plan(StrictModel):
         for name in sorted({*parts, "tasks"} if self.tasks else parts):
             yield f"{opening}{_canonical_json(name)}:"
             opening = ","
-            if name == "tasks":
-                yield from self._canonical_task_chunks()
-            else:
+            if name != "tasks":
                 yield _canonical_json(parts[name])
+                continue
+            for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
+                piece = self.model_copy(update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]})
+                tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})["tasks"]
+                yield f"{',' if start else '['}{_canonical_json(tasks)[1:-1]}"
+            yield "]"
         yield "}"
-
-    def _canonical_task_chunks(self) -> Iterator[str]:
-        for start in range(0, len(self.tasks), _TASKS_PER_CHUNK):
-            piece = self.model_copy(update={"tasks": self.tasks[start : start + _TASKS_PER_CHUNK]})
-            tasks = piece.model_dump(mode="json", exclude_defaults=True, include={"tasks"})["tasks"]
-            yield f"{',' if start else '['}{_canonical_json(tasks)[1:-1]}"
-        yield "]"
 
     def _to_document(self) -> JsonObject:
         document = self.model_dump(mode="json", exclude_defaults=True)
@@ -214,10 +211,10 @@ def _check(plan: Plan) -> list[Problem]:
 
 
 # Fields that the checks between the parts of a plan read.
-_CROSS_CHECKED_TASK_FIELDS: Final = frozenset({"id", "depends_on", "arguments"})
-
-_CROSS_CHECKED_TOOL_FIELDS: Final = frozenset({"name", "parameters"})
-
+_CROSS_CHECKED_FIELDS: Final = {
+    "tasks": frozenset({"id", "depends_on", "arguments"}),
+    "tools": frozenset({"name", "parameters"}),
+}
 _CROSS_CHECKED_PLAN_FIELDS: Final = frozenset({"tasks", "tools", "resources", "objects", "sequential", "mcp"})
 
 
@@ -240,11 +237,13 @@ def _drop_field(rest: dict[str, object], path: JsonPath, model: type[StrictModel
     match path:
         case ("tasks" | "tools" as group, int(index), str(name), *_):
             parts = cast("list[object]", rest[group])  # a path with an index leads through a list
-            part, checked = parts[index], _CROSS_CHECKED_TASK_FIELDS if group == "tasks" else _CROSS_CHECKED_TOOL_FIELDS
+            part, checked = parts[index], _CROSS_CHECKED_FIELDS[group]
             if not isinstance(part, dict) or name not in part or name in checked:
                 return False
+            left = {key: value for key, value in part.items() if key != name}
             known = getattr(model_at(model, path[:2]), "model_fields", {})
-            parts[index] = _without_field(part, name, renamed_to="" if name in known else _closest_name(name, checked))
+            meant = "" if name in known else _closest_name(name, checked)
+            parts[index] = {meant: part[name], **left} if meant else left
         case ("goal", *_):
             rest["goal"] = {"objective": ""}
         case (str(name), *_) if name in rest and not (
@@ -254,12 +253,6 @@ def _drop_field(rest: dict[str, object], path: JsonPath, model: type[StrictModel
         case _:
             return False
     return True
-
-
-def _without_field(part: dict[str, object], name: str, *, renamed_to: str) -> dict[str, object]:
-    """Return the part without a field; its value goes to `renamed_to` unless that field is there."""
-    left = {key: value for key, value in part.items() if key != name}
-    return {renamed_to: part[name], **left} if renamed_to else left
 
 
 def _closest_name(name: str, names: frozenset[str]) -> str:

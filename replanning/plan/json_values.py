@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from pydantic import JsonValue
+
+from replanning.plan.messages import join_names
 
 _MAX_LISTED_KEYS = 10
 
@@ -97,7 +100,7 @@ def get_item(value: object, key: str | int) -> object:
     if isinstance(value, Mapping) and isinstance(key, str):
         if key in value:
             return value[key]
-        names = ", ".join(map(repr, list(value)[:_MAX_LISTED_KEYS])) + (", …" if len(value) > _MAX_LISTED_KEYS else "")
+        names = join_names([repr(name) for name in islice(value, _MAX_LISTED_KEYS + 1)], _MAX_LISTED_KEYS)
         raise LookupError(f"does not exist; there is {names}" if names else "does not exist; there is nothing yet")
     if isinstance(value, Sequence) and not isinstance(value, str) and isinstance(key, int):
         if -len(value) <= key < len(value):

@@ -7,6 +7,7 @@ import json
 import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, get_args
 
@@ -17,17 +18,11 @@ from replanning.errors import Problem
 from replanning.plan.types import JsonPath
 
 _MAX_CANDIDATES: Final = 20_000
-
 _MAX_NAME_CHARS: Final = 200
-
 _BARE_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-
 _PATH_STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
-
 _BRIEF_REPR: Final = reprlib.Repr()
-
 _BRIEF_REPR.maxstring = _BRIEF_REPR.maxlong = _BRIEF_REPR.maxother = 80
-
 _BRIEF_REPR.maxlist = 12
 
 
@@ -85,11 +80,11 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+@dataclass
 class NameSuggester:
     """Suggestions of near names for many unknown ones, within a bound on the time for all of them."""
 
-    def __init__(self) -> None:
-        self._candidates_left = _MAX_CANDIDATES
+    _candidates_left: int = _MAX_CANDIDATES
 
     def __call__(self, name: str, known: Collection[str]) -> str:
         """Return `; did you mean 'x'?`; "" if no name is near."""
@@ -101,9 +96,7 @@ class NameSuggester:
 
 
 _JSON_FIELDS: Final = frozenset({"arguments", "body", "context", "input_schema", "metadata"})
-
 _JSON_UNION_TAGS: Final = frozenset({"dict", "list", "str", "int", "float", "bool"})
-
 _EXPECTED_BY_ERROR_TYPE: Final[Mapping[str, str]] = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -128,20 +121,18 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
         model: the model that raised it.
     """
     hints = NameSuggester()
-    return [_to_problem(details, model, hints) for details in error.errors(include_url=False)]
-
-
-def _to_problem(details: ErrorDetails, model: type[BaseModel], hints: NameSuggester) -> Problem:
-    path = _without_union_tags(details["loc"])
-    kind = details["type"]
-    if kind == "missing":
-        return Problem(format_path(path), f"{path[-1]!r} is missing")
-    if kind == "extra_forbidden":
-        fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
-        return Problem(
-            format_path(path), f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
-        )
-    return Problem(format_path(path), _error_message(details))
+    problems = []
+    for details in error.errors(include_url=False):
+        path = _without_union_tags(details["loc"])
+        if details["type"] == "missing":
+            message = f"{path[-1]!r} is missing"
+        elif details["type"] == "extra_forbidden":
+            fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
+            message = f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
+        else:
+            message = _error_message(details)
+        problems.append(Problem(format_path(path), message))
+    return problems
 
 
 def _error_message(details: ErrorDetails) -> str:
@@ -153,12 +144,11 @@ def _error_message(details: ErrorDetails) -> str:
             return "must not be empty"
         case "string_too_long":
             return f"has {len(value)} characters, at most {limits['max_length']} are allowed"
-        case "string_pattern_mismatch" if not value.strip():
-            return "must be more than whitespace"
-        case "string_pattern_mismatch" if value != value.strip():
-            return f"{brief_repr(value)} must not begin or end with whitespace"
         case "string_pattern_mismatch":
-            return f"{brief_repr(value)} must not contain control characters"
+            if not value.strip():
+                return "must be more than whitespace"
+            fault = "contain control characters" if value == value.strip() else "begin or end with whitespace"
+            return f"{brief_repr(value)} must not {fault}"
         case "greater_than_equal":
             return f"must be at least {limits['ge']:g}, got {brief_repr(value)}"
         case "greater_than":
@@ -171,7 +161,7 @@ def _error_message(details: ErrorDetails) -> str:
 def _fix_hint(kind: str, value: object) -> str:
     if kind == "string_type" and isinstance(value, bool | int | float):
         return "; put it in quotes"
-    if kind == "bool_type" and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
+    if kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
         return "; yes, no, on and off are text here"
     return ""
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import yaml
 from pydantic import JsonValue
+from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event, ScalarEvent
 
 from replanning.errors import PlanError, Problem
 from replanning.plan.messages import format_path, parse_path
 from replanning.plan.types import JsonObject, JsonPath
-
-if TYPE_CHECKING:
-    from yaml.events import AliasEvent, CollectionStartEvent, Event, ScalarEvent
 
 Format = Literal["yaml", "json"]
 
@@ -35,7 +34,6 @@ MAX_ALIASED_NODES: Final = 100_000
 """Number of values that all YAML aliases together may stand for."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
 _SURROGATE_MESSAGE: Final = "half of a surrogate pair is no character"
 
 
@@ -137,40 +135,17 @@ def _line_and_column(text: str, position: int) -> str:
 
 
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 _SafeDumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
 _PLAIN_CONSTANTS: Final[dict[str, bool | None]] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
     **dict.fromkeys(("null", "Null", "NULL", "~", ""), None),
 }
-
 _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-
 _FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
-
 _NUMBER_START: Final = frozenset("0123456789-+.")
-
 _MAX_PATH_STEPS: Final = 10
-
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
-
-
-def _read_yaml(text: str) -> JsonValue:
-    builder = _YamlBuilder()
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            builder.handle(event)
-    except yaml.MarkedYAMLError as error:
-        why = ", ".join(filter(None, (error.context, error.problem)))
-        builder.problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
-    except yaml.reader.ReaderError as error:
-        where = _line_and_column(text, error.position)
-        builder.problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
-    if builder.problems:
-        raise PlanError(builder.problems)
-    return builder.document
 
 
 class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on whether libyaml is there
@@ -182,17 +157,40 @@ class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends
 _Dumper.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START))
 
 
+def _read_yaml(text: str) -> JsonValue:
+    builder = _YamlBuilder()
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, ScalarEvent):
+                builder.add_scalar(event)
+            elif isinstance(event, CollectionStartEvent):
+                builder.start_collection(event)
+            elif isinstance(event, CollectionEndEvent):
+                builder.end_collection(event)
+            elif isinstance(event, AliasEvent):
+                builder.add_alias(event)
+            elif isinstance(event, yaml.DocumentStartEvent) and builder.root:
+                builder.fail(event, "a second document begins here; a plan file holds one")
+    except yaml.MarkedYAMLError as error:
+        why = ", ".join(filter(None, (error.context, error.problem)))
+        builder.problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
+    except yaml.reader.ReaderError as error:
+        where = _line_and_column(text, error.position)
+        builder.problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
+    if builder.problems:
+        raise PlanError(builder.problems)
+    return next(iter(builder.root), None)
+
+
+@dataclass(slots=True)
 class _Frame:
     """Array or object that is being read."""
 
-    __slots__ = ("anchor", "first_node", "height", "key", "value")
-
-    def __init__(self, value: list[JsonValue] | dict[str, JsonValue], anchor: str | None, first: int) -> None:
-        self.value = value
-        self.anchor = anchor
-        self.first_node = first
-        self.key: str | None = None
-        self.height = 0
+    value: list[JsonValue] | dict[str, JsonValue]
+    anchor: str | None = None
+    first_node: int = 0
+    key: str | None = None
+    height: int = 0
 
 
 class _YamlBuilder:
@@ -200,119 +198,93 @@ class _YamlBuilder:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._root: list[JsonValue] = []
-        self._stack = [_Frame(self._root, None, 0)]
+        self.root: list[JsonValue] = []
+        self._stack = [_Frame(self.root)]
         self._anchors: dict[str, tuple[JsonValue, int, int]] = {}
         self._nodes = 0
         self._aliased_nodes = 0
-        self._documents = 0
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            yaml.ScalarEvent: self._add_scalar,
-            yaml.MappingStartEvent: lambda event: self._start_collection(event, {}),
-            yaml.SequenceStartEvent: lambda event: self._start_collection(event, []),
-            yaml.MappingEndEvent: self._end_collection,
-            yaml.SequenceEndEvent: self._end_collection,
-            yaml.AliasEvent: self._add_alias,
-            yaml.DocumentStartEvent: self._start_document,
-        }
 
-    @property
-    def document(self) -> JsonValue:
-        return self._root[0] if self._root else None
-
-    def handle(self, event: Event) -> None:
-        if (handler := self._handlers.get(type(event))) is not None:
-            handler(event)
-
-    def _start_document(self, event: Event) -> None:
-        self._documents += 1
-        if self._documents > 1:
-            self._fail(event, "a second document begins here; a plan file holds one")
-
-    def _add_scalar(self, event: ScalarEvent) -> None:
+    def add_scalar(self, event: ScalarEvent) -> None:
         self._nodes += 1
         value: JsonValue = event.value
+        text: str = event.value
         if event.implicit[0]:
-            value = self._plain_scalar_value(event)
+            if text in _PLAIN_CONSTANTS:
+                value = _PLAIN_CONSTANTS[text]
+            elif text[0] in _NUMBER_START:
+                try:
+                    value = int(text) if _INTEGER.fullmatch(text) else float(text) if _FLOAT.fullmatch(text) else text
+                except ValueError:
+                    self.fail(event, "the number has too many digits")
         elif event.tag is not None:
             self._check_tag(event, "str")
         if event.anchor is not None:
             self._anchors[event.anchor] = (value, 1, 0)
         self._add_value(value, event)
 
-    def _plain_scalar_value(self, event: ScalarEvent) -> JsonValue:
-        text: str = event.value
-        if text in _PLAIN_CONSTANTS:
-            return _PLAIN_CONSTANTS[text]
-        if text[0] in _NUMBER_START:
-            try:
-                if _INTEGER.fullmatch(text):
-                    return int(text)
-                if _FLOAT.fullmatch(text):
-                    return float(text)
-            except ValueError:
-                self._fail(event, "the number has too many digits")
-        return text
-
-    def _start_collection(self, event: CollectionStartEvent, value: list[JsonValue] | dict[str, JsonValue]) -> None:
+    def start_collection(self, event: CollectionStartEvent) -> None:
+        is_object = isinstance(event, yaml.MappingStartEvent)
         if event.tag is not None:
-            self._check_tag(event, "map" if isinstance(value, dict) else "seq")
+            self._check_tag(event, "map" if is_object else "seq")
         if len(self._stack) > MAX_PLAN_DEPTH:
-            self._fail(event, f"nested more than {MAX_PLAN_DEPTH} deep")
+            self.fail(event, f"nested more than {MAX_PLAN_DEPTH} deep")
         frame = self._stack[-1]
         if frame.key is None and isinstance(frame.value, dict):
-            self._fail(event, "a key is text; this one is an array or an object")
+            self.fail(event, "a key is text; this one is an array or an object")
         if event.anchor is not None:
             self._anchors.pop(event.anchor, None)
-        self._stack.append(_Frame(value, event.anchor, self._nodes))
+        self._stack.append(_Frame({} if is_object else [], event.anchor, self._nodes))
         self._nodes += 1
 
-    def _end_collection(self, event: Event) -> None:
+    def end_collection(self, event: Event) -> None:
         frame = self._stack.pop()
         if frame.anchor is not None:
             self._anchors[frame.anchor] = (frame.value, self._nodes - frame.first_node, frame.height + 1)
         self._stack[-1].height = max(self._stack[-1].height, frame.height + 1)
         self._add_value(frame.value, event)
 
-    def _add_alias(self, event: AliasEvent) -> None:
+    def add_alias(self, event: AliasEvent) -> None:
         name = str(event.anchor)
         if name not in self._anchors:
-            self._fail(event, f"the alias *{name} stands for nothing, or for what it is part of")
+            self.fail(event, f"the alias *{name} stands for nothing, or for what it is part of")
         value, nodes, height = self._anchors[name]
         self._nodes += nodes
         self._aliased_nodes += nodes
         if self._aliased_nodes > MAX_ALIASED_NODES:
-            self._fail(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
+            self.fail(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
         if len(self._stack) - 1 + height > MAX_PLAN_DEPTH:
-            self._fail(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
+            self.fail(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
         self._stack[-1].height = max(self._stack[-1].height, height)
         self._add_value(value, event)
+
+    def fail(self, event: Event, message: str) -> NoReturn:
+        """Raise this problem alone: later ones would only repeat it."""
+        self.problems.clear()
+        self._add_problem(event, message)
+        raise PlanError(self.problems)
 
     def _add_value(self, value: JsonValue, event: Event) -> None:
         frame = self._stack[-1]
         container = frame.value
         if isinstance(container, list):
             container.append(value)
-        elif frame.key is None:
-            frame.key = self._checked_key(value, container, event)
-        else:
+        elif frame.key is not None:
             container[frame.key] = value
             frame.key = None
-
-    def _checked_key(self, value: JsonValue, container: dict[str, JsonValue], event: Event) -> str:
-        if not isinstance(value, str):
+        elif not isinstance(value, str):
             written = getattr(event, "value", "") or "null"
             self._add_problem(event, f"the key {written} is not text; put it in quotes")
-            return str(written)
-        if value == "<<" and getattr(event, "implicit", (False,))[0]:
-            self._add_problem(event, "merging with << is not supported; write the fields out")
-        elif value in container:
-            self._add_problem(event, f"the key {value!r} is there twice")
-        return value
+            frame.key = written
+        else:
+            if value == "<<" and getattr(event, "implicit", (False,))[0]:
+                self._add_problem(event, "merging with << is not supported; write the fields out")
+            elif value in container:
+                self._add_problem(event, f"the key {value!r} is there twice")
+            frame.key = value
 
     def _check_tag(self, event: ScalarEvent | CollectionStartEvent, kind: str) -> None:
         if event.tag not in ("!", f"{_TAG_PREFIX}{kind}"):
-            self._fail(event, f"the tag {event.tag} is not supported; a plan holds plain values")
+            self.fail(event, f"the tag {event.tag} is not supported; a plan holds plain values")
 
     def _add_problem(self, event: Event, message: str) -> None:
         path = [frame.key if isinstance(frame.value, dict) else len(frame.value) for frame in self._stack[1:]]
@@ -320,23 +292,15 @@ class _YamlBuilder:
         where += "…" if len(path) > _MAX_PATH_STEPS else ""
         self.problems.append(Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message))
 
-    def _fail(self, event: Event, message: str) -> NoReturn:
-        """Raise this problem alone: later ones would only repeat it."""
-        self._add_problem(event, message)
-        problems, self.problems = self.problems, []
-        raise PlanError(problems)
-
 
 def _mark_position(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which share no base
     return f"{mark.line + 1}:{mark.column + 1}"
 
 
 _JSON_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
-
+_JSON_TOKEN: Final = re.compile(rf'{_JSON_STRING.pattern}|[\[\]{{}}\n]|[^\s,:\[\]{{}}"]+')
 _NON_BRACKETS: Final = re.compile(r"[^\[\]{}]+")
-
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-
 _DEPTH_CHANGE: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
@@ -360,19 +324,18 @@ def _read_json(text: str) -> JsonValue:
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
     if repeated:
-        raise PlanError(list(_duplicate_keys(text)))
-    if _ESCAPED_SURROGATE.search(text):
-        _check_surrogates(text)
+        seen: set[JsonPath] = set()
+        found = []
+        for path, token in _iter_paths(_json_tokens(text)):
+            if path in seen:
+                where = f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
+                found.append(Problem(where, f"the key {path[-1]!r} is there twice"))
+            seen.add(path)
+        raise PlanError(found)
+    for token in _json_tokens(text) if _ESCAPED_SURROGATE.search(text) else ():
+        if _SURROGATE.search(token.text):
+            raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
     return document
-
-
-def _duplicate_keys(text: str) -> Iterator[Problem]:
-    seen: set[JsonPath] = set()
-    for path, token in _iter_paths(_json_tokens(text)):
-        if path in seen:
-            where = f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
-            yield Problem(where, f"the key {path[-1]!r} is there twice")
-        seen.add(path)
 
 
 def _check_depth(text: str) -> None:
@@ -388,31 +351,52 @@ def _check_depth(text: str) -> None:
     raise PlanError([Problem(_line_and_column(text, at), f"nested more than {MAX_PLAN_DEPTH} deep")])
 
 
-def _check_surrogates(text: str) -> None:
-    for token in _json_tokens(text):
-        if _SURROGATE.search(token.text):
-            raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
-
-
-_JSON_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}\n]|[^\s,:\[\]{}"]+')
-
-
 class _Token(NamedTuple):
     """Token of a text: the beginning or end of an array or object, or a scalar."""
 
-    kind: Literal["[", "{", "end", "scalar"]
+    kind: str
     text: str
     line: int
     column: int
 
 
-class _PositionFrame:
-    __slots__ = ("index", "key", "path")
+_YAML_TOKENS: Final[Mapping[type[Event], str]] = {
+    yaml.ScalarEvent: "scalar",
+    yaml.AliasEvent: "scalar",
+    yaml.MappingStartEvent: "{",
+    yaml.SequenceStartEvent: "[",
+    yaml.MappingEndEvent: "end",
+    yaml.SequenceEndEvent: "end",
+}
+_JSON_BRACKETS: Final = {"[": "[", "{": "{", "]": "end", "}": "end"}
 
-    def __init__(self, path: JsonPath, index: int | None) -> None:
-        self.path = path
-        self.index = index  # of the next item; None in an object
-        self.key: str | None = None
+
+def _yaml_tokens(text: str) -> Iterator[_Token]:
+    for event in yaml.parse(text, Loader=_Loader):
+        if kind := _YAML_TOKENS.get(type(event)):
+            mark: Any = event.start_mark  # parsed text has marks
+            yield _Token(kind, getattr(event, "value", ""), mark.line + 1, mark.column + 1)
+
+
+def _json_tokens(source: str) -> Iterator[_Token]:
+    line, start = 1, 0
+    for match in _JSON_TOKEN.finditer(source):
+        raw = match[0]
+        if raw == "\n":
+            line, start = line + 1, match.end()
+            continue
+        text = raw
+        if raw[0] == '"':
+            text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
+        yield _Token(_JSON_BRACKETS.get(raw, "scalar"), text, line, match.start() - start + 1)
+
+
+@dataclass(slots=True)
+class _PositionFrame:
+    path: JsonPath
+    index: int | None
+    """Index of the next item; None in an object."""
+    key: str | None = None
 
     def next_path(self, token: _Token) -> tuple[JsonPath, bool]:
         """Return the path of the value that a token begins, and whether the token is a key."""
@@ -423,42 +407,6 @@ class _PositionFrame:
         key = token.text if self.key is None else self.key
         self.key = key if is_key else None
         return (*self.path, key), is_key
-
-
-def _yaml_tokens(text: str) -> Iterator[_Token]:
-    for event in yaml.parse(text, Loader=_Loader):
-        mark = event.start_mark
-        line, column = mark.line + 1, mark.column + 1  # type: ignore[union-attr] # parsed text has marks
-        match event:
-            case yaml.ScalarEvent():
-                yield _Token("scalar", event.value, line, column)
-            case yaml.AliasEvent():
-                yield _Token("scalar", "", line, column)
-            case yaml.MappingStartEvent():
-                yield _Token("{", "", line, column)
-            case yaml.SequenceStartEvent():
-                yield _Token("[", "", line, column)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                yield _Token("end", "", line, column)
-
-
-def _json_tokens(source: str) -> Iterator[_Token]:
-    line, start = 1, 0
-    for match in _JSON_TOKEN.finditer(source):
-        raw = match[0]
-        column = match.start() - start + 1
-        match raw[0]:
-            case "\n":
-                line, start = line + 1, match.end()
-            case "[" | "{":
-                yield _Token("[" if raw == "[" else "{", "", line, column)
-            case "]" | "}":
-                yield _Token("end", "", line, column)
-            case '"':
-                text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
-                yield _Token("scalar", text, line, column)
-            case _:
-                yield _Token("scalar", raw, line, column)
 
 
 def _iter_paths(

@@ -10,7 +10,7 @@ from replanning.changes import SkipTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, PlanError, Problem
 from replanning.live.states import WAITING
 from replanning.live.view import PlanView
-from replanning.plan.graph import topological_order
+from replanning.plan.checks import topological_order
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, keeps_finished, replan_reason

@@ -20,7 +20,7 @@ from replanning.live.view import PlanView
 from replanning.plan.checks import check_graph, check_task
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings, map_strings
-from replanning.plan.messages import NameSuggester, brief_repr
+from replanning.plan.messages import NameSuggester, brief_repr, join_names
 from replanning.plan.references import find_references, placeholders, rename_references
 from replanning.plan.tasks import PLANNING_KEY, Fallback, Goal, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -508,7 +508,7 @@ def _check_actions(
             why = "a finished subtask" if is_done else f"not a subtask{hints(action.task_id, names)}"
             yield Problem(f"{at}.task_id", f"{action.task_id!r} is {why}")
         if (tool := library.get(action.tool)) is None:
-            shown = ", ".join(map(repr, [*library][:20])) + (", …" if len(library) > 20 else "")
+            shown = join_names([repr(name) for name in library], 20)
             hint = hints(action.tool, library) or (f"; there is {shown}" if shown else "; there are no tools at all")
             yield Problem(f"{at}.tool", f"{label} uses the unknown tool {action.tool!r}{hint}")
             continue

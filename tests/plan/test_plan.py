@@ -411,7 +411,7 @@ def test_what_is_right():
 
 def test_malformed_expressions():
     """Conditions and references that cannot be read are reported once each, with the reason."""
-    condition, reference = problems_of({"id": "a", "when": "f(1)", "arguments": {"x": "${HOME}"}})
+    reference, condition = problems_of({"id": "a", "when": "f(1)", "arguments": {"x": "${HOME}"}})
     assert condition.startswith("tasks[0].when: ")
     assert "has no calls" in condition
     assert reference.startswith("tasks[0].arguments: ")
