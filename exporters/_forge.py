@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 import anyio
 
 from replanning.errors import ReplanningError
+from replanning.planning.steering import SteeringComment
 
 AUTHORSHIP_MARKER: Final = "\n\n<!-- written by replanning -->"
 """Hidden line at the end of every comment that this tool writes; forges add it on writing and remove it on reading.
@@ -70,26 +71,16 @@ MAX_COMMENT_CHARS: Final = 65_536 - len(AUTHORSHIP_MARKER)
 
 
 @dataclass(frozen=True, slots=True)
-class ForgeComment:
+class ForgeComment(SteeringComment):
     """Comment on a forge.
 
     Attributes:
-        id: its id.
-        author: login of the author.
-        body: text in Markdown.
-        at: time of creation, in UTC.
         own: true if the forge's own account wrote it; only then are markers valid.
-        notice: true if this tool wrote it, and not a person with the same account.
         bot: true if a program wrote it, such as this tool with another account.
         role: the author's role in the project, as the forge calls it; empty if the comment does not name it.
     """
 
-    id: str
-    author: str
-    body: str
-    at: datetime
     own: bool = False
-    notice: bool = False
     bot: bool = False
     role: str = ""
 

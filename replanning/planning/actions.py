@@ -22,7 +22,6 @@ from replanning.planning.outputs import (
     Reflection,
     ReflectionReply,
     StepReply,
-    Summary,
     parse_reply,
 )
 from replanning.planning.session import PlanningFailed, PlanningSession, ToolNotAllowed, UnexpectedResult
@@ -79,19 +78,6 @@ async def reflect(session: PlanningSession, subject: str, name: str, data: JsonO
         return reply.reflection
     why = reply.plan_revision.reason if reply.plan_revision is not None else ""
     return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
-
-
-def reflection_from_decision(name: str, decision: ReplanDecision) -> JsonObject:
-    """Return the reflection that a decision about a failed action implies, without asking the model for one."""
-    reflection = Reflection(
-        action_id=name,
-        status="failure",
-        evaluation=decision.reasoning,
-        alignment_with_plan=str(decision.replan_type),
-        issues_identified=decision.issues_found,
-        plan_revision_needed=(decision.replan_level or 0) > 1,
-    )
-    return ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
 
 
 def reported_failure(output: JsonValue) -> str:
@@ -285,108 +271,97 @@ def _replan_notes(considered: Consideration) -> PlanningTask:
     return PlanningTask(lineage=(considered.cause.lineage or "") if considered.cause.error else "")
 
 
-class ToolLoop:
-    """Executes the steps of a run without a plan: each asks the model for a use of a tool, which becomes an action."""
+# Tool loop
 
-    def __init__(self, session: PlanningSession) -> None:
-        self._session = session
 
-    def __repr__(self) -> str:
-        return f"<ToolLoop of {self._session.run!r}>"
+async def run_step(session: PlanningSession, task: Task) -> JsonObject:
+    """Execute a step of a run without a plan: the model chooses the use of a tool, which becomes an action, or ends it.
 
-    async def __call__(self, task: Task) -> JsonObject:
-        """Execute a step; parts done before an interruption are not repeated.
+    Parts done before an interruption are not repeated.
 
-        Raises:
-            PlanningHeld: a person must decide.
-            PlanningFailed: the model gave no usable reply, or has used as many tools as it may.
-            LLMError: the model cannot be asked.
-            BudgetExceeded: the call does not fit the remaining budget.
-        """
-        session, accepted = self._session, PlanningTask.of(task).accept
-        state = session.state
-        output = state.outputs.get(accepted or task.id)
-        if output is None:
-            output = await self._request_step(task)
-        if task.id not in state.outputs:
-            session.note("output", {"task": task.id, "phase": Phase.EXECUTION.value, "value": output})
-        reply = StepReply.model_validate(output, strict=False)
-        if reply.function_call is not None:
-            self._add_action(task, reply, reply.function_call, accepted=bool(accepted))
-        elif reply.summary is not None:
-            self._finish(task, output, reply.summary, accepted=bool(accepted))
-        return output
-
-    async def _request_step(self, task: Task) -> JsonObject:
-        session, limit = self._session, self._session.settings.max_subtasks
-        if len(self._action_entries()) >= limit:
-            reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
-            session.record_intervention(reason)
-            raise PlanningFailed(reason)
-
-        def parse(text: str) -> StepReply:
-            reply = parse_reply(text, StepReply)
-            if reply.function_call is not None:
-                if problems := self._call_problems(reply.function_call):
-                    raise LLMResponseInvalid("; ".join(problems))
-                session.refuse_secrets({"the arguments": reply.function_call.arguments})
-            return reply
-
-        reply = await session.ask("step", session.prompt_data(task), StepReply, parse)
-        return reply.model_dump(mode="json", exclude_none=True)
-
-    def _call_problems(self, call: FunctionCall) -> list[str]:
-        session = self._session
-        spec = session.current_tools().get(call.name)
-        if spec is None:
-            return [f"there is no tool {call.name!r}; there is {', '.join(map(repr, session.tools)) or 'none at all'}"]
-        if not spec.available:
-            return [f"the tool {call.name!r} is not available now"]
-        if missing := missing_arguments(spec, call.arguments):
-            return [f"the arguments {list(missing)} of {call.name!r} are missing"]
-        limits = session.manager.limits
-        same = [entry for entry in self._action_entries() if _function_call(entry.task) == call]
-        if limits.loop_detection and sum(entry.failure is not None for entry in same) >= limits.same_trigger:
-            return [f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"]
-        state = session.state
-        declined = [held.task for held in state.held.values() if held.why == "dangerous" and held.verdict == "reject"]
-        outputs = [state.outputs[step] for step in declined if step in state.outputs]
-        if any(StepReply.model_validate(output, strict=False).function_call == call for output in outputs):
-            return [f"a person has declined to use {call.name!r} with these arguments; do something else"]
-        return tool_use_problems(spec, call.arguments, session.run.live.pool.capacity)
-
-    def _action_entries(self) -> list[TaskEntry]:
-        return [entry for entry in self._session.run.live if is_action(entry.task)]
-
-    def _add_action(self, task: Task, reply: StepReply, call: FunctionCall, *, accepted: bool) -> None:
-        """Add the use of a tool and the next step to the live plan, unless that was done before an interruption."""
-        session, live = self._session, self._session.run.live
-        if any(PlanningTask.of(entry.task).by == task.id for entry in live):
-            return
-        spec, base = session.tools[call.name], TaskId(f"call-{len(self._action_entries()) + 1}")
-        if spec.dangerous and not accepted:
-            _require_approval(session, task, call.name, call.arguments)
-        action = Task(
-            id=PlanView(live).unused_id(base) if base in live else base,
-            goal=reply.comment or None,
-            depends_on=(task.id,),
-            timeout=spec.timeout,
-            resources=spec.resources,
-            metadata=PlanningTask(by=task.id, tool=call.name, arguments=call.arguments).to_metadata(),
-        )
-        step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id])
-        session.run.apply([AddTask(task=action), AddTask(task=step)], reason=reply.comment or f"{call.name} is used")
-
-    def _finish(self, task: Task, output: JsonObject, summary: Summary, *, accepted: bool) -> None:
-        """End the run; if the goal was not achieved, a person must accept that."""
-        session = self._session
-        if not (accepted or summary.goal_achieved):
-            reason = f"the goal was not achieved: {output.get('comment') or 'the model says no more'}"
-            session.hold_for_intervention(task.id, reason, outcomes=summary.key_outcomes)
+    Raises:
+        PlanningHeld: a person must decide.
+        PlanningFailed: the model gave no usable reply, or has used as many tools as it may.
+        LLMError: the model cannot be asked.
+        BudgetExceeded: the call does not fit the remaining budget.
+    """
+    accepted, state = PlanningTask.of(task).accept, session.state
+    output = state.outputs.get(accepted or task.id)
+    if output is None:
+        output = await _request_step(session, task)
+    if task.id not in state.outputs:
+        session.note("output", {"task": task.id, "phase": Phase.EXECUTION.value, "value": output})
+    reply = StepReply.model_validate(output, strict=False)
+    if reply.function_call is not None:
+        _add_action(session, task, reply, reply.function_call, accepted=bool(accepted))
+    elif reply.summary is not None:
+        if not (accepted or reply.summary.goal_achieved):  # a person must accept that
+            reason = f"the goal was not achieved: {reply.comment or 'the model says no more'}"
+            session.hold_for_intervention(task.id, reason, outcomes=reply.summary.key_outcomes)
         status = "accepted" if accepted else "success"
         session.note("completion", {**output, "phase": "completion", "status": status})
+    return output
 
 
-def _function_call(task: Task) -> FunctionCall:
-    notes = PlanningTask.of(task)
-    return FunctionCall(name=notes.tool, arguments=notes.arguments or {})
+async def _request_step(session: PlanningSession, task: Task) -> JsonObject:
+    limit = session.settings.max_subtasks
+    if len(_action_entries(session)) >= limit:
+        reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
+        session.record_intervention(reason)
+        raise PlanningFailed(reason)
+
+    def parse(text: str) -> StepReply:
+        reply = parse_reply(text, StepReply)
+        if reply.function_call is not None:
+            if problems := _call_problems(session, reply.function_call):
+                raise LLMResponseInvalid("; ".join(problems))
+            session.refuse_secrets({"the arguments": reply.function_call.arguments})
+        return reply
+
+    reply = await session.ask("step", session.prompt_data(task), StepReply, parse)
+    return reply.model_dump(mode="json", exclude_none=True)
+
+
+def _call_problems(session: PlanningSession, call: FunctionCall) -> list[str]:
+    spec = session.current_tools().get(call.name)
+    if spec is None:
+        return [f"there is no tool {call.name!r}; there is {', '.join(map(repr, session.tools)) or 'none at all'}"]
+    if not spec.available:
+        return [f"the tool {call.name!r} is not available now"]
+    if missing := missing_arguments(spec, call.arguments):
+        return [f"the arguments {list(missing)} of {call.name!r} are missing"]
+    limits = session.manager.limits
+    failed = [PlanningTask.of(entry.task) for entry in _action_entries(session) if entry.failure is not None]
+    same = [notes for notes in failed if (notes.tool, notes.arguments or {}) == (call.name, call.arguments)]
+    if limits.loop_detection and len(same) >= limits.same_trigger:
+        return [f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"]
+    state = session.state
+    declined = [held.task for held in state.held.values() if held.why == "dangerous" and held.verdict == "reject"]
+    outputs = [state.outputs[step] for step in declined if step in state.outputs]
+    if any(StepReply.model_validate(output, strict=False).function_call == call for output in outputs):
+        return [f"a person has declined to use {call.name!r} with these arguments; do something else"]
+    return tool_use_problems(spec, call.arguments, session.run.live.pool.capacity)
+
+
+def _action_entries(session: PlanningSession) -> list[TaskEntry]:
+    return [entry for entry in session.run.live if is_action(entry.task)]
+
+
+def _add_action(session: PlanningSession, task: Task, reply: StepReply, call: FunctionCall, *, accepted: bool) -> None:
+    """Add the use of a tool and the next step to the live plan, unless that was done before an interruption."""
+    live = session.run.live
+    if any(PlanningTask.of(entry.task).by == task.id for entry in live):
+        return
+    spec, base = session.tools[call.name], TaskId(f"call-{len(_action_entries(session)) + 1}")
+    if spec.dangerous and not accepted:
+        _require_approval(session, task, call.name, call.arguments)
+    action = Task(
+        id=PlanView(live).unused_id(base) if base in live else base,
+        goal=reply.comment or None,
+        depends_on=(task.id,),
+        timeout=spec.timeout,
+        resources=spec.resources,
+        metadata=PlanningTask(by=task.id, tool=call.name, arguments=call.arguments).to_metadata(),
+    )
+    step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id])
+    session.run.apply([AddTask(task=action), AddTask(task=step)], reason=reply.comment or f"{call.name} is used")

@@ -18,10 +18,10 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.planning.actions import ActionExecutor, ToolLoop
+from replanning.planning.actions import ActionExecutor, run_step
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
-from replanning.planning.phases import PhaseExecutor
+from replanning.planning.phases import run_phase
 from replanning.planning.recovery import LineagePolicy, PlanningAlternativeProvider
 from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, latest_phase_output, validate_output
@@ -295,12 +295,12 @@ class PlanningCoordinator:
                 interactive=self._gate is not None,
                 plan_only=self._plan_only,
             )
-            execute_phase = ToolLoop(session) if session.tool_loop_only else PhaseExecutor(session)
+            execute_phase = run_step if session.tool_loop_only else run_phase
             execute_action = ActionExecutor(session, self._work or _no_work)
 
             async def work(task: Task, context: TaskContext) -> object:
                 is_phase = phase_of(task) is not None
-                output = await (execute_phase(task) if is_phase else execute_action(task, context))
+                output = await (execute_phase(session, task) if is_phase else execute_action(task, context))
                 if self._stop_after is not None and is_phase_reached(run.live, self._stop_after, besides=task.id):
                     run.pause(f"the phase {self._stop_after} is done")
                 return output

@@ -209,42 +209,46 @@ _NO_JSON_OBJECT: Final = (
     "the reply holds no JSON object; objects that are truncated, repeat a field, or hold NaN or Infinity do not count"
 )
 
-_Value = TypeVar("_Value")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def parse_json_reply(
     text: str,
-    parse: Callable[[JsonValue], tuple[_Value | None, list[str]]],
-    likelihood: Callable[[JsonValue], int],
-) -> _Value:
-    """Return the first JSON value in a model's reply that can be parsed; prose, fences and thoughts are skipped.
+    model: type[_Model],
+    unwrap: Callable[[JsonObject], JsonValue],
+    likelihood: Callable[[JsonObject], int],
+    missing: Callable[[_Model], str] = lambda _: "",
+) -> _Model:
+    """Return the first JSON object in a model's reply that is valid; prose, fences and thoughts are skipped.
 
-    `parse` returns the parsed value, or None with its problems. If no value can be parsed, the problems of the first with
-    the highest likelihood are raised as LLMResponseInvalid.
+    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not for a number.
+
+    Args:
+        text: the reply.
+        model: the strict model to validate it with.
+        unwrap: returns the object to validate; it may be inside the one that was found.
+        likelihood: ranks the objects that are not valid; the problems of the first with the highest rank are reported.
+        missing: returns what a valid object lacks; empty if nothing.
+
+    Raises:
+        LLMResponseInvalid: no object is valid; lists all problems of the likeliest.
     """
     highest, problems = -1, [_NO_JSON_OBJECT]
     for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
-        parsed, found = parse(value)
-        if parsed is not None:
-            return parsed
-        if (rank := likelihood(value)) > highest:
+        inner = unwrap(value) if isinstance(value, dict) else value
+        try:
+            reply = model.model_validate_json(json.dumps(inner))
+            if not (lack := missing(reply)):
+                return reply
+            found = [lack]
+        except ValidationError as error:
+            found = [str(problem) for problem in validation_problems(error, model)]
+            if not isinstance(inner, dict):
+                found = [f"expected a JSON object, got {type(inner).__name__}"]
+        if (rank := likelihood(value) if isinstance(value, dict) else 0) > highest:
             highest, problems = rank, found
     more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
     raise LLMResponseInvalid("; ".join([*problems[:_MAX_PROBLEMS], *more]))
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def validate_reply(value: JsonObject, model: type[_Model]) -> tuple[_Model | None, list[str]]:
-    """Return a JSON object as an instance of a strict model, or None with the problems.
-
-    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not for a number.
-    """
-    try:
-        return model.model_validate_json(json.dumps(value)), []
-    except ValidationError as error:
-        return None, [str(problem) for problem in validation_problems(error, model)]
 
 
 def parse_decision(text: str, phase: Phase) -> ReplanDecision:
@@ -255,16 +259,11 @@ def parse_decision(text: str, phase: Phase) -> ReplanDecision:
     Raises:
         LLMResponseInvalid: the reply holds no valid decision; lists all problems of the likeliest object.
     """
-    model = decision_model(phase)
-
-    def parse(value: JsonValue) -> tuple[ReplanDecision | None, list[str]]:
-        inner = value.get(_WRAPPER, value) if isinstance(value, dict) else value
-        if not isinstance(inner, dict):
-            return None, [f"expected the decision as a JSON object, got {type(inner).__name__}"]
-        return validate_reply(inner, model)
-
     return parse_json_reply(
-        text, parse, lambda value: isinstance(value, dict) and (_WRAPPER in value or "replan_needed" in value)
+        text,
+        decision_model(phase),
+        unwrap=lambda value: value.get(_WRAPPER, value),
+        likelihood=lambda value: _WRAPPER in value or "replan_needed" in value,
     )
 
 

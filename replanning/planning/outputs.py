@@ -7,7 +7,7 @@ the model can be told.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from replanning.errors import LLMResponseInvalid
 from replanning.plan.tasks import Name, Text
-from replanning.plan.types import JsonObject, JsonValue
-from replanning.planning.decisions import Phase, parse_json_reply, validate_reply
+from replanning.plan.types import JsonObject
+from replanning.planning.decisions import Phase, parse_json_reply
 
 MAX_REPLY_CHARS: Final = 200_000
 """Longest reply that is parsed."""
@@ -288,7 +288,11 @@ def parse_planning(text: str, phase: Phase) -> PlanningReply:
         LLMResponseInvalid: the reply holds no valid output; lists all problems of the likeliest object.
     """
     expected = PHASE_OUTPUT_FIELDS[phase]
-    return _parse_reply(text, PlanningReply, expected, required=(expected, "error"))
+
+    def missing(reply: PlanningReply) -> str:
+        return "" if getattr(reply, expected) or reply.error else f"expected {expected!r} or 'error'"
+
+    return _parse_reply(text, PlanningReply, expected, missing)
 
 
 def parse_reply(text: str, model: type[_Reply]) -> _Reply:
@@ -297,23 +301,17 @@ def parse_reply(text: str, model: type[_Reply]) -> _Reply:
     Raises:
         LLMResponseInvalid: the reply holds no valid output; lists all problems of the likeliest object.
     """
-    return _parse_reply(text, model, _BARE_FIELDS.get(model), required=())
+    return _parse_reply(text, model, _BARE_FIELDS.get(model), lambda _: "")
 
 
-def _parse_reply(text: str, model: type[_Reply], bare_field: str | None, required: tuple[str, ...]) -> _Reply:
+def _parse_reply(text: str, model: type[_Reply], bare_field: str | None, missing: Callable[[_Reply], str]) -> _Reply:
     if len(text) > MAX_REPLY_CHARS:
         raise LLMResponseInvalid(f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
 
-    def fields_in(value: JsonValue) -> int:
-        return sum(name in model.model_fields for name in value) if isinstance(value, dict) else 0
+    def fields_in(value: JsonObject) -> int:
+        return sum(name in model.model_fields for name in value)
 
-    def parse(value: JsonValue) -> tuple[_Reply | None, list[str]]:
-        if not isinstance(value, dict):
-            return None, [f"expected a JSON object, got {type(value).__name__}"]
-        is_bare = bare_field is not None and not fields_in(value)
-        reply, problems = validate_reply({bare_field: value} if bare_field and is_bare else value, model)
-        if reply is not None and required and all(getattr(reply, name) is None for name in required):
-            return None, [f"expected {' or '.join(map(repr, required))}"]
-        return reply, problems
+    def unwrap(value: JsonObject) -> JsonObject:
+        return value if bare_field is None or fields_in(value) else {bare_field: value}
 
-    return parse_json_reply(text, parse, fields_in)
+    return parse_json_reply(text, model, unwrap, fields_in, missing)

@@ -70,7 +70,7 @@ _MAX_DANGEROUS_USES: Final = 20
 # Decomposition
 
 
-async def decompose(session: PlanningSession, task: Task) -> JsonObject:
+async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
     """Return the subtasks of the goal.
 
     If the goal cannot be decomposed, the model is asked for fewer, coarser subtasks, and then, as settings say, for
@@ -155,7 +155,7 @@ def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
     return ActionPlan(execution_order=order, actions=tuple(action for plan in plans for action in plan.actions))
 
 
-async def request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
+async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
     """Return actions that fit subtasks and tools; for many subtasks, the model plans them in batches."""
     decomposition, finished = _current_decomposition(session, task), _finished_subtasks(session, task)
     batches = batch_subtasks(decomposition, finished=finished) or ((),)
@@ -283,7 +283,7 @@ def _require_unfinished(planned: ActionPlan, finished: Container[str]) -> Action
 # Installation
 
 
-def install_plan(session: PlanningSession, task: Task, output: JsonObject) -> None:
+def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> None:
     """Put the plan that a phase made into the live plan, unless that was done before an interruption.
 
     Raises PlanningHeld if a person must approve it first, and PlanError if it does not fit the live plan.
@@ -369,7 +369,7 @@ def _require_approval(session: PlanningSession, task: Task, planned: list[Task])
 # Replans that cannot be done
 
 
-async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
+async def _escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
     """Have the model decide, once, on another way instead of the failed replan that a phase belongs to.
 
     Returns True if the new decision was applied, and False if the existing output is used. Raises PlanningHeld if a
@@ -383,7 +383,7 @@ async def escalate_failure(session: PlanningSession, task: Task, phase: Phase, e
     return await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
 
 
-async def escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
+async def _escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
     """Do the same for an approved replan that a limit forbids by now; return None if none does."""
     replan, state = PlanningTask.of(task).replan, session.state
     record = next((one for one in state.records if one.replan_id == replan), None)
@@ -438,7 +438,7 @@ async def _replace_remaining_phases(
     session.run.apply([*add_phases(tasks, before), *skips], reason=replan_reason(decision))
 
 
-def existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
+def _existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
     """Return the previous output of a phase; None if there is a plan, which goes on without the rest of the replan."""
     if session.state.plan is None:
         return session.phase_output(phase)
@@ -455,210 +455,209 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
     return tuple(e.id for e in waiting if e.id != task.id and PlanningTask.of(e.task).replan == replan)
 
 
-class PhaseExecutor:
-    """Executes the phases of a run, and applies the decision after each."""
+# Phases
 
-    def __init__(self, session: PlanningSession) -> None:
-        self._session = session
 
-    def __repr__(self) -> str:
-        return f"<PhaseExecutor of {self._session.run!r}>"
+async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
+    """Execute a phase, and apply the decision after it; parts done before an interruption are not repeated.
 
-    async def __call__(self, task: Task) -> JsonObject:
-        """Execute a phase; parts done before an interruption are not repeated.
-
-        Raises:
-            PlanningHeld: a person must decide.
-            PlanningFailed: the phase failed.
-            LLMError: the model cannot be asked.
-            BudgetExceeded: the call does not fit the remaining budget.
-        """
-        session, notes = self._session, PlanningTask.of(task)
-        phase, accepted = notes.phase, bool(notes.accept)
-        assert phase is not None
-        await session.settle_approvals()
-        state = session.state
-        if notes.asks:
-            await self._ask_person(task, state.judged[task.id])
-            return {}
-        output = state.outputs.get(notes.accept or task.id)
-        if output is None and not accepted:
-            output = await self._produce_output(phase, task)
-            accepted = output is None
-        if output is None:
-            output = existing_output(session, task, phase)
-        if not output:  # another replan has taken its place, or the current plan goes on
-            return {}
-        if task.id not in state.outputs:
-            session.note("output", {"task": task.id, "phase": phase.value, "value": output})
-        if phase is Phase.REFLECTION:
-            await self._conclude(task, output, accepted=accepted)
-            return output
-        if not accepted:
-            considered = await session.consider_replan(task.id, phase, self._prompt_data(task, output))
-            if await self._apply_ruling(task, phase, considered):
-                return output
-        if phase is Phase.ACTION_SEQUENCE:
-            install_plan(session, task, output)
+    Raises:
+        PlanningHeld: a person must decide.
+        PlanningFailed: the phase failed.
+        LLMError: the model cannot be asked.
+        BudgetExceeded: the call does not fit the remaining budget.
+    """
+    notes = PlanningTask.of(task)
+    phase, accepted = notes.phase, bool(notes.accept)
+    assert phase is not None
+    await session.settle_approvals()
+    state = session.state
+    if notes.asks:
+        await _ask_person(session, task, state.judged[task.id])
+        return {}
+    output = state.outputs.get(notes.accept or task.id)
+    if output is None and not accepted:
+        output = await _produce_output(session, phase, task)
+        accepted = output is None
+    if output is None:
+        output = _existing_output(session, task, phase)
+    if not output:  # another replan has taken its place, or the current plan goes on
+        return {}
+    if task.id not in state.outputs:
+        session.note("output", {"task": task.id, "phase": phase.value, "value": output})
+    if phase is Phase.REFLECTION:
+        await _conclude(session, task, output, accepted=accepted)
         return output
+    if not accepted:
+        considered = await session.consider_replan(task.id, phase, _prompt_data(session, task, output))
+        if await _apply_ruling(session, task, phase, considered):
+            return output
+    if phase is Phase.ACTION_SEQUENCE:
+        _install_plan(session, task, output)
+    return output
 
-    async def _produce_output(self, phase: Phase, task: Task) -> JsonObject | None:
-        """Return the phase's output, `{}` if another replan took its place, or None to keep the existing output."""
-        session = self._session
-        try:
-            escalated = await escalate_forbidden_replan(session, task, phase)
-            if escalated is None and _is_superseded(session, task):
-                return None
-            if escalated is None:
-                match phase:
-                    case Phase.GOAL_UNDERSTANDING:
-                        return await self._understand_goal(task)
-                    case Phase.TASK_DECOMPOSITION:
-                        return await decompose(session, task)
-                    case Phase.ACTION_SEQUENCE:
-                        return await request_action_plan(session, task)
-                return await self._summarise(task)
-        except NoUsableReply as error:
-            escalated = await escalate_failure(session, task, phase, error)
-        return {} if escalated else None
 
-    async def _understand_goal(self, task: Task) -> JsonObject:
-        """Return the goal as the model understands it; of an unclear goal, what it inferred and the questions."""
-        session = self._session
+async def _produce_output(session: PlanningSession, phase: Phase, task: Task) -> JsonObject | None:
+    """Return the phase's output, `{}` if another replan took its place, or None to keep the existing output."""
+    try:
+        escalated = await _escalate_forbidden_replan(session, task, phase)
+        if escalated is None and _is_superseded(session, task):
+            return None
+        if escalated is None:
+            match phase:
+                case Phase.GOAL_UNDERSTANDING:
+                    return await _understand_goal(session, task)
+                case Phase.TASK_DECOMPOSITION:
+                    return await _decompose(session, task)
+                case Phase.ACTION_SEQUENCE:
+                    return await _request_action_plan(session, task)
+            return await _summarise(session, task)
+    except NoUsableReply as error:
+        escalated = await _escalate_failure(session, task, phase, error)
+    return {} if escalated else None
+
+
+async def _understand_goal(session: PlanningSession, task: Task) -> JsonObject:
+    """Return the goal as the model understands it; of an unclear goal, what it inferred and the questions."""
+    reply = await session.ask(
+        Phase.GOAL_UNDERSTANDING,
+        session.prompt_data(task),
+        PlanningReply,
+        lambda text: parse_planning(text, Phase.GOAL_UNDERSTANDING),
+    )
+    understanding: JsonObject = {"main_objective": session.run.live.goal.objective}
+    if reply.goal_understanding is not None:
+        understanding = reply.goal_understanding.model_dump(mode="json")
+    if reply.error is not None:
+        understanding["unclear"] = reply.error.model_dump(mode="json")
+    return understanding
+
+
+async def _summarise(session: PlanningSession, task: Task) -> JsonObject:
+    """Return the model's summary of the run; if it gives none, the reason."""
+    try:
         reply = await session.ask(
-            Phase.GOAL_UNDERSTANDING,
+            "completion",
             session.prompt_data(task),
-            PlanningReply,
-            lambda text: parse_planning(text, Phase.GOAL_UNDERSTANDING),
+            CompletionReply,
+            lambda text: parse_reply(text, CompletionReply),
+            repairs=1,
         )
-        understanding: JsonObject = {"main_objective": session.run.live.goal.objective}
-        if reply.goal_understanding is not None:
-            understanding = reply.goal_understanding.model_dump(mode="json")
-        if reply.error is not None:
-            understanding["unclear"] = reply.error.model_dump(mode="json")
-        return understanding
+    except (LLMError, BudgetExceeded, PlanningFailed) as error:
+        return {"not_judged": str(error)}
+    return reply.model_dump(mode="json")
 
-    async def _summarise(self, task: Task) -> JsonObject:
-        """Return the model's summary of the run; if it gives none, the reason."""
-        session = self._session
-        try:
-            reply = await session.ask(
-                "completion",
-                session.prompt_data(task),
-                CompletionReply,
-                lambda text: parse_reply(text, CompletionReply),
-                repairs=1,
-            )
-        except (LLMError, BudgetExceeded, PlanningFailed) as error:
-            return {"not_judged": str(error)}
-        return reply.model_dump(mode="json")
 
-    # Decisions after a phase
+# Decisions after a phase
 
-    def _prompt_data(self, task: Task, output: JsonObject) -> JsonObject:
-        """Return the prompt variables of a decision, with the output of the phase under its own name."""
-        data, phase = self._session.prompt_data(task), PlanningTask.of(task).phase
-        if phase is Phase.REFLECTION:
-            data["result"] = output
-        elif phase is Phase.ACTION_SEQUENCE and output:
-            data |= {"task_decomposition": output["subtasks"], "action_plan": output["action_plan"]}
-        return data
 
-    async def _ask_person(self, task: Task, considered: Consideration) -> None:
-        """Have a person approve a replan during the execution, or answer questions; return to keep the plan."""
-        session, ruling, decision = self._session, considered.ruling, considered.decision
-        if ruling.needs_escalation and not ruling.questions:
-            session.escalate(task.id, ruling.reason)
-            return
-        replans = decision is not None and decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
-        target = decision.target_phase if decision is not None and replans and not ruling.needs_escalation else None
-        if ruling.is_executable and target is not None:
+def _prompt_data(session: PlanningSession, task: Task, output: JsonObject) -> JsonObject:
+    """Return the prompt variables of a decision, with the output of the phase under its own name."""
+    data, phase = session.prompt_data(task), PlanningTask.of(task).phase
+    if phase is Phase.REFLECTION:
+        data["result"] = output
+    elif phase is Phase.ACTION_SEQUENCE and output:
+        data |= {"task_decomposition": output["subtasks"], "action_plan": output["action_plan"]}
+    return data
+
+
+async def _ask_person(session: PlanningSession, task: Task, considered: Consideration) -> None:
+    """Have a person approve a replan during the execution, or answer questions; return to keep the plan."""
+    ruling, decision = considered.ruling, considered.decision
+    if ruling.needs_escalation and not ruling.questions:
+        session.escalate(task.id, ruling.reason)
+        return
+    replans = decision is not None and decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
+    target = decision.target_phase if decision is not None and replans and not ruling.needs_escalation else None
+    if ruling.is_executable and target is not None:
+        await session.execute_replan(considered)
+    elif ruling.is_executable or (ruling.kind == "ask" and target is None):
+        session.manager.record_skipped(considered)
+    why: HoldReason = "clarification" if ruling.questions else "approval"
+    reason = "" if decision is None else replan_reason(decision)
+    text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); replan?"
+    session.hold(task.id, why, text, target=target, considered=considered)
+
+
+async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, considered: Consideration) -> bool:
+    """Apply the decision after a phase; return whether the phase is repeated."""
+    ruling, decision = considered.ruling, considered.decision
+    asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
+    if ruling.questions:
+        if ruling.is_executable:
             await session.execute_replan(considered)
-        elif ruling.is_executable or (ruling.kind == "ask" and target is None):
-            session.manager.record_skipped(considered)
-        why: HoldReason = "clarification" if ruling.questions else "approval"
-        reason = "" if decision is None else replan_reason(decision)
-        text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); replan?"
-        session.hold(task.id, why, text, target=target, considered=considered)
-
-    async def _apply_ruling(self, task: Task, phase: Phase, considered: Consideration) -> bool:
-        """Apply the decision after a phase; return whether the phase is repeated."""
-        session, ruling, decision = self._session, considered.ruling, considered.decision
-        asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
-        if ruling.questions:
-            if ruling.is_executable:
-                await session.execute_replan(considered)
-            follows = (ruling.is_executable or ruling.kind == "ask") and not asks
-            target = decision.target_phase if decision is not None and follows else phase
-            session.hold(task.id, "clarification", "\n".join(ruling.questions), target=target, considered=considered)
-        if ruling.kind == "ask":
-            assert decision is not None
-            text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
-            session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
-        if ruling.needs_escalation and asks:  # the limit of questions is reached: the rest is assumed
-            session.record_assumptions(getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS)
-        elif ruling.needs_escalation:
-            session.escalate(task.id, ruling.reason)
-        if not ruling.is_executable:
-            return False
-        return await self._execute_replan(task, phase, considered)
-
-    async def _execute_replan(self, task: Task, phase: Phase, considered: Consideration) -> bool:
-        session, live = self._session, self._session.run.live
-
-        async def apply(decision: ReplanDecision) -> None:
-            if any(PlanningTask.of(entry.task).replan == considered.replan_id for entry in live):
-                return  # it was done before an interruption
-            assert decision.target_phase is not None
-            update = {"reason": replan_reason(decision), "replan": considered.replan_id}
-            if phase is Phase.REFLECTION:
-                notes = PlanningTask.model_validate(update)
-                tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
-                name = PlanView(live).unused_id(TaskId(Phase.REFLECTION))
-                changes = add_phases([*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], notes)])
-            else:
-                notes = PlanningTask.of(task).in_round().model_copy(update=update)
-                tasks = repeat_phases(live, decision.target_phase, phase, notes=notes, depends_on=[task.id])
-                before = PlanView(live).dependents(task.id)  # also of the tasks that it replaced
-                changes = add_phases(tasks, before)
-            session.run.apply(changes, reason=replan_reason(decision))
-
-        problem = (await session.execute_replan(considered, apply)).problem
-        if not problem:
-            return True
-        data = self._prompt_data(task, session.state.outputs.get(task.id, {}))
-        other = await session.manager.escalate(considered, data, problem)
-        if other is not None:
-            return await self._apply_ruling(task, phase, other)
-        session.escalate(task.id, f"the replan failed: {problem}")
+        follows = (ruling.is_executable or ruling.kind == "ask") and not asks
+        target = decision.target_phase if decision is not None and follows else phase
+        session.hold(task.id, "clarification", "\n".join(ruling.questions), target=target, considered=considered)
+    if ruling.kind == "ask":
+        assert decision is not None
+        text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
+        session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
+    if ruling.needs_escalation and asks:  # the limit of questions is reached: the rest is assumed
+        session.record_assumptions(getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS)
+    elif ruling.needs_escalation:
+        session.escalate(task.id, ruling.reason)
+    if not ruling.is_executable:
         return False
+    return await _execute_replan(session, task, phase, considered)
 
-    async def _conclude(self, task: Task, output: JsonObject, *, accepted: bool) -> None:
-        """Judge the result of the run: revise the plan, complete the run, or have a person intervene."""
-        session = self._session
-        if accepted:
-            done, failed = action_counts(session.run.live)
-            unjudged = Summary(goal_achieved=False, tasks_completed=done, tasks_failed=failed)
-            completion: JsonObject = {"summary": unjudged.model_dump(mode="json"), **output}
-            session.note("completion", {**completion, "phase": "completion", "status": "accepted"})
-            return
-        considered = await session.consider_replan(task.id, Phase.REFLECTION, self._prompt_data(task, output))
-        decision, ruling, summary = considered.decision, considered.ruling, output.get("summary")
-        exhausted, problem = ruling.override in ("limit", "loop"), ""
-        if not exhausted and await self._apply_ruling(task, Phase.REFLECTION, considered):
-            return
-        if exhausted:
-            problem = ruling.reason
-        elif "not_judged" in output or not isinstance(summary, dict):
-            problem = f"the result could not be judged: {output.get('not_judged')}"
-        elif not summary.get("goal_achieved") or getattr(decision, "evaluation_result", None) == "failure":
-            problem = f"the goal was not achieved: {ruling.reason if decision is None else decision.reasoning}"
-        if problem:
-            outcomes: JsonValue = summary.get("key_outcomes") if isinstance(summary, dict) else None
-            session.hold_for_intervention(
-                task.id,
-                problem,
-                decision.recommended_actions if decision is not None else (),
-                tuple(map(str, outcomes)) if isinstance(outcomes, list) else (),
-            )
-        session.note("completion", {**output, "status": "success"})
+
+async def _execute_replan(session: PlanningSession, task: Task, phase: Phase, considered: Consideration) -> bool:
+    live = session.run.live
+
+    async def apply(decision: ReplanDecision) -> None:
+        if any(PlanningTask.of(entry.task).replan == considered.replan_id for entry in live):
+            return  # it was done before an interruption
+        assert decision.target_phase is not None
+        update = {"reason": replan_reason(decision), "replan": considered.replan_id}
+        if phase is Phase.REFLECTION:
+            notes = PlanningTask.model_validate(update)
+            tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
+            name = PlanView(live).unused_id(TaskId(Phase.REFLECTION))
+            changes = add_phases([*tasks, phase_task(Phase.REFLECTION, name, [tasks[-1].id], notes)])
+        else:
+            notes = PlanningTask.of(task).in_round().model_copy(update=update)
+            tasks = repeat_phases(live, decision.target_phase, phase, notes=notes, depends_on=[task.id])
+            before = PlanView(live).dependents(task.id)  # also of the tasks that it replaced
+            changes = add_phases(tasks, before)
+        session.run.apply(changes, reason=replan_reason(decision))
+
+    problem = (await session.execute_replan(considered, apply)).problem
+    if not problem:
+        return True
+    data = _prompt_data(session, task, session.state.outputs.get(task.id, {}))
+    other = await session.manager.escalate(considered, data, problem)
+    if other is not None:
+        return await _apply_ruling(session, task, phase, other)
+    session.escalate(task.id, f"the replan failed: {problem}")
+    return False
+
+
+async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *, accepted: bool) -> None:
+    """Judge the result of the run: revise the plan, complete the run, or have a person intervene."""
+    if accepted:
+        done, failed = action_counts(session.run.live)
+        unjudged = Summary(goal_achieved=False, tasks_completed=done, tasks_failed=failed)
+        completion: JsonObject = {"summary": unjudged.model_dump(mode="json"), **output}
+        session.note("completion", {**completion, "phase": "completion", "status": "accepted"})
+        return
+    considered = await session.consider_replan(task.id, Phase.REFLECTION, _prompt_data(session, task, output))
+    decision, ruling, summary = considered.decision, considered.ruling, output.get("summary")
+    exhausted, problem = ruling.override in ("limit", "loop"), ""
+    if not exhausted and await _apply_ruling(session, task, Phase.REFLECTION, considered):
+        return
+    if exhausted:
+        problem = ruling.reason
+    elif "not_judged" in output or not isinstance(summary, dict):
+        problem = f"the result could not be judged: {output.get('not_judged')}"
+    elif not summary.get("goal_achieved") or getattr(decision, "evaluation_result", None) == "failure":
+        problem = f"the goal was not achieved: {ruling.reason if decision is None else decision.reasoning}"
+    if problem:
+        outcomes: JsonValue = summary.get("key_outcomes") if isinstance(summary, dict) else None
+        session.hold_for_intervention(
+            task.id,
+            problem,
+            decision.recommended_actions if decision is not None else (),
+            tuple(map(str, outcomes)) if isinstance(outcomes, list) else (),
+        )
+    session.note("completion", {**output, "status": "success"})

@@ -15,7 +15,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, TaskId
-from replanning.planning.actions import reflect, reflection_from_decision
+from replanning.planning.actions import reflect
 from replanning.planning.decisions import (
     Phase,
     ReplanCause,
@@ -25,7 +25,7 @@ from replanning.planning.decisions import (
     replan_reason,
 )
 from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
-from replanning.planning.outputs import ActionPlan
+from replanning.planning.outputs import ActionPlan, Reflection, ReflectionReply
 from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession
 from replanning.planning.state import HoldReason, TaskHold, action_data
 from replanning.planning.tasks import (
@@ -312,7 +312,16 @@ class _Recovery:
         settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
         reflected = any(one.get("task") == subject for one in session.state.reflections)
         if settings.enabled and settings.trigger_on_error and decision is not None and not reflected:
-            session.note("reflection", {"task": subject, "action": name, **reflection_from_decision(name, decision)})
+            reflection = Reflection(
+                action_id=name,
+                status="failure",
+                evaluation=decision.reasoning,
+                alignment_with_plan=str(decision.replan_type),
+                issues_identified=decision.issues_found,
+                plan_revision_needed=(decision.replan_level or 0) > 1,
+            )
+            reply = ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
+            session.note("reflection", {"task": subject, "action": name, **reply})
 
     def _recover_declined(self, task: TaskView, held: TaskHold) -> Alternative | None:
         if not self._assume_answers(held):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -21,7 +22,7 @@ from replanning.journal.records import (
 from replanning.llm.quoting import truncate_text
 from replanning.plan.types import RunId
 from replanning.planning.coordinator import PlanningCoordinator
-from replanning.planning.state import PlanningState, TaskRequest, request_of
+from replanning.planning.state import TaskRequest, request_of
 from replanning.run.isolation import error_message, isolate
 from replanning.run.run import PlanRun
 
@@ -46,38 +47,28 @@ _LEADING_QUOTE: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
 _COMMENT_AUTHOR: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
-class SteeringComment(Protocol):
-    """Comment on an issue, with a mark on the notices that this tool wrote."""
+@dataclass(frozen=True, slots=True)
+class SteeringComment:
+    """Comment on an issue.
 
-    @property
-    def id(self) -> str:
-        """Identifier within its issue."""
-        ...
+    Attributes:
+        id: identifier within its issue.
+        author: login of the author.
+        body: text in Markdown.
+        at: time of creation, in UTC.
+        notice: true if this tool wrote it, and not a person with the same account.
+    """
 
-    @property
-    def author(self) -> str:
-        """Login of its author."""
-        ...
-
-    @property
-    def body(self) -> str:
-        """Markdown text."""
-        ...
-
-    @property
-    def at(self) -> datetime:
-        """Time of its creation."""
-        ...
-
-    @property
-    def notice(self) -> bool:
-        """True if this tool wrote it."""
-        ...
+    id: str
+    author: str
+    body: str
+    at: datetime
+    notice: bool = False
 
     @property
     def question(self) -> str:
         """Id of the question that a notice asks; empty for other comments."""
-        ...
+        return ""
 
 
 class CommentSource(Protocol):
@@ -162,6 +153,7 @@ class Steering:
         self._on_message = on_message or (lambda message: None)
         self._run: RunId | None = None
         self._handled: set[str] = set()
+        self._comments: Sequence[SteeringComment] = ()
         self._notice_times: dict[str, datetime] = {}
         self._unrecorded: list[tuple[Sequence[str], str]] = []
         self._last_problem = ""
@@ -178,7 +170,10 @@ class Steering:
                 await isolate(self.poll())
             except Exception as error:  # noqa: BLE001 - the issue is not part of the run
                 failures += 1
-                self._report_once(f"comments cannot be read: {error_message(error)}")
+                problem = f"comments cannot be read: {error_message(error)}"
+                if problem != self._last_problem:
+                    self._last_problem = problem
+                    self._on_message(problem)
                 if getattr(error, "final", False):
                     return
                 retry_after = getattr(error, "retry_after", None) or 0.0
@@ -197,22 +192,20 @@ class Steering:
         run = self._planning.run
         if run is None:
             return
-        comments = await self._forge.comments()
+        self._comments = comments = await self._forge.comments()
         if self._run != run.id:
             self._load_handled(run, comments)
         for comment in comments:
             if comment.question:  # remembered in case the notice is deleted later
                 self._notice_times.setdefault(comment.question, comment.at)
         for comment in comments:
-            if (
-                comment.id not in self._handled
-                and not comment.notice
-                and not await self._handle_comment(run, comment, comments)
-            ):
+            is_new = comment.id not in self._handled and not comment.notice
+            if is_new and not await self._handle_comment(run, comment):
                 break  # this comment and those after it wait until the run continues
-        self._record_handled(run)
-
-    # Handled comments
+        while self._unrecorded and not run.ended:  # of an ended run, they are recorded once it is resumed
+            ignored, why = self._unrecorded[0]
+            run.note(HANDLED_NOTE, {"comments": [*ignored], "why": why})
+            self._unrecorded.pop(0)
 
     def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
         """Load the handled comments of a run from its journal and inbox."""
@@ -228,18 +221,7 @@ class Steering:
             self._handled |= set(earlier)
             self._unrecorded.append((earlier, "they were there before the run"))
 
-    def _record_handled(self, run: PlanRun) -> None:
-        """Journal the comments that had no effect; if the run has ended, once it is resumed."""
-        while self._unrecorded and not run.ended:
-            comments, why = self._unrecorded[0]
-            run.note(HANDLED_NOTE, {"comments": [*comments], "why": why})
-            self._unrecorded.pop(0)
-
-    # Handling a comment
-
-    async def _handle_comment(
-        self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment]
-    ) -> bool:
+    async def _handle_comment(self, run: PlanRun, comment: SteeringComment) -> bool:
         """Handle a comment; return False if it must wait until the run continues."""
         if not await self._forge.may_steer(comment):
             return self._ignore(comment, "its author may not steer this project")
@@ -250,23 +232,19 @@ class Steering:
             return self._ignore(comment, "it is empty")
         by = f"{comment.author} (comment {comment.id})"
         if command.kind in ("approve", "reject"):
-            return self._decide(run, comment, comments, command, by)
-        clarification = self._clarification_for(run, comment, comments) if command.kind == "text" else None
-        if clarification is not None:
-            return self._answer(comment, clarification, CommentCommand("approve", command.text), by)
+            return self._decide(run, comment, command, by)
+        if command.kind == "text" and (pending := self._planning.engine.pending(run.id)):
+            state = self._planning.state
+            clarifications = [question for question in pending if state.accepts_free_text(question.id)]
+            for question in clarifications:
+                if self._is_reply(comment, question):
+                    return self._answer(comment, question, CommentCommand("approve", command.text), by)
         if run.ended:
             return False
         run.request_replan(command.text or "a new plan is wanted", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
 
-    def _decide(
-        self,
-        run: PlanRun,
-        comment: SteeringComment,
-        comments: Sequence[SteeringComment],
-        command: CommentCommand,
-        by: str,
-    ) -> bool:
+    def _decide(self, run: PlanRun, comment: SteeringComment, command: CommentCommand, by: str) -> bool:
         """Answer the pending question that an approval or a rejection is about."""
         named, rest = _split_first_word(command.text)
         pending = self._planning.engine.pending(run.id)
@@ -275,9 +253,9 @@ class Steering:
         chosen = [question for question in pending if named and named in (question.id, question.id.rpartition(".")[2])]
         if chosen:
             command = CommentCommand(command.kind, rest)
-            chosen = [q for q in chosen if self._is_reply(comment, q, comments, require_notice=False)]
+            chosen = [q for q in chosen if self._is_reply(comment, q)]
         else:
-            chosen = [q for q in pending if self._is_reply(comment, q, comments, require_notice=True)]
+            chosen = [q for q in pending if self._is_reply(comment, q, require_notice=True)]
             approvals = [q for q in chosen if q.id not in clarifications]
             chosen = approvals or (chosen if command.kind == "reject" else [])
         if len(chosen) == 1:
@@ -301,30 +279,14 @@ class Steering:
             return self._ignore(comment, error_message(error))
         return self._mark_handled(comment, f"{comment.author} has answered question {question.id}")
 
-    def _clarification_for(
-        self, run: PlanRun, comment: SteeringComment, comments: Sequence[SteeringComment]
-    ) -> Question | None:
-        """Return the pending clarification that a comment answers, if any."""
-        pending = self._planning.engine.pending(run.id)
-        state = self._planning.state if pending else PlanningState()
-        for question in pending:
-            if state.accepts_free_text(question.id) and self._is_reply(
-                comment, question, comments, require_notice=False
-            ):
-                return question
-        return None
-
-    def _is_reply(
-        self, comment: SteeringComment, question: Question, comments: Sequence[SteeringComment], *, require_notice: bool
-    ) -> bool:
+    def _is_reply(self, comment: SteeringComment, question: Question, *, require_notice: bool = False) -> bool:
         """Return whether a comment was written after its author could see a question.
 
         With `require_notice`, only comments after the notice count; else, without a notice, the time of asking counts.
         """
-        notice = next((other for other in comments if other.question == question.id), None)
+        notice = next((other for other in self._comments if other.question == question.id), None)
         if notice is not None:
-            ids = [other.id for other in comments]
-            return ids.index(comment.id) > ids.index(notice.id)
+            return self._comments.index(comment) > self._comments.index(notice)
         if question.id in self._notice_times:
             return comment.at > self._notice_times[question.id]
         return not require_notice and comment.at.timestamp() >= int(question.asked_at)
@@ -339,11 +301,6 @@ class Steering:
         self._unrecorded.append(([comment.id], f"{comment.author}: {why}"))
         self._on_message(f"comment {comment.id} of {comment.author} is ignored: {why}")
         return True
-
-    def _report_once(self, problem: str) -> None:
-        if problem != self._last_problem:
-            self._last_problem = problem
-            self._on_message(problem)
 
 
 def _parse_comment(body: str) -> CommentCommand:

@@ -400,7 +400,7 @@ def test_no_json(text) -> None:
 @pytest.mark.parametrize("text", ["[]", "true", '"retry"', '{"replan_decision": "retry"}', '{"replan_decision": null}'])
 def test_no_object(text) -> None:
     """JSON that is no object is no decision."""
-    assert problem(text).startswith("expected the decision as a JSON object, got ")
+    assert problem(text).startswith("expected a JSON object, got ")
 
 
 def test_broken_characters() -> None:
