@@ -14,7 +14,7 @@ def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
     try:
         from replanning.cli.app import app
-        from replanning.cli.output import prepare_streams
+        from replanning.cli.options import prepare_streams
 
         prepare_streams()
         app()

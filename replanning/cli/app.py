@@ -19,9 +19,10 @@ from replanning.cli.options import (
     JsonOption,
     Program,
     paragraphs,
+    print_json,
+    print_result,
     unwrap_paragraphs,
 )
-from replanning.cli.output import print_json, print_result
 from replanning.version import __version__
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {

@@ -18,18 +18,19 @@ from replanning import Answer, PlanRun, Question, ReplanningError, StoreGate, Ta
 from replanning.changes import PlanChange, parse_changes
 from replanning.cli.lookup import user_name
 from replanning.cli.narrator import Line, Narrator, format_score, only_continues_planning, usage_words
-from replanning.cli.options import AskMode
-from replanning.cli.output import DIFF_STYLES, console, escape_control
+from replanning.cli.options import DIFF_STYLES, AskMode, console, escape_control
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
 from replanning.journal import AttemptStarted, QuestionAsked, QuestionReminded
+from replanning.llm import FallbackLLM, LLMProvider
 from replanning.plan.tasks import Budget
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.live import Live
 
+    from replanning import ReplanningEngine
     from replanning.decision import HumanGate
     from replanning.journal import RunStore
 
@@ -44,11 +45,9 @@ MAX_TASKS_LISTED: Final = 5_000
 
 _WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
-_FAILED_STATES = (TaskState.FAILED, TaskState.BLOCKED)
-
 
 class Display:
-    """Display that shows nothing; base class of the others.
+    """Display with a line for each event, for files and pipes; shows nothing until it watches a run.
 
     Args:
         clock: measures time.
@@ -56,8 +55,7 @@ class Display:
 
     Attributes:
         questions_on_terminal: questions are asked on the same terminal, and need no line.
-        replan_models: labels of the language models that see the plan when it must change.
-        judge_model: label of the language model that judges results; empty where none does.
+        judge_model: the language model that judges results, if one does.
     """
 
     def __init__(self, clock: Clock, budget: Budget) -> None:
@@ -65,51 +63,30 @@ class Display:
         self.budget = budget
         self.started_at = clock.now()
         self.questions_on_terminal = False
-        self.replan_models: Sequence[str] = ()
-        self.judge_model = ""
+        self.judge_model: LLMProvider | None = None
+        self._run: PlanRun | None = None
+        self._narrator: Narrator | None = None
 
     @property
     def elapsed(self) -> float:
         """Return the seconds since the display was created."""
         return self.clock.now() - self.started_at
 
-    def watch(self, run: PlanRun) -> None:
-        """Begin to show a run; the engine's monitor passes its events to `on_event`."""
-
-    def on_event(self, event: object) -> None:
-        """Show an event."""
-
-    def show_note(self, line: Line) -> None:
-        """Show a line that belongs to no event."""
-
-    @contextmanager
-    def suspend(self) -> Iterator[None]:
-        """Leave the terminal to the body."""
-        yield
-
-    @asynccontextmanager
-    async def active(self) -> AsyncIterator[None]:
-        """Show the progress while the body runs."""
-        yield
-
-
-class LogDisplay(Display):
-    """Display with a line for each event, for files and pipes."""
-
-    _run: PlanRun | None = None
-    _narrator: Narrator | None = None
-
-    def watch(self, run: PlanRun) -> None:
-        """Show the run's goal, and which language models see it."""
+    def watch(self, run: PlanRun, engine: ReplanningEngine) -> None:
+        """Show a run from now on: its goal, which language models see it, and its events."""
+        if self._run is None:
+            engine.monitor.on(object, self.on_event)
         self._run = run
         self._narrator = Narrator(lambda: run.view)
         count = pluralise(sum(run.live.counts.values()), "task")
         self.show_note(Line("●", f"run {run.id}: {run.live.goal.objective} ({count})", "bold"))
-        for model in self.replan_models:
-            shown = f"if the plan must change, it is shown to {model}; --replan-provider repair asks no model"
-            self.show_note(Line("●", shown, "dim"))
+        for provider in engine.generator.path_generator.providers:
+            client = getattr(provider, "client", None)
+            if isinstance(client, LLMProvider):
+                shown = f"if the plan must change, it is shown to {_model_label(client)}"
+                self.show_note(Line("●", f"{shown}; --replan-provider repair asks no model", "dim"))
         if self.judge_model:
-            shown = f"the results of tasks are shown to {self.judge_model}, which judges them"
+            shown = f"the results of tasks are shown to {_model_label(self.judge_model)}, which judges them"
             self.show_note(Line("●", shown, "dim"))
 
     def on_event(self, event: object) -> None:
@@ -132,8 +109,18 @@ class LogDisplay(Display):
         sys.stderr.write(f"{self.elapsed:7.1f}s {line.symbol} {line.text}\n")
         sys.stderr.flush()
 
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Leave the terminal to the body."""
+        yield
 
-class LiveDisplay(LogDisplay):
+    @asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """Show the progress while the body runs."""
+        yield
+
+
+class LiveDisplay(Display):
     """Display with a line for each event, and below them a picture of the current state."""
 
     def __init__(self, clock: Clock, budget: Budget) -> None:
@@ -214,15 +201,6 @@ class LiveDisplay(LogDisplay):
             table.add_row(Text("  ▶", "bold blue"), escape_control(entry.id), tool, took)
         if len(running) > MAX_RUNNING_SHOWN:
             table.add_row("", f"and {len(running) - MAX_RUNNING_SHOWN} more")
-        lines = [Text(self._status_line(run), "bold")]
-        if run.spent.calls:
-            budget = self.budget if run.live.plan.budget is None else run.live.plan.budget
-            limit = "" if budget.money is None else f" of {budget.money:g}"
-            spent = [*usage_words(run.spent, budget), f"{run.spent.money:.4g}{limit} money"]
-            lines.append(Text(f"  {' · '.join(spent)}", "dim"))
-        return Group(table, *lines)
-
-    def _status_line(self, run: PlanRun) -> str:
         counts = run.live.counts
         numbers = {
             "running": counts[TaskState.RUNNING],
@@ -230,17 +208,27 @@ class LiveDisplay(LogDisplay):
             "done": counts[TaskState.DONE],
             "skipped": counts[TaskState.SKIPPED],
             "replaced": counts[TaskState.REPLACED_BY_REPLAN],
-            "failed": sum(counts[state] for state in _FAILED_STATES),
+            "failed": counts[TaskState.FAILED] + counts[TaskState.BLOCKED],
         }
         parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
-        return f"  {' · '.join(parts)} · revision {run.live.revision} · {self.elapsed:.1f} s"
+        parts += [f"revision {run.live.revision}", f"{self.elapsed:.1f} s"]
+        lines = [Text(f"  {' · '.join(parts)}", "bold")]
+        if run.spent.calls:
+            budget = self.budget if run.live.plan.budget is None else run.live.plan.budget
+            limit = "" if budget.money is None else f" of {budget.money:g}"
+            spent = [*usage_words(run.spent, budget), f"{run.spent.money:.4g}{limit} money"]
+            lines.append(Text(f"  {' · '.join(spent)}", "dim"))
+        return Group(table, *lines)
+
+
+def _model_label(model: LLMProvider) -> str:
+    members = model.members if isinstance(model, FallbackLLM) else (model,)
+    return ", else ".join(f"{member.name} ({member.model})" for member in members)
 
 
 def create_display(clock: Clock, budget: Budget, *, quiet: bool) -> Display:
     """Return the display that fits standard error: a picture on a terminal, otherwise a line for each event."""
-    if quiet:
-        return Display(clock, budget)
-    return LiveDisplay(clock, budget) if console(error=True).is_terminal else LogDisplay(clock, budget)
+    return LiveDisplay(clock, budget) if not quiet and console(error=True).is_terminal else Display(clock, budget)
 
 
 def create_gate(
@@ -329,7 +317,7 @@ class ConsoleGate:
         numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
         ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
         self._console.print(f"\n{ways}, and answer what is unclear: ", end="", style="bold")
-        line = (await self._read_line()).strip()
+        line = (await _read_line()).strip()
         word, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
         if word in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
@@ -341,14 +329,6 @@ class ConsoleGate:
         self._console.print(f"{word!r} is not an answer{hint}", style="red")
         return None
 
-    async def _read_line(self) -> str:
-        # Waiting for the terminal, rather than reading in a thread, can be cancelled when time is up.
-        await anyio.wait_readable(sys.stdin)
-        line = sys.stdin.readline()
-        if not line:
-            raise ReplanningError("standard input was closed; the question stays open")
-        return line
-
     async def _read_changes(self, question: Question) -> Answer | None:
         first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
         text = json.dumps(
@@ -357,28 +337,39 @@ class ConsoleGate:
         )
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         try:
-            edited = await self._run_editor(editor, text) if editor else await self._prompt_for_changes(text)
+            if editor:
+                edited = await _edit(editor, text)
+            else:
+                out = self._console
+                out.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
+                out.print(json.dumps(json.loads(text)), style="dim")
+                edited = await _read_line()
             changes = parse_changes(json.loads(edited))
         except (ReplanningError, ValueError, OSError) as error:
             self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
             return None
         return Answer("modify", self._by, changes=changes)
 
-    async def _run_editor(self, editor: str, text: str) -> str:
-        with TemporaryDirectory(prefix="replanning-") as folder:
-            file = anyio.Path(folder, "changes.json")
-            await file.write_text(text, encoding="utf-8")
-            command = [*shlex.split(editor), str(file)]
-            # The editor has the terminal, and goes with the question when time is up.
-            await anyio.run_process(command, stdin=sys.stdin, stdout=None, stderr=None)
-            return await file.read_text(encoding="utf-8")
-
-    async def _prompt_for_changes(self, text: str) -> str:
-        self._console.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
-        self._console.print(json.dumps(json.loads(text)), style="dim")
-        return await self._read_line()
-
     def _time_left(self, question: Question) -> str:
         if question.deadline is None:
             return ""
         return f" ({max(0.0, question.deadline - self._clock.now()):.0f} s left)"
+
+
+async def _read_line() -> str:
+    # Waiting for the terminal, rather than reading in a thread, can be cancelled when time is up.
+    await anyio.wait_readable(sys.stdin)
+    line = sys.stdin.readline()
+    if not line:
+        raise ReplanningError("standard input was closed; the question stays open")
+    return line
+
+
+async def _edit(editor: str, text: str) -> str:
+    with TemporaryDirectory(prefix="replanning-") as folder:
+        file = anyio.Path(folder, "changes.json")
+        await file.write_text(text, encoding="utf-8")
+        command = [*shlex.split(editor), str(file)]
+        # The editor has the terminal, and goes with the question when time is up.
+        await anyio.run_process(command, stdin=sys.stdin, stdout=None, stderr=None)
+        return await file.read_text(encoding="utf-8")

@@ -9,13 +9,18 @@ from typing import Annotated, Final, get_args
 
 import typer
 
-from replanning.cli.lookup import command_line, existing_store, find_run, split_run
-from replanning.cli.options import DEFAULT_STORE, JsonOption, Program, SettingsOption, StoreOption, paragraphs
-from replanning.cli.output import (
+from replanning.cli.lookup import command_line, existing_store, find_run, read_settings, split_run
+from replanning.cli.options import (
+    DEFAULT_STORE,
     DIFF_STYLES,
+    JsonOption,
+    Program,
+    SettingsOption,
+    StoreOption,
     console,
     escape_control,
     fail,
+    paragraphs,
     print_json,
     print_message,
     print_result,
@@ -311,8 +316,7 @@ def history_prune(
     It is kept in the folder planning_history, one file for each run; the store is not changed. Unfinished runs stay,
     however old they are.
     """
-    from replanning.cli.setup import read_settings  # the other commands of this module need neither
-    from replanning.planning import PlanningHistoryStore
+    from replanning.planning import PlanningHistoryStore  # the other commands of this module do not need it
 
     place = read_settings(settings, quiet=as_json).planning.history
     kept_days = place.retention_days if days is None else days

@@ -1,21 +1,26 @@
-"""Lookup of the things that a command names: its store, its run, its question, its revisions."""
+"""Lookup of the things that a command names: plan files, settings, exporters, stores, runs and questions."""
 
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from replanning.cli.options import DEFAULT_STORE
-from replanning.cli.output import fail, refuse
+from replanning import Plan, Settings
+from replanning.cli.options import DEFAULT_STORE, fail, print_message, refuse
+from replanning.config import load_settings
 from replanning.decision.answers import closed_error
 from replanning.errors import (
     ChangeRejected,
     NotRunning,
+    PlanError,
+    Problem,
+    SettingsError,
     StaleAnswer,
     StoreError,
     UnknownQuestion,
@@ -24,12 +29,17 @@ from replanning.errors import (
 )
 from replanning.history.status import open_questions, replay_records
 from replanning.plan.messages import did_you_mean, join_names
-from replanning.plan.types import QuestionId
+from replanning.plan.reading import format_of, read_document
+from replanning.plan.types import JsonObject, QuestionId
 from replanning.plugins import installed_plugins, load_plugin
 
 if TYPE_CHECKING:
     from replanning.decision import Question
     from replanning.journal import RunInfo, RunStore
+    from replanning.telemetry import Exporter
+
+FORGES: Final = ("github", "gitlab")
+"""Exporters that write comments on an issue."""
 
 LATEST: Final = "latest"
 """Names the newest run."""
@@ -44,8 +54,6 @@ _BUILTIN_STORES: Final = ("sqlite", "jsonl", "memory")
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
 _QUESTION_PATTERN: Final = re.compile(r"(.*)\.(q[0-9]+)")
-
-_LOOKUP_ERRORS: Final = (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRejected)
 
 
 def open_store(place: str, *, must_exist: bool = False) -> RunStore:
@@ -63,7 +71,7 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     if name in _BUILTIN_STORES and bool(path) == (name == "memory"):
         expected = "expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
         raise StoreError(f"{place!r} cannot be a store; {expected} (--store names the store)")
-    if must_exist and not _path_may_exist(name, path):
+    if must_exist and not store_may_exist(place):
         what = "the memory of this process" if name == "memory" else repr(path)
         raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
     try:
@@ -81,10 +89,7 @@ def store_may_exist(place: str) -> bool:
     Raises:
         StoreError: the place cannot be used.
     """
-    return _path_may_exist(*_parse_place(place))
-
-
-def _path_may_exist(name: str, path: str) -> bool:
+    name, path = _parse_place(place)
     return name not in _BUILTIN_STORES or bool(path and Path(path).exists())
 
 
@@ -94,6 +99,8 @@ def _parse_place(place: str) -> tuple[str, str]:
     Raises:
         StoreError: it looks like the name of a plugin that is not installed.
     """
+    if place == "memory":
+        return "memory", ""
     name, colon, rest = place.partition(":")
     if colon and name in installed_plugins("stores"):
         return name, rest
@@ -101,11 +108,7 @@ def _parse_place(place: str) -> tuple[str, str]:
         installed = ", ".join(installed_plugins("stores"))
         hint = f"installed are: {installed}; for a file write {'./' + place!r}"
         raise StoreError(f"no store {name!r} is installed; {hint}")
-    if place == "memory":
-        return "memory", ""
-    if place.endswith((".jsonl", "/")) or Path(place).is_dir():
-        return "jsonl", place
-    return "sqlite", place
+    return "jsonl" if place.endswith((".jsonl", "/")) or Path(place).is_dir() else "sqlite", place
 
 
 @contextmanager
@@ -114,7 +117,7 @@ def existing_store(place: str) -> Iterator[RunStore]:
     store = open_store(place, must_exist=True)
     try:
         yield store
-    except _LOOKUP_ERRORS as error:
+    except (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRejected) as error:
         refuse(str(error))
     finally:
         store.close()
@@ -206,3 +209,138 @@ def user_name(name: str | None) -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # in a container the user may have no name
         return "somebody"
+
+
+def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
+    """Load the settings for a command; unless quiet, print warnings about them.
+
+    Raises:
+        SettingsError: they are not valid.
+    """
+    loaded = load_settings(path)
+    if not quiet:
+        print_warnings(loaded.warnings)
+    return loaded.settings
+
+
+def print_warnings(warnings: Iterable[Problem]) -> None:
+    """Print warnings about the settings."""
+    for warning in warnings:
+        print_message(f"warning: {warning}")
+
+
+def read_plan(path: str) -> Plan:
+    """Load a plan file.
+
+    Raises:
+        PlanError: it is not valid; for a file of tools, the message names the commands that take one.
+    """
+    try:
+        return Plan.load(path)
+    except PlanError as error:
+        sections = load_document(path).keys()
+        if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):
+            raise
+        name = shlex.quote(path)
+        what = "this is a file of tools, not a plan: it has neither a goal nor tasks"
+        solve = f"replanning solve --goal TEXT --tools {name} achieves a goal with them"
+        others = (problem for problem in error.problems if problem.place != f"{path} goal")
+        raise PlanError([Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]) from None
+
+
+def load_document(path: str) -> JsonObject:
+    """Read a file; return an empty object where it is not a mapping in YAML or JSON."""
+    try:
+        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=format_of(path))
+    except (OSError, UnicodeDecodeError, PlanError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def read_text_argument(path: Path, argument: str) -> str:
+    """Read a text file that an argument names.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"byte {error.start + 1} of the file is not UTF-8"
+        raise SettingsError([Problem(argument, f"{path} cannot be read: {reason}")]) from error
+
+
+@runtime_checkable
+class IssueNotifier(Protocol):
+    """Exporter that writes comments on an issue and tells people how to reply."""
+
+    hint: str
+
+    @property
+    def forge(self) -> object:
+        """Return the client of the forge."""
+        ...
+
+
+def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
+    """Return the exporters for `--notify` options, one for each place.
+
+    Raises:
+        SettingsError: an option names no exporter, or its target cannot be written.
+        PluginError: an exporter cannot be loaded.
+    """
+    exporters: dict[tuple[str, str], Exporter] = {}
+    for target in map(str.strip, targets):
+        name, _, place = target.partition("=")
+        if not target:
+            raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
+        if place and name not in FORGES and name.isidentifier():  # more likely a slip than the name of a file
+            expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
+            raise SettingsError([Problem("--notify", f"{name!r} is not a forge; {expected}")])
+        exporter: Exporter
+        if target == "console":
+            exporter = load_plugin("exporters", "notices-console")()
+        elif name in FORGES:
+            exporter = create_exporter(name, place, "--notify")
+        else:
+            exporter = create_exporter("notices", target, "--notify")
+        write_error = getattr(exporter, "write_error", str)  # optional
+        if problem := write_error():
+            raise SettingsError([Problem("--notify", problem)])
+        endpoint = str(getattr(exporter, "endpoint", ""))  # forges, other than file systems, ignore capitals
+        key = endpoint.lower() if exporter.name in FORGES else os.path.realpath(endpoint)
+        exporters.setdefault((exporter.name, key), exporter)
+    return list(exporters.values())
+
+
+def create_exporter(name: str, target: str, option: str) -> Exporter:
+    """Create an exporter for the target that an option names.
+
+    Raises:
+        SettingsError: the target is not valid.
+        PluginError: the exporter cannot be loaded.
+    """
+    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
+    try:
+        exporter: Exporter = plugin.from_target(target)
+    except SettingsError as error:
+        raise SettingsError([Problem(option, problem.message) for problem in error.problems]) from None
+    return exporter
+
+
+def open_trace_exporter(text: str) -> Exporter:
+    """Create the exporter that `--trace NAME` or `--trace NAME=TARGET` names.
+
+    Raises:
+        SettingsError: there is no such exporter, or it does not take a target.
+        PluginError: it cannot be loaded.
+    """
+    name, _, target = text.partition("=")
+    if name not in installed_plugins("exporters"):
+        installed = ", ".join(installed_plugins("exporters"))
+        raise SettingsError([Problem("--trace", f"there is no exporter {name!r}; installed are: {installed}")])
+    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
+    if target and not hasattr(plugin, "from_target"):
+        raise SettingsError([Problem("--trace", f"exporter {name!r} does not take a target; remove {target!r}")])
+    exporter: Exporter = plugin.from_target(target) if target else plugin()
+    return exporter

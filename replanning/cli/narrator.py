@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from replanning import Task, TaskState
 from replanning.changes import Alternative, ReplaceTask
@@ -85,165 +85,113 @@ class Narrator:
         self._candidates: dict[str, tuple[Candidate, ...]] = {}
         self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
 
-    def line_for(self, event: object) -> Line | None:
+    def line_for(self, event: object) -> Line | None:  # noqa: C901, PLR0912, PLR0915 # one case for each kind of event
         """Return the line for an event; None for events that need no line."""
-        if isinstance(event, TriggerEvent):
-            if event.kind == "task-failed" and self._held.issuperset(event.tasks):
+        match event:
+            case TriggerEvent():
+                if event.kind == "task-failed" and self._held.issuperset(event.tasks):
+                    return None
+                cause = _one_line(event.reason)
+                if event.kind in ("task-failed", "timeout") and event.tasks:  # the line before shows how it failed
+                    cause = f"looking for another way to do {', '.join(event.tasks)}"
+                return Line("!", f"{event.kind}: {cause}", "yellow")
+            case AttemptStarted():
+                tool = self._view().task(event.task).task.tool
+                again = f", attempt {event.number}" if event.number > 1 else ""
+                return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}")
+            case AttemptSucceeded():
+                return Line("✓", f"{event.task} done in {self._view().task(event.task).duration:.1f} s", "green")
+            case AttemptFailed() if event.failure.type == HELD_FAILURE_TYPE:
+                self._held.add(event.task)
                 return None
-            return Line("!", f"{event.kind}: {_trigger_cause(event)}", "yellow")
-        handler = _EVENT_HANDLERS.get(type(event))
-        return handler(self, event) if handler is not None else None
-
-    def _on_attempt_started(self, event: AttemptStarted) -> Line:
-        tool = self._view().task(event.task).task.tool
-        again = f", attempt {event.number}" if event.number > 1 else ""
-        return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}")
-
-    def _on_attempt_succeeded(self, event: AttemptSucceeded) -> Line:
-        took = self._view().task(event.task).duration
-        return Line("✓", f"{event.task} done in {took:.1f} s", "green")
-
-    def _on_attempt_failed(self, event: AttemptFailed) -> Line | None:
-        if event.failure.type == HELD_FAILURE_TYPE:
-            self._held.add(event.task)
-            return None
-        error = _one_line(event.failure.message)
-        if event.failure.kind == "unfinished":
-            return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")
-        again = "; it is tried again" if event.retry_at is not None else ""
-        return Line("✗", f"{event.task} failed: {error}{again}", "red")
-
-    def _on_attempt_timed_out(self, event: AttemptTimedOut) -> Line:
-        again = "; it is tried again" if event.retry_at is not None else ""
-        return Line("✗", f"{event.task} did not finish within {event.timeout:g} s{again}", "red")
-
-    def _on_attempt_interrupted(self, event: AttemptInterrupted) -> Line:
-        return Line("✗", f"{event.task} was cut off: {_one_line(event.reason)}", "red")
-
-    def _on_attempt_fenced(self, event: AttemptFenced) -> Line:
-        return Line("·", f"{event.task}: a late report was set aside ({event.report})", "dim")
-
-    def _on_condition_evaluated(self, event: ConditionEvaluated) -> Line | None:
-        if event.value:
-            return None
-        if event.value is None:
-            return Line("✗", f"the condition of {event.task} cannot be evaluated: {_one_line(event.error)}", "red")
-        when = self._view().task(event.task).task.when
-        return Line("↷", f"{event.task} skipped: its condition {brief_repr(when)} does not hold", "dim")
-
-    def _on_context_updated(self, event: ContextUpdated) -> Line:
-        parts = [f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()]
-        parts += [f"{key} is gone" for key in event.removed]
-        return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
-
-    def _on_resource_updated(self, event: ResourceUpdated) -> Line:
-        parts = [] if event.available is None else ["available" if event.available else "unavailable"]
-        parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]
-        why = f": {_one_line(event.reason)}" if event.reason else ""
-        return Line("•", f"{event.name} is {' and '.join(parts)}{why}", "cyan")
-
-    def _on_facts_observed(self, event: FactsObserved) -> Line:
-        parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]
-        return Line("•", f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}", "cyan")
-
-    def _on_goal_changed(self, event: GoalChanged) -> Line:
-        who = f" by {event.by}" if event.by else ""
-        return Line("•", f"the goal was changed{who}: {_one_line(goal_line(event.goal, event.changed))}", "cyan")
-
-    def _on_person_asked(self, event: ReplanRequested) -> Line:
-        return Line("•", f"{event.by or 'somebody'} asked for replanning: {_one_line(event.reason)}", "cyan")
-
-    def _on_trigger_dropped(self, event: TriggerDropped) -> Line:
-        return Line("·", f"trigger {event.trigger} dropped: {_one_line(event.reason)}", "dim")
-
-    def _on_alternatives_considered(self, event: AlternativesConsidered) -> Line | None:
-        self._candidates[event.replan] = event.candidates
-        good = [candidate for candidate in event.candidates if not candidate.rejected]
-        notes = "; ".join(_one_line(note) for note in event.notes)
-        if not event.notes and len(good) == len(event.candidates) == 1:
-            return None  # the revision says it
-        rejected = len(event.candidates) - len(good)
-        text = pluralise(len(good), "alternative") + (f", {rejected} rejected" if rejected else "")
-        return Line("?", f"{text}{f' ({notes})' if notes else ''}", "dim")
-
-    def _on_decided(self, event: DecisionMade) -> Line | None:
-        if event.by == "observe" and event.chosen is not None:
-            reason = self._reason_with_score(event.reason, event.replan, event.chosen)
-            return Line("⟳", f"would have changed the plan (observing only): {reason}", "magenta")
-        if event.decision == "keep":
-            return Line("·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow")
+            case AttemptFailed():
+                error = _one_line(event.failure.message)
+                if event.failure.kind == "unfinished":
+                    return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")
+                again = "; it is tried again" if event.retry_at is not None else ""
+                return Line("✗", f"{event.task} failed: {error}{again}", "red")
+            case AttemptTimedOut():
+                again = "; it is tried again" if event.retry_at is not None else ""
+                return Line("✗", f"{event.task} did not finish within {event.timeout:g} s{again}", "red")
+            case AttemptInterrupted():
+                return Line("✗", f"{event.task} was cut off: {_one_line(event.reason)}", "red")
+            case AttemptFenced():
+                return Line("·", f"{event.task}: a late report was set aside ({event.report})", "dim")
+            case ConditionEvaluated(value=None):
+                return Line("✗", f"the condition of {event.task} cannot be evaluated: {_one_line(event.error)}", "red")
+            case ConditionEvaluated(value=False):
+                when = brief_repr(self._view().task(event.task).task.when)
+                return Line("↷", f"{event.task} skipped: its condition {when} does not hold", "dim")
+            case ContextUpdated():
+                parts = [f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()]
+                parts += [f"{key} is gone" for key in event.removed]
+                return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
+            case ResourceUpdated():
+                parts = [] if event.available is None else ["available" if event.available else "unavailable"]
+                parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]
+                why = f": {_one_line(event.reason)}" if event.reason else ""
+                return Line("•", f"{event.name} is {' and '.join(parts)}{why}", "cyan")
+            case FactsObserved():
+                parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]
+                return Line("•", f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}", "cyan")
+            case GoalChanged():
+                who = f" by {event.by}" if event.by else ""
+                goal = _one_line(goal_line(event.goal, event.changed))
+                return Line("•", f"the goal was changed{who}: {goal}", "cyan")
+            case ReplanRequested():
+                return Line("•", f"{event.by or 'somebody'} asked for replanning: {_one_line(event.reason)}", "cyan")
+            case TriggerDropped():
+                return Line("·", f"trigger {event.trigger} dropped: {_one_line(event.reason)}", "dim")
+            case AlternativesConsidered():
+                self._candidates[event.replan] = event.candidates
+                rejected = sum(bool(candidate.rejected) for candidate in event.candidates)
+                if not event.notes and not rejected and len(event.candidates) == 1:
+                    return None  # the revision says it
+                notes = "; ".join(_one_line(note) for note in event.notes)
+                text = pluralise(len(event.candidates) - rejected, "alternative")
+                text += f", {rejected} rejected" if rejected else ""
+                return Line("?", f"{text}{f' ({notes})' if notes else ''}", "dim")
+            case DecisionMade(by="observe") if event.chosen is not None:
+                reason = self._reason_with_score(event)
+                return Line("⟳", f"would have changed the plan (observing only): {reason}", "magenta")
+            case DecisionMade(decision="keep"):
+                return Line("·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow")
+            case PlanRevised():
+                by = event.by if event.by != "edit" else edit_author(event.changes)
+                reason = self._reason_with_score(event)
+                return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
+            case QuestionAsked():
+                return Line("?", f"question {event.question}: {_one_line(event.text)}", "bold yellow")
+            case QuestionReminded():
+                return Line("?", f"question {event.question} still waits for an answer", "bold yellow")
+            case QuestionAnswered():
+                return Line("•", f"question {event.question}: {event.verdict} (by {event.by or 'a person'})", "cyan")
+            case AnswerRefused():
+                reason = _one_line(event.reason)
+                return Line("✗", f"the answer to {event.question} was not taken: {reason}", "red")
+            case RunPaused():
+                running = self._view().counts[TaskState.RUNNING]
+                waits = f"; waiting for {pluralise(running, 'task')} to finish" if running else ""
+                again = "; once more stops it at once" if running and event.reason in _SIGNAL_REASONS else ""
+                return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{again}", "yellow")
+            case RunResumed():
+                return Line("▶", "the run goes on", "cyan")
+            case ErrorContained():
+                if event.where.startswith(("the plan", "the arguments of")):
+                    return Line("!", f"{event.where}: {_one_line(event.error)}", "yellow")
+                return Line("✗", f"{event.where} failed, the run goes on: {_one_line(event.error)}", "yellow")
+            case PlanningNoted():
+                text = _planning_text(event.type, event.data)
+                return Line("◆", text, "cyan") if text else None
         return None
 
-    def _on_revised(self, event: PlanRevised) -> Line:
-        reason = self._reason_with_score(event.reason, event.replan, event.chosen)
-        by = event.by if event.by != "edit" else edit_author(event.changes)
-        return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
-
-    def _reason_with_score(self, reason: str, replan: str | None, chosen: int | None) -> str:
-        candidates = self._candidates.get(replan or "", ())
-        if chosen is None or chosen >= len(candidates):
-            return _one_line(reason)
-        candidate = candidates[chosen]
+    def _reason_with_score(self, event: DecisionMade | PlanRevised) -> str:
+        candidates = self._candidates.get(event.replan or "", ())
+        if event.chosen is None or event.chosen >= len(candidates):
+            return _one_line(event.reason)
+        candidate = candidates[event.chosen]
         score = f", confidence {candidate.score.total:.2f}" if candidate.score else ""
         return f"{_one_line(candidate.alternative.reason)}{score}"
-
-    def _on_question_asked(self, event: QuestionAsked) -> Line:
-        return Line("?", f"question {event.question}: {_one_line(event.text)}", "bold yellow")
-
-    def _on_question_reminded(self, event: QuestionReminded) -> Line:
-        return Line("?", f"question {event.question} still waits for an answer", "bold yellow")
-
-    def _on_question_answered(self, event: QuestionAnswered) -> Line:
-        return Line("•", f"question {event.question}: {event.verdict} (by {event.by or 'a person'})", "cyan")
-
-    def _on_answer_refused(self, event: AnswerRefused) -> Line:
-        return Line("✗", f"the answer to {event.question} was not taken: {_one_line(event.reason)}", "red")
-
-    def _on_run_paused(self, event: RunPaused) -> Line:
-        running = self._view().counts[TaskState.RUNNING]
-        waits = f"; waiting for {pluralise(running, 'task')} to finish" if running else ""
-        again = "; once more stops it at once" if running and event.reason in _SIGNAL_REASONS else ""
-        return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{again}", "yellow")
-
-    def _on_run_resumed(self, event: RunResumed) -> Line:
-        return Line("▶", "the run goes on", "cyan")
-
-    def _on_contained(self, event: ErrorContained) -> Line:
-        if event.where.startswith(("the plan", "the arguments of")):
-            return Line("!", f"{event.where}: {_one_line(event.error)}", "yellow")
-        return Line("✗", f"{event.where} failed, the run goes on: {_one_line(event.error)}", "yellow")
-
-    def _on_planning_noted(self, event: PlanningNoted) -> Line | None:
-        text = _planning_text(event.type, event.data)
-        return Line("◆", text, "cyan") if text else None
-
-
-_EVENT_HANDLERS: Final[dict[type, Callable[[Narrator, Any], Line | None]]] = {
-    AttemptStarted: Narrator._on_attempt_started,
-    AttemptSucceeded: Narrator._on_attempt_succeeded,
-    AttemptFailed: Narrator._on_attempt_failed,
-    AttemptTimedOut: Narrator._on_attempt_timed_out,
-    AttemptInterrupted: Narrator._on_attempt_interrupted,
-    AttemptFenced: Narrator._on_attempt_fenced,
-    ConditionEvaluated: Narrator._on_condition_evaluated,
-    ContextUpdated: Narrator._on_context_updated,
-    ResourceUpdated: Narrator._on_resource_updated,
-    FactsObserved: Narrator._on_facts_observed,
-    GoalChanged: Narrator._on_goal_changed,
-    ReplanRequested: Narrator._on_person_asked,
-    TriggerDropped: Narrator._on_trigger_dropped,
-    AlternativesConsidered: Narrator._on_alternatives_considered,
-    DecisionMade: Narrator._on_decided,
-    PlanRevised: Narrator._on_revised,
-    QuestionAsked: Narrator._on_question_asked,
-    QuestionReminded: Narrator._on_question_reminded,
-    QuestionAnswered: Narrator._on_question_answered,
-    AnswerRefused: Narrator._on_answer_refused,
-    RunPaused: Narrator._on_run_paused,
-    RunResumed: Narrator._on_run_resumed,
-    ErrorContained: Narrator._on_contained,
-    PlanningNoted: Narrator._on_planning_noted,
-}
 
 
 def format_score(score: Score) -> str:
@@ -263,13 +211,6 @@ def usage_words(spent: Usage, budget: Budget) -> list[str]:
     return [pluralise(count, unit) if most is None else f"{count} of {most} {unit}s" for unit, count, most in used]
 
 
-def _trigger_cause(trigger: TriggerEvent) -> str:
-    """Return the cause of a trigger; the line before has already shown how a task failed."""
-    if trigger.kind in ("task-failed", "timeout") and trigger.tasks:
-        return f"looking for another way to do {', '.join(trigger.tasks)}"
-    return _one_line(trigger.reason)
-
-
 def _one_line(text: str) -> str:
     return one_line(text, _MAX_TEXT_CHARS)
 
@@ -279,12 +220,9 @@ def _planning_text(kind: str, data: JsonObject) -> str:
     value, record = data.get("value"), data.get("record")
     match kind:
         case "output" if isinstance(value, dict):
-            return _phase_outcome(str(data.get("phase")), value)
+            return f"{data.get('phase')}: {_phase_outcome(value)}"
         case "replan" if isinstance(record, dict):
-            if record.get("replan_type") == "none":
-                return _kept_plan_text(record)
-            outcome = _replan_outcome(record, data.get("considered"))
-            return f"{record.get('phase')}: {record.get('replan_type')} {outcome}"
+            return _replan_outcome(record, as_object(data.get("considered")))
         case "assumed":
             assumptions = data.get("assumptions")
             return f"assumed: {'; '.join(map(str, assumptions))}" if isinstance(assumptions, list) else ""
@@ -293,40 +231,34 @@ def _planning_text(kind: str, data: JsonObject) -> str:
     return ""
 
 
-def _replan_outcome(record: JsonObject, considered: JsonValue) -> str:
+def _replan_outcome(record: JsonObject, considered: JsonObject) -> str:
+    """Return what was decided about a replan; empty where the plan stays and no person asked for another."""
+    phase, kind, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
+    if kind == "none":
+        cause = as_object(record.get("cause"))
+        if not cause.get("error") or cause.get("action"):
+            return ""
+        why = as_object(record.get("llm_decision")).get("reasoning") or reason
+        return f"{phase}: the plan stays as it is ({_one_line(str(cause['error']))}): {why}"
     if record.get("result") == "failure":
-        return f"failed ({_one_line(str(record.get('error')))})"
+        return f"{phase}: {kind} failed ({_one_line(str(record.get('error')))})"
     if not record.get("executed"):
-        return f"decided, not executed ({record.get('reason')})"
-    ruling = considered.get("ruling") if isinstance(considered, dict) else None
-    warned = isinstance(ruling, dict) and ruling.get("kind") == "execute_with_warning"
-    return f"decided, executed with a warning ({record.get('reason')})" if warned else "decided, executed"
+        return f"{phase}: {kind} decided, not executed ({reason})"
+    warned = as_object(considered.get("ruling")).get("kind") == "execute_with_warning"
+    return f"{phase}: {kind} decided, executed{f' with a warning ({reason})' if warned else ''}"
 
 
-def _kept_plan_text(record: JsonObject) -> str:
-    """Return the reason why a person's comment changes nothing; empty where no person wrote one."""
-    cause, decision = as_object(record.get("cause")), as_object(record.get("llm_decision"))
-    if not cause.get("error") or cause.get("action"):
-        return ""
-    reason = decision.get("reasoning") or record.get("reason")
-    return f"{record.get('phase')}: the plan stays as it is ({_one_line(str(cause['error']))}): {reason}"
-
-
-def _phase_outcome(phase: str, value: JsonObject) -> str:
+def _phase_outcome(value: JsonObject) -> str:
     actions, subtasks = as_object(value.get("action_plan")).get("actions"), value.get("subtasks")
     if isinstance(actions, list):
-        return f"{phase}: {pluralise(len(actions), 'action')}"
+        return pluralise(len(actions), "action")
     if isinstance(subtasks, list):
-        return f"{phase}: {pluralise(len(subtasks), 'subtask')}"
-    call = value.get("function_call")
+        return pluralise(len(subtasks), "subtask")
+    call, comment, summary = value.get("function_call"), value.get("comment"), value.get("summary")
     if isinstance(call, dict):  # without planning, where no plan names the tool
-        comment = f"{value['comment']}: " if value.get("comment") else ""
-        return f"{phase}: {comment}{call.get('name')} {brief_repr(call.get('arguments'))}"
-    return f"{phase}: {value.get('main_objective') or value.get('comment') or _goal_outcome(value)}"
-
-
-def _goal_outcome(value: JsonObject) -> str:
-    summary = value.get("summary")
+        return f"{f'{comment}: ' if comment else ''}{call.get('name')} {brief_repr(call.get('arguments'))}"
+    if said := value.get("main_objective") or comment:
+        return str(said)
     if isinstance(summary, dict):
         return "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
     return "it could not be judged" if "not_judged" in value else "done"

@@ -1,21 +1,112 @@
-"""The command-line program: groups of commands, the options they share, and their error messages."""
+"""The command-line program: the options that commands share, their output, error messages and exit codes.
+
+Results go to standard output, everything else to standard error.
+"""
 
 from __future__ import annotations
 
 import errno
 import inspect
+import json
+import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from replanning.cli.output import ExitCode, fail
 from replanning.errors import Problem, ReplanningError, SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+NON_TTY_WIDTH: Final = 120
+"""Characters on one line of a table in a file or pipe."""
+
+DIFF_STYLES: Final = {"+": "green", "-": "red"}
+"""Colours of the lines of a diff, by their first character."""
+
+_CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class ExitCode(IntEnum):
+    """Result of a command, for the program that started it."""
+
+    OK = 0
+    FAILED = 1
+    """The run failed or was aborted."""
+    USAGE = 2
+    """The command, a file, a setting or the store cannot be used; nothing was run."""
+    PAUSED = 3
+    """The run is paused and can be resumed."""
+    NEEDS_HUMAN = 4
+    """The run waits until a person answers a question."""
+    INTERRUPTED = 130
+    """The run was stopped at once by a second Ctrl-C; it can be resumed."""
+
+
+def prepare_streams() -> None:
+    """Make printing safe: replace characters that the terminal cannot show, and closed streams by the null device."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - the process closes it
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def console(*, error: bool = False) -> Console:
+    """Return a Rich console that prints text literally, without markup, emoji codes or automatic colours."""
+    from rich.console import Console
+
+    stream = sys.stderr if error else sys.stdout
+    width = None if stream.isatty() else NON_TTY_WIDTH
+    return Console(stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def print_result(renderable: RenderableType) -> None:
+    """Print a result on standard output."""
+    console().print(renderable)
+
+
+def print_message(text: str) -> None:
+    """Print a message on standard error; a closed standard error is ignored, so that the work continues."""
+    with suppress(OSError):
+        sys.stderr.write(f"{escape_control(text)}\n")
+        sys.stderr.flush()
+
+
+def print_json(value: object) -> None:
+    """Print a result as JSON on standard output, in ASCII so that every program can read it."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def problems_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """Return problems in the form that `--json` prints."""
+    return [{"place": problem.place, "message": problem.message} for problem in problems]
+
+
+def escape_control(text: str) -> str:
+    """Return text from tools and plans with control characters, which could steer the terminal, shown as codes."""
+    return _CONTROL_CHARACTERS.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
+
+
+def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:
+    """Print an error on standard error and end the command."""
+    print_message(f"error: {message}")
+    raise typer.Exit(code)
+
+
+def refuse(message: str) -> NoReturn:
+    """End the command because the object it names does not exist, or does not allow the operation."""
+    fail(message, ExitCode.FAILED)
+
 
 DEFAULT_STORE: Final = ".replanning/history.db"
 
@@ -219,7 +310,11 @@ class CommandGroup(_HideFlagTypes, TyperGroup):
         try:
             return super().invoke(ctx)
         except ReplanningError as error:
-            fail(_error_message(error))
+            problems = error.problems if isinstance(error, SettingsError) else ()
+            places = [problem.place for problem in problems]
+            if places and all(place.startswith("--") or (place.isalpha() and place.isupper()) for place in places):
+                fail("; ".join(map(str, problems)))  # about arguments, not about settings
+            fail(str(error))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
                 raise
@@ -240,9 +335,7 @@ class Program(typer.Typer):
         register = super().command
 
         def decorate(function: FunctionT) -> FunctionT:
-            return register(*args, **{"cls": Command, "help": unwrap_paragraphs(function.__doc__), **settings})(
-                function
-            )
+            return register(*args, cls=Command, help=unwrap_paragraphs(function.__doc__), **settings)(function)
 
         return decorate
 
@@ -250,14 +343,3 @@ class Program(typer.Typer):
 def unwrap_paragraphs(docstring: str | None) -> str:
     """Return a docstring with each paragraph on one line."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(docstring or ""))
-
-
-def _error_message(error: ReplanningError) -> str:
-    """Return the message of an error; problems with arguments are shown without the heading for settings."""
-    problems = error.problems if isinstance(error, SettingsError) else ()
-    about_arguments = bool(problems) and all(_is_argument_name(problem.place) for problem in problems)
-    return "; ".join(map(str, problems)) if about_arguments else str(error)
-
-
-def _is_argument_name(place: str) -> bool:
-    return place.startswith("--") or (place.isalpha() and place.isupper())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,20 +14,19 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from replanning import Goal, Plan, PlanError, Task, ToolSpec
+from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.cli.options import (
     ConcurrencyOption,
+    ExitCode,
     JsonOption,
     PlanArgument,
     Program,
     SequentialOption,
     SettingsOption,
     concurrency,
-    paragraphs,
-)
-from replanning.cli.output import (
-    ExitCode,
     console,
     escape_control,
+    paragraphs,
     print_json,
     print_message,
     print_result,
@@ -94,28 +92,9 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
-def read_plan(path: str) -> Plan:
-    """Load a plan file.
-
-    Raises:
-        PlanError: it is not valid; for a file of tools, the message names the commands that take one.
-    """
-    try:
-        return Plan.load(path)
-    except PlanError as error:
-        sections = _load_document(path).keys()
-        if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):
-            raise
-        name = shlex.quote(path)
-        what = "this is a file of tools, not a plan: it has neither a goal nor tasks"
-        solve = f"replanning solve --goal TEXT --tools {name} achieves a goal with them"
-        others = (problem for problem in error.problems if problem.place != f"{path} goal")
-        raise PlanError([Problem(path, f"{what}; {solve}, replanning tools {name} lists them"), *others]) from None
-
-
 def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
     """Check the tools of a plan that is not valid; return the problems with parts that have none reported yet."""
-    document = _load_document(path)
+    document = load_document(path)
     tools, tasks = _valid_parts(document, "tools", ToolSpec), _valid_parts(document, "tasks", Task)
     # This plan is not valid as a whole, and its positions are not those of the file.
     plan = Plan.model_construct(goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values()))
@@ -129,15 +108,6 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
                 if not any(part.search(other.place) for other in reported):
                     problems.append(Problem(format_path((*at, *rest)), problem.message))
     return locate_problems(problems, path)
-
-
-def _load_document(path: str) -> JsonObject:
-    """Read a file; return an empty object where it is not a mapping in YAML or JSON."""
-    try:
-        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=format_of(path))
-    except (OSError, UnicodeDecodeError, PlanError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _valid_parts(document: JsonObject, group: str, model: type[ModelT]) -> dict[int, ModelT]:
@@ -221,19 +191,6 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
     if planning or not document.get("tasks"):
         return plan.model_copy(update={"tools": tuple(map(_mark_dangerous, plan.tools))})
     return plan
-
-
-def read_text_argument(path: Path, argument: str) -> str:
-    """Read a text file that an argument names.
-
-    Raises:
-        SettingsError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"byte {error.start + 1} of the file is not UTF-8"
-        raise SettingsError([Problem(argument, f"{path} cannot be read: {reason}")]) from error
 
 
 def _parse_tools(document: JsonObject, path: Path) -> Plan:
@@ -373,7 +330,6 @@ def simulate(
     No tool is really used; plan, engine and providers are the real ones.
     """
     from replanning import testing  # the other commands of this module need none of these
-    from replanning.cli.setup import read_settings
     from replanning.engine.engine import ReplanningEngine
 
     limit = concurrency(sequential=sequential, max_concurrency=max_concurrency)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
+import signal
 import sys
 import sysconfig
-import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Annotated, Final
 
 import anyio
@@ -19,7 +22,15 @@ import typer
 
 from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
 from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.lookup import find_run, open_store, validate_run_id
+from replanning.cli.lookup import (
+    find_run,
+    open_notifiers,
+    open_store,
+    open_trace_exporter,
+    read_plan,
+    read_settings,
+    validate_run_id,
+)
 from replanning.cli.narrator import is_phase_task
 from replanning.cli.options import (
     DEFAULT_STORE,
@@ -44,32 +55,35 @@ from replanning.cli.options import (
     TraceOption,
     ask_mode,
     concurrency,
+    fail,
     paragraphs,
+    print_message,
 )
-from replanning.cli.output import fail, print_message
-from replanning.cli.plans import discover_tools, read_plan
-from replanning.cli.runner import (
-    ContextShell,
-    check_resumable,
-    parse_context_options,
-    report_run,
-    run_until_stopped,
-    summarize,
-)
-from replanning.cli.setup import open_notifiers, open_trace_exporter, read_settings
-from replanning.cli.summary import RunSummary
+from replanning.cli.plans import discover_tools
+from replanning.cli.summary import RunSummary, summarize
 from replanning.engine.engine import run_workers
-from replanning.errors import PlanError
+from replanning.errors import NotRunning, PlanError, Problem, ReplanningError, SettingsError, ToolError
 from replanning.journal import RunOpened
-from replanning.judging import JudgedWork, LLMJudge, RuleJudge
-from replanning.llm import FallbackLLM, LLMProvider, create_llm_provider
+from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
+from replanning.llm import create_llm_provider
+from replanning.plan.messages import brief_repr
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, JsonValue
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor, check_machine, check_tools
+from replanning.tools.call import ToolCall
 from replanning.tools.check import check_unused_arguments
+from replanning.tools.shell import run_shell
 
 commands = Program()
+
+CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
+"""Names the file to which a command appends lines `key=value`."""
+
+MAX_CONTEXT_BYTES: Final = 64 * 1024
+"""Largest context file that a command may write, in bytes."""
+
+_PAIR_PATTERN: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
 DEFAULT_FOLDER: Final = "replanning-demo"
 
@@ -88,33 +102,6 @@ The plan is repaired each time, while everything else goes on. The plan can be c
 _ZPAQ_MISSING: Final = "the step 'pack' needs the program zpaq, which is not on this machine"
 
 _ZPAQ_INSTALLED: Final = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
-
-
-@dataclass(slots=True)
-class _Job:
-    """A run to be carried out.
-
-    Attributes:
-        options: of the command line.
-        plan: with the tools and the servers that may be used.
-        open_run: opens the run of the plan, which then has the tools of its servers as well.
-        replan: repair the plan.
-        observe: only record the changes that would be made.
-        settings: instead of those of file and environment.
-        cwd: where commands run; by default where the program does.
-        environ: the environment of the tools; by default that of the program.
-        context: values that change in the context as soon as the run is open.
-    """
-
-    options: RunOptions
-    plan: Plan
-    open_run: Callable[[ReplanningEngine, Plan], AbstractAsyncContextManager[PlanRun]]
-    replan: bool = True
-    observe: bool = False
-    settings: Settings | None = None
-    cwd: Path | None = None
-    environ: dict[str, str] | None = None
-    context: JsonObject = field(default_factory=dict)
 
 
 @commands.command(
@@ -166,16 +153,19 @@ def run(
         json=as_json,
         quiet=quiet,
     )
-    document = _load_for_run(str(plan), options)
+    path = str(plan)
+    document = read_plan(path)
+    if changes := parse_context_options(options.context):
+        changed = document.model_copy(update={"context": {**document.context, **changes}})
+        document = Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
+    if problems := check_tools(document):
+        raise PlanError(locate_problems(problems, path))
+    if not quiet:
+        for note in (*check_unused_arguments(document), *check_machine(document)):
+            print_message(f"note: {note.message}")
     run_id = validate_run_id(run_id)
-    job = _Job(
-        options,
-        document,
-        lambda engine, with_tools: engine.open(with_tools, run_id=run_id),
-        replan=replan is not False,
-        observe=observe,
-    )
-    raise typer.Exit(report_run(_run_to_end(job), json=as_json))
+    summary = _carry_out(options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id))
+    raise typer.Exit(summary.report(json=as_json))
 
 
 @commands.command(
@@ -231,21 +221,26 @@ def resume(
         info = find_run(opened_store, run)
         opened = next(iter(opened_store.read(info.run))).body
         assert isinstance(opened, RunOpened)
-    check_resumable(info, revision)
+    if revision is None and info.status in ("succeeded", "aborted"):
+        how = "succeeded" if info.status == "succeeded" else "was aborted"
+        advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
+        raise NotRunning(f"run {info.run!r} {how}: {advice}")
     if any(map(is_phase_task, opened.plan.tasks)):
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
     was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
-    job = _Job(
-        options,
+    summary = _carry_out(
+        replace(
+            options,
+            replan=was_enabled if replan is None else replan,
+            observe=observe or opened.mode == "observe",
+        ),
         opened.plan,
         lambda engine, _: engine.resume(info.run if revision is None else engine.fork(info.run, revision)),
-        replan=was_enabled if replan is None else replan,
-        observe=observe or opened.mode == "observe",
         context=parse_context_options(options.context),
     )
-    raise typer.Exit(report_run(_run_to_end(job), json=as_json))
+    raise typer.Exit(summary.report(json=as_json))
 
 
 @commands.command(epilog=paragraphs("[bold]Example[/bold]", "replanning demo --folder /tmp/demo", *RUN_EXIT_CODES_HELP))
@@ -272,7 +267,7 @@ def demo(
     # Its python3 is the one that runs this program, so that the demo needs nothing else on the PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     store = str(place / ".replanning" / "history.db")
-    job = _Job(
+    summary = _carry_out(
         RunOptions(store=store, providers=["repair"], trace=trace, json=as_json, quiet=quiet),
         Plan.load(place / "plan.yaml"),
         lambda engine, with_tools: engine.open(with_tools),
@@ -281,107 +276,7 @@ def demo(
         environ={**os.environ, "PATH": path},
     )
     notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
-    raise typer.Exit(report_run(replace(_run_to_end(job), notes=notes), json=as_json))
-
-
-def _load_for_run(path: str, options: RunOptions) -> Plan:
-    """Load a plan file, apply `--set` options to its context, and check its tools.
-
-    Raises:
-        PlanError: it is not valid, or one of its tools cannot work.
-        SettingsError: an option is not valid.
-    """
-    plan = read_plan(path)
-    if changes := parse_context_options(options.context):
-        changed = plan.model_copy(update={"context": {**plan.context, **changes}})
-        plan = Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
-    if problems := check_tools(plan):
-        raise PlanError(locate_problems(problems, path))
-    if not options.quiet:
-        for note in (*check_unused_arguments(plan), *check_machine(plan)):
-            print_message(f"note: {note.message}")
-    return plan
-
-
-def _run_to_end(job: _Job) -> RunSummary:
-    options = job.options
-    settings = job.settings or read_settings(options.settings, quiet=options.quiet)
-    if not job.replan:
-        settings = settings.model_copy(update={"enabled": False})
-    exporters = [open_trace_exporter(options.trace)] if options.trace else []
-    exporters += open_notifiers(options.notify)
-    environment = Environment()
-    display = create_display(environment.clock, settings.budget, quiet=options.quiet)
-    with closing(open_store(options.store)) as store:
-        engine = ReplanningEngine(
-            list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
-            settings=settings,
-            mode="observe" if job.observe else "act",
-            gate=create_gate(options.ask, store, display, default_to_terminal=not options.json),
-            store=store,
-            exporters=exporters,
-            environment=environment,
-        )
-        engine.monitor.on(object, display.on_event)
-        display.replan_models = _replan_models(engine)
-        run, interrupted = anyio.run(_execute, job, engine, display)
-        return summarize(run, options, engine, store, display, interrupted=interrupted)
-
-
-async def _execute(job: _Job, engine: ReplanningEngine, display: Display) -> tuple[PlanRun, bool]:
-    """Carry out a run; return it, and whether it was stopped at once."""
-    run: PlanRun | None = None
-
-    async def work() -> None:
-        nonlocal run
-        shell = ContextShell()
-        executor = ToolExecutor(
-            job.plan,
-            default_timeout=engine.settings.timeout.task,
-            output_limit=engine.settings.max_output,
-            cwd=job.cwd,
-            environ=job.environ,
-            kinds={"shell": shell},
-        )
-        async with _judge_model(engine.settings, display) as model, executor:
-            plan = await discover_tools(executor, job.plan, quiet=job.options.quiet)
-            async with job.open_run(engine, plan) as run:
-                shell.on_change = run.change_context
-                executor.watch(run.change_resource)
-                display.watch(run)
-                if job.context:
-                    run.change_context(job.context)
-                rules = RuleJudge(executor.check)
-                judged = JudgedWork(executor, rules if model is None else LLMJudge(model, rules))
-                await run_workers(run, judged, job.options.max_concurrency)
-                executor.watch(None)
-
-    interrupted = await run_until_stopped(work, engine, display, lambda: run)
-    assert run is not None
-    return run, interrupted
-
-
-@asynccontextmanager
-async def _judge_model(settings: Settings, display: Display) -> AsyncIterator[LLMProvider | None]:
-    """Open the language model that judges results, where the settings name one."""
-    judge = settings.judge
-    if judge.provider is None or not (settings.enabled and judge.enabled):
-        yield None
-        return
-    async with create_llm_provider(judge.provider, settings=settings, redactor=redactor_for(settings)) as model:
-        display.judge_model = _model_label(model)
-        yield model
-
-
-def _replan_models(engine: ReplanningEngine) -> list[str]:
-    """Return labels of the language models that propose alternatives."""
-    clients = (getattr(provider, "client", None) for provider in engine.generator.path_generator.providers)
-    return [_model_label(client) for client in clients if isinstance(client, LLMProvider)]
-
-
-def _model_label(model: LLMProvider) -> str:
-    members = model.members if isinstance(model, FallbackLLM) else (model,)
-    return ", else ".join(f"{member.name} ({member.model})" for member in members)
+    raise typer.Exit(replace(summary, notes=notes).report(json=as_json))
 
 
 def _prepare_folder(folder: str | None) -> Path:
@@ -398,7 +293,7 @@ def _prepare_folder(folder: str | None) -> Path:
     except OSError as error:
         if folder is not None:
             fail(f"the demo cannot write to {str(place)!r}: {error.strerror or error}")
-        place = Path(tempfile.mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
+        place = Path(mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
         (place / "build").mkdir()
     for file in _DEMO_FILES.iterdir():
         if file.is_file():
@@ -418,3 +313,226 @@ def _copy_sources(place: Path) -> None:
             copy = place / name / file.relative_to(folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
+
+
+def _carry_out(
+    options: RunOptions,
+    plan: Plan,
+    open_run: Callable[[ReplanningEngine, Plan], AbstractAsyncContextManager[PlanRun]],
+    *,
+    settings: Settings | None = None,
+    cwd: Path | None = None,
+    environ: dict[str, str] | None = None,
+    context: JsonObject | None = None,
+) -> RunSummary:
+    """Carry out a run until it ends or is paused.
+
+    Args:
+        options: of the command line.
+        plan: with the tools and the servers that may be used.
+        open_run: opens the run of the plan, which then has the tools of its servers as well.
+        settings: instead of those of file and environment.
+        cwd: where commands run; by default where the program does.
+        environ: the environment of the tools; by default that of the program.
+        context: values that change in the context as soon as the run is open.
+    """
+    settings = settings or read_settings(options.settings, quiet=options.quiet)
+    if options.replan is False:
+        settings = settings.model_copy(update={"enabled": False})
+    exporters = [open_trace_exporter(options.trace)] if options.trace else []
+    exporters += open_notifiers(options.notify)
+    environment = Environment()
+    display = create_display(environment.clock, settings.budget, quiet=options.quiet)
+    run: PlanRun | None = None
+
+    async def work() -> None:
+        nonlocal run
+        shell = ContextShell()
+        executor = ToolExecutor(
+            plan,
+            default_timeout=settings.timeout.task,
+            output_limit=settings.max_output,
+            cwd=cwd,
+            environ=environ,
+            kinds={"shell": shell},
+        )
+        async with AsyncExitStack() as stack:
+            rules = RuleJudge(executor.check)
+            judge: Judge = rules
+            if settings.judge.provider is not None and settings.enabled and settings.judge.enabled:
+                redactor = redactor_for(settings)
+                model = create_llm_provider(settings.judge.provider, settings=settings, redactor=redactor)
+                display.judge_model = await stack.enter_async_context(model)
+                judge = LLMJudge(model, rules)
+            await stack.enter_async_context(executor)
+            found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
+            run = await stack.enter_async_context(open_run(engine, found))
+            shell.on_change = run.change_context
+            executor.watch(run.change_resource)
+            if not options.quiet:
+                display.watch(run, engine)
+            if context:
+                run.change_context(context)
+            await run_workers(run, JudgedWork(executor, judge), options.max_concurrency)
+            executor.watch(None)
+
+    with closing(open_store(options.store)) as store:
+        engine = ReplanningEngine(
+            list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
+            settings=settings,
+            mode="observe" if options.observe else "act",
+            gate=create_gate(options.ask, store, display, default_to_terminal=not options.json),
+            store=store,
+            exporters=exporters,
+            environment=environment,
+        )
+        interrupted = anyio.run(run_until_stopped, work, engine, display, lambda: run)
+        assert run is not None
+        return summarize(run, options, engine, display.elapsed, interrupted=interrupted)
+
+
+class ContextShell:
+    """Runner of tools of the kind `shell`, whose commands may change the context of the run.
+
+    A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
+    `echo region=eu >> "$REPLANNING_CONTEXT"`. A value is JSON where it can be read as JSON, otherwise text; so is a
+    number that JSON would write differently. The lines take effect when the command has succeeded. Its output never
+    changes the context, because that may hold text from anywhere.
+
+    Attributes:
+        on_change: called with the new values; None ignores them.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[JsonObject], None] | None = None
+
+    async def __call__(self, call: ToolCall) -> JsonValue:
+        """Run the command of a tool and apply its context file.
+
+        Raises:
+            ToolError: the command failed, or its context file is not valid.
+        """
+        with TemporaryDirectory(prefix="replanning-") as folder:
+            file = Path(folder, "context")
+            output = await run_shell(replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}))
+            changes = _read_context_file(file, call.tool.name)
+        if changes and self.on_change is not None:
+            self.on_change(call.secrets.redact_json(changes))  # type: ignore[arg-type] # a mapping stays one
+        return output
+
+
+def parse_context_options(options: Sequence[str]) -> JsonObject:
+    """Return the values that `--set` options give.
+
+    Raises:
+        SettingsError: one of them is not of the form `context.key=value`.
+    """
+    pairs = {text: _parse_pair(text.removeprefix("context.")) for text in options}
+    wrong = [text for text, pair in pairs.items() if pair is None or not text.startswith("context.")]
+    if wrong:
+        raise SettingsError([Problem("--set", f"expected context.key=value, got {text!r}") for text in wrong])
+    return dict(pair for pair in pairs.values() if pair is not None)
+
+
+def _read_context_file(file: Path, tool: str) -> JsonObject:
+    if not file.is_file():
+        return {}
+    with file.open("rb") as stream:
+        content = stream.read(MAX_CONTEXT_BYTES + 1)
+    place = f"${CONTEXT_VARIABLE}"
+    if len(content) > MAX_CONTEXT_BYTES:
+        limit = f"more than {MAX_CONTEXT_BYTES} bytes"
+        raise ToolError(f"tool {tool!r} wrote {limit} to {place}; keep large data in a file")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ToolError(f"tool {tool!r} wrote text to {place} that is not UTF-8") from None
+    changes: JsonObject = {}
+    for line in text.split("\n"):  # a value may contain other characters that end lines
+        if line.strip():
+            pair = _parse_pair(line)
+            if pair is None:
+                expected = "expected lines of the form key=value"
+                raise ToolError(f"tool {tool!r} wrote {brief_repr(line)} to {place}; {expected}")
+            changes[pair[0]] = pair[1]
+    return changes
+
+
+def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
+    match = _PAIR_PATTERN.fullmatch(text)
+    return None if match is None else (match[1], _parse_value(match[2]))
+
+
+def _parse_value(text: str) -> JsonValue:
+    """Return text as JSON where it is JSON; `1.10` and `12e45`, which may be a version or a hash, stay text."""
+    try:
+        value: JsonValue = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return text if number and json.dumps(value) != text else value
+
+
+async def run_until_stopped(
+    work: Callable[[], Awaitable[object]],
+    engine: ReplanningEngine,
+    display: Display,
+    current_run: Callable[[], PlanRun | None],
+    background: Callable[[], Awaitable[object]] | None = None,
+) -> bool:
+    """Do the work while the display is active. The first signal pauses the run, the second one stops it at once.
+
+    Args:
+        work: opens the run and carries it out.
+        engine: is closed at the end.
+        display: shows the progress.
+        current_run: returns the run, or None until it is open.
+        background: runs at the same time, and is cancelled when the work ends.
+
+    Returns:
+        Whether the work was stopped at once.
+
+    Raises:
+        KeyboardInterrupt: it was stopped before the run was open.
+        ReplanningError: the work raised it.
+    """
+    failure: ReplanningError | None = None
+    scope, background_scope = anyio.CancelScope(), anyio.CancelScope()
+
+    stop_signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup, a closed terminal stops nothing
+        stop_signals.append(signal.SIGHUP)
+
+    async def handle_signals() -> None:
+        with anyio.open_signal_receiver(*stop_signals) as signals:
+            paused = False
+            async for number in signals:
+                run = current_run()
+                if paused or run is None:
+                    scope.cancel()
+                else:
+                    run.pause(f"{number.name} was received")
+                    paused = True
+
+    async def run_background(listen: Callable[[], Awaitable[object]]) -> None:
+        with background_scope:
+            await listen()
+
+    async with display.active(), anyio.create_task_group() as group:
+        group.start_soon(handle_signals)
+        if background is not None:
+            group.start_soon(run_background, background)
+        try:
+            with scope:
+                await work()
+        except ReplanningError as error:
+            failure = error  # raised below, not wrapped into a group
+        finally:
+            background_scope.cancel()
+            await engine.aclose()
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    if current_run() is None:
+        raise KeyboardInterrupt
+    return scope.cancelled_caught

@@ -7,17 +7,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
 import typer
 
 from replanning import Environment, Settings
-from replanning.cli.options import JsonOption, Program, SettingsOption, paragraphs
-from replanning.cli.output import (
+from replanning.cli.lookup import print_warnings, read_settings
+from replanning.cli.options import (
     ExitCode,
+    JsonOption,
+    Program,
+    SettingsOption,
     console,
     escape_control,
+    paragraphs,
     print_json,
     print_message,
     print_result,
@@ -25,7 +29,7 @@ from replanning.cli.output import (
 )
 from replanning.config import LoadedSettings, load_settings, misspelt, values
 from replanning.engine.providers import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
-from replanning.errors import NoLLMProvider, PluginError, Problem, ReplanningError, SettingsError
+from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
@@ -35,10 +39,7 @@ from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
 
 if TYPE_CHECKING:
-    from replanning.telemetry import Exporter
-
-FORGES: Final = ("github", "gitlab")
-"""Exporters that write comments on an issue."""
+    pass
 
 LANGUAGE_MODEL: Final = "language model"
 
@@ -93,7 +94,7 @@ def show(
         }
         print_json({"file": _file_name(loaded), "settings": rows, "warnings": problems_json(loaded.warnings)})
     else:
-        _print_warnings(loaded.warnings)
+        print_warnings(loaded.warnings)
         _print_settings(shown, loaded)
 
 
@@ -137,7 +138,7 @@ def check(
         print_message(f"error: {SettingsError(problems)}")
     else:
         print_result(f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given")
-        _print_warnings(warnings)
+        print_warnings(warnings)
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
@@ -183,23 +184,6 @@ def providers(
     answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
     usable = any(answered for _, answered in answers) and ("used", False) not in answers
     raise typer.Exit(ExitCode.FAILED if check and not usable else ExitCode.OK)
-
-
-def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
-    """Load the settings for a command; unless quiet, print warnings about them.
-
-    Raises:
-        SettingsError: they are not valid.
-    """
-    loaded = load_settings(path)
-    if not quiet:
-        _print_warnings(loaded.warnings)
-    return loaded.settings
-
-
-def _print_warnings(warnings: Sequence[Problem]) -> None:
-    for warning in warnings:
-        print_message(f"warning: {warning}")
 
 
 def _file_name(loaded: LoadedSettings) -> str | None:
@@ -397,108 +381,3 @@ def _print_plugins(plugins: Sequence[PluginStatus]) -> None:
         style = _STATE_STYLES.get(state, "")
         table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, escape_control(plugin.details))
     console().print(table)
-
-
-@runtime_checkable
-class DeliveryReporter(Protocol):
-    """Exporter that reports undelivered data."""
-
-    @property
-    def problem(self) -> str:
-        """Return the data that were not delivered, and the reason; empty when everything was."""
-        ...
-
-
-@runtime_checkable
-class WriteChecker(Protocol):
-    """Exporter that can check beforehand that its target is writable."""
-
-    def write_error(self) -> str:
-        """Return the reason why it cannot write; empty where it can."""
-        ...
-
-
-@runtime_checkable
-class IssueNotifier(Protocol):
-    """Exporter that writes comments on an issue and tells people how to reply."""
-
-    hint: str
-
-    @property
-    def forge(self) -> object:
-        """Return the client of the forge."""
-        ...
-
-
-def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
-    """Return the exporters for `--notify` options, one for each place.
-
-    Raises:
-        SettingsError: an option names no exporter, or its target cannot be written.
-        PluginError: an exporter cannot be loaded.
-    """
-    exporters: dict[tuple[str, str], Exporter] = {}
-    for target in targets:
-        exporter = _create_notifier(target.strip())
-        if isinstance(exporter, WriteChecker) and (problem := exporter.write_error()):
-            raise SettingsError([Problem("--notify", problem)])
-        place = str(getattr(exporter, "endpoint", ""))  # forges, other than file systems, ignore capitals
-        key = place.lower() if exporter.name in FORGES else os.path.realpath(place)
-        exporters.setdefault((exporter.name, key), exporter)
-    return list(exporters.values())
-
-
-def _create_notifier(target: str) -> Exporter:
-    name, _, place = target.partition("=")
-    if target == "console":
-        console_exporter: Exporter = load_plugin("exporters", "notices-console")()
-        return console_exporter
-    if not target:
-        raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
-    if place and name not in FORGES and name.isidentifier():  # more likely a slip than the name of a file
-        expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
-        raise SettingsError([Problem("--notify", f"{name!r} is not a forge; {expected}")])
-    return create_exporter(name if name in FORGES else "notices", place if name in FORGES else target, "--notify")
-
-
-def create_exporter(name: str, target: str, option: str) -> Exporter:
-    """Create an exporter for the target that an option names.
-
-    Raises:
-        SettingsError: the target is not valid.
-        PluginError: the exporter cannot be loaded.
-    """
-    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
-    try:
-        exporter: Exporter = plugin.from_target(target)
-    except SettingsError as error:
-        raise SettingsError([Problem(option, problem.message) for problem in error.problems]) from None
-    return exporter
-
-
-def open_trace_exporter(text: str) -> Exporter:
-    """Create the exporter that `--trace NAME` or `--trace NAME=TARGET` names.
-
-    Raises:
-        SettingsError: there is no such exporter, or it does not take a target.
-        PluginError: it cannot be loaded.
-    """
-    name, _, target = text.partition("=")
-    if name not in installed_plugins("exporters"):
-        installed = ", ".join(installed_plugins("exporters"))
-        raise SettingsError([Problem("--trace", f"there is no exporter {name!r}; installed are: {installed}")])
-    plugin: Any = load_plugin("exporters", name)  # `from_target` is optional
-    if target and not hasattr(plugin, "from_target"):
-        raise SettingsError([Problem("--trace", f"exporter {name!r} does not take a target; remove {target!r}")])
-    exporter: Exporter = plugin.from_target(target) if target else plugin()
-    return exporter
-
-
-def trace_location(exporter: Exporter) -> str:
-    """Return the place where a person finds the data of an exporter."""
-    return str(getattr(exporter, "endpoint", exporter.name))
-
-
-def delivery_problems(exporters: Sequence[Exporter]) -> list[str]:
-    """Return a sentence for each exporter that could not deliver everything; final once they are closed."""
-    return [exporter.problem for exporter in exporters if isinstance(exporter, DeliveryReporter) and exporter.problem]

@@ -15,7 +15,19 @@ import typer
 
 from replanning import Environment, Goal, Plan, PlanRun, Settings
 from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.lookup import open_store, store_may_exist, validate_run_id
+from replanning.cli.lookup import (
+    FINISHED_STATUSES,
+    FORGES,
+    IssueNotifier,
+    create_exporter,
+    open_notifiers,
+    open_store,
+    open_trace_exporter,
+    read_settings,
+    read_text_argument,
+    store_may_exist,
+    validate_run_id,
+)
 from replanning.cli.narrator import Line, as_object
 from replanning.cli.options import (
     DEFAULT_STORE,
@@ -23,6 +35,7 @@ from replanning.cli.options import (
     AskMode,
     AskOption,
     ConcurrencyOption,
+    ExitCode,
     JsonOption,
     NoAskOption,
     NotifyOption,
@@ -36,29 +49,23 @@ from replanning.cli.options import (
     ask_mode,
     concurrency,
     decode_argument,
+    escape_control,
+    fail,
     paragraphs,
+    print_json,
+    print_message,
 )
-from replanning.cli.output import ExitCode, escape_control, fail, print_json, print_message
-from replanning.cli.plans import discover_tools, read_text_argument, read_tools
-from replanning.cli.runner import ContextShell, parse_context_options, report_run, run_until_stopped, summarize
-from replanning.cli.setup import (
-    FORGES,
-    IssueNotifier,
-    create_exporter,
-    open_notifiers,
-    open_trace_exporter,
-    read_settings,
-)
-from replanning.cli.summary import RunSummary, summary_json
+from replanning.cli.plans import discover_tools, read_tools
+from replanning.cli.run import ContextShell, parse_context_options, run_until_stopped
+from replanning.cli.summary import RunSummary, summarize, summary_json
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
-from replanning.journal import PlanningNoted, RunOpened, RunStore
+from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
-from replanning.llm import LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider
-from replanning.plan.types import JsonObject, RunId, TaskId
+from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import (
     PlanningCoordinator,
     PlanningHistoryExporter,
@@ -159,7 +166,8 @@ def solve(
         ),
     ] = None,
     no_comment: Annotated[
-        bool, typer.Option("--no-comment", help="Only read the issue: write nothing there, and read no replies.")
+        bool,
+        typer.Option("--no-comment", help="Only read the issue: write nothing there, and read no replies."),
     ] = False,
     tools: ToolsOption = None,
     llm: LlmOption = None,
@@ -360,6 +368,8 @@ def _existing_run(
 ) -> tuple[str | None, str | None]:
     """Return the id of the run to continue or to start, if it is known, and the model that was named for it.
 
+    Without an id it is the last run for the same issue, if it is not finished.
+
     Raises:
         SettingsError: there is a run of that id with another goal.
         NotRunning: the run was aborted.
@@ -368,49 +378,33 @@ def _existing_run(
     if not store_may_exist(place):
         return run_id, None
     with closing(open_store(place)) as store:
-        if run_id is not None:
-            _check_continuable(run_id, request, settings, store)
-        run = run_id or _unfinished_run(request, settings, store)
-        if run_id is None and run is not None:
-            print_message(f"run {run} of {request.issue_id} is not finished, and is continued; --run-id begins another")
-        exists = run is not None and any(info.run == run for info in store.runs())
-        return run, _recorded_model(store.read(RunId(run))) if run is not None and exists else None
-
-
-def _check_continuable(run_id: str, request: TaskRequest, settings: Settings, store: RunStore) -> None:
-    """Check that a run of that id, if there is one, has the same goal and can be continued.
-
-    Raises:
-        SettingsError: it has another goal.
-        NotRunning: it was aborted.
-    """
-    info = next((info for info in store.runs() if info.run == run_id), None)
-    opened = next(iter(store.read(info.run))).body if info is not None else None
-    if info is None or not isinstance(opened, RunOpened):
-        return
-    earlier, redactor = request_of(opened.plan), redactor_for(settings)  # journals hold goals without secrets
-    same_issue = earlier is not None and bool(earlier.issue_id) and earlier.issue_id == request.issue_id
-    if earlier is not None and (
-        same_issue or redactor.text(earlier.goal.objective) == redactor.text(request.goal.objective)
+        statuses = {str(info.run): info.status for info in store.runs()}
+        if run_id is None and request.issue_id:
+            earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
+            last = next((run for run in reversed(earlier) if run in statuses), "")
+            if statuses.get(last) in _UNFINISHED_STATUSES:
+                ways = "and is continued; --run-id begins another"
+                print_message(f"run {last} of {request.issue_id} is not finished, {ways}")
+                return last, _recorded_model(store.read(RunId(last)))
+        if run_id not in statuses:
+            return run_id, None
+        records = list(store.read(RunId(run_id)))
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
+    earlier_request, redactor = request_of(opened.plan), redactor_for(settings)  # journals hold goals without secrets
+    about = opened.plan.goal.objective
+    if earlier_request is None or (
+        (not request.issue_id or earlier_request.issue_id != request.issue_id)
+        and redactor.text(earlier_request.goal.objective) != redactor.text(request.goal.objective)
     ):
-        if info.status == "aborted":
-            ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
-            raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
-        return
-    about = f"{opened.plan.goal.objective[:_MAX_OBJECTIVE_CHARS]!r}"
-    kind = "" if earlier else ", and it is not a run of planning mode"
-    ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
-    raise SettingsError([Problem("--run-id", f"there is a run {run_id!r} already, about {about}{kind}: {ways}")])
-
-
-def _unfinished_run(request: TaskRequest, settings: Settings, store: RunStore) -> str | None:
-    """Return the last run for the same issue, if it is not finished."""
-    if not request.issue_id:
-        return None
-    statuses = {str(info.run): info.status for info in store.runs()}
-    earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
-    last = next((run for run in reversed(earlier) if run in statuses), None)
-    return last if last is not None and statuses[last] in _UNFINISHED_STATUSES else None
+        kind = "" if earlier_request else ", and it is not a run of planning mode"
+        ways = f"`replanning resume {run_id}` goes on with it, another --run-id begins another run"
+        problem = f"there is a run {run_id!r} already, about {about[:_MAX_OBJECTIVE_CHARS]!r}{kind}: {ways}"
+        raise SettingsError([Problem("--run-id", problem)])
+    if statuses[run_id] == "aborted":
+        ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
+        raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
+    return run_id, _recorded_model(records)
 
 
 def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskRequest:
@@ -451,17 +445,34 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
 
     settings = read_settings(options.settings, quiet=options.quiet)
     summary, _ = _run_planning(job, options, settings, start, {})
-    if made is not None:
-        _write_plan(made, save, as_json=options.json)
-        return ExitCode.OK
-    result, reason = summary.result, summary.result.reason
-    if questions:
-        ways = "plan at a terminal, where you are asked, or use solve, whose questions `replanning approve` answers"
-        reason = f"a person must decide: {'; '.join(questions)} ({ways})"
+    if made is None:
+        result, reason = summary.result, summary.result.reason
+        if questions:
+            ways = "plan at a terminal, where you are asked, or use solve, whose questions `replanning approve` answers"
+            reason = f"a person must decide: {'; '.join(questions)} ({ways})"
+        if options.json:
+            print_json({"plan": None, "status": result.status, "reason": reason})
+        print_message(f"error: there is no plan: {reason}")
+        return ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED
+    dangerous = {tool.name for tool in made.tools if tool.dangerous}
+    bodies = [body for task in made.tasks for body in (task, *task.fallbacks)]
+    described = [describe_tool_use(body.tool, dict(body.arguments)) for body in bodies if body.tool in dangerous]
+    uses = list(dict.fromkeys(described))
+    if uses:
+        harm = f"the plan uses tools that may do harm: {'; '.join(uses)}"
+        print_message(f"note: {harm}; run does not ask about them again")
+    if save is not None:
+        try:
+            save.write_text(made.to_json() if save.suffix == ".json" else made.to_yaml(), encoding="utf-8")
+        except OSError as error:
+            raise SettingsError([Problem("--save", f"{save} cannot be written: {error.strerror}")]) from error
+        print_message(f"the plan is in {save}; replanning run {save} carries it out")
     if options.json:
-        print_json({"plan": None, "status": result.status, "reason": reason})
-    print_message(f"error: there is no plan: {reason}")
-    return ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED
+        document = made.model_dump(mode="json", exclude_defaults=True)
+        print_json({"plan": document, "status": "planned", "dangerous": uses})
+    elif save is None:
+        print(escape_control(made.to_yaml()), end="")  # noqa: T201 # the result
+    return ExitCode.OK
 
 
 def _check_writable(save: Path) -> None:
@@ -481,73 +492,42 @@ def _check_writable(save: Path) -> None:
         raise SettingsError([Problem("--save", f"{save} {problem}; no model was asked")])
 
 
-def _write_plan(plan: Plan, save: Path | None, *, as_json: bool) -> None:
-    dangerous = _dangerous_uses(plan)
-    if dangerous:
-        uses = f"the plan uses tools that may do harm: {'; '.join(dangerous)}"
-        print_message(f"note: {uses}; run does not ask about them again")
-    if save is not None:
-        try:
-            save.write_text(plan.to_json() if save.suffix == ".json" else plan.to_yaml(), encoding="utf-8")
-        except OSError as error:
-            raise SettingsError([Problem("--save", f"{save} cannot be written: {error.strerror}")]) from error
-        print_message(f"the plan is in {save}; replanning run {save} carries it out")
-    if as_json:
-        document = plan.model_dump(mode="json", exclude_defaults=True)
-        print_json({"plan": document, "status": "planned", "dangerous": dangerous})
-    elif save is None:
-        print(escape_control(plan.to_yaml()), end="")  # noqa: T201 # the result
-
-
-def _dangerous_uses(plan: Plan) -> list[str]:
-    """Return descriptions of the uses of dangerous tools in a plan."""
-    dangerous = {tool.name for tool in plan.tools if tool.dangerous}
-    bodies = [body for task in plan.tasks for body in (task, *task.fallbacks)]
-    uses = [describe_tool_use(body.tool, dict(body.arguments)) for body in bodies if body.tool in dangerous]
-    return list(dict.fromkeys(uses))
-
-
 def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
     summary, completion = _run_planning(job, options, settings, start, parse_context_options(options.context))
     if options.json:
-        document = _separate_phases(summary_json(summary), summary.details.live)
-        print_json({**document, "completion": completion})
+        print_json({**_separate_phases(summary_json(summary), summary.live), "completion": completion})
         return summary.exit_code
-    if completion is not None:
-        _show_completion(completion, summary.result.reason)
-    return report_run(summary, json=False)
-
-
-def _show_completion(completion: JsonObject, reason: str) -> None:
-    """Print the model's conclusion, except for the reason that the summary shows."""
-    summary = as_object(completion.get("summary"))
-    text = str(summary.get("reason") or completion.get("comment") or "")
-    if text and (text.partition(": ")[2] or text) not in reason:
-        print_message(f"{completion.get('status', 'done')}: {text}")
-    for name in ("key_outcomes", "recommendations"):
-        lines = summary.get(name)
-        for line in lines if isinstance(lines, list) else ():
-            print_message(f"  · {line}")
+    if completion is not None:  # the model's conclusion, except for the reason that the summary shows
+        concluded = as_object(completion.get("summary"))
+        text = str(concluded.get("reason") or completion.get("comment") or "")
+        if text and (text.partition(": ")[2] or text) not in summary.result.reason:
+            print_message(f"{completion.get('status', 'done')}: {text}")
+        for name in ("key_outcomes", "recommendations"):
+            lines = concluded.get(name)
+            for line in lines if isinstance(lines, list) else ():
+                print_message(f"  · {line}")
+    return summary.report(json=False)
 
 
 def _separate_phases(document: JsonObject, live: LivePlan) -> JsonObject:
     """Return the summary for `--json` with the phases of planning mode apart from the tasks that use tools."""
     outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
-    phases = {entry.id: entry for entry in live if phase_of(entry.task) is not None}
+    rows: list[JsonValue] = [
+        {
+            "task": entry.id,
+            "phase": str(phase_of(entry.task)),
+            "state": str(entry.state),
+            "output": entry.output if entry.state is TaskState.DONE else None,
+        }
+        for entry in live
+        if phase_of(entry.task) is not None
+    ]
     return {
         **document,
         "outputs": {root: out for root, out in outputs.items() if not _became_phase(live.entry(TaskId(root)), live)},
-        "tasks": {task: state for task, state in tasks.items() if task not in phases},
-        "phases": [
-            {
-                "task": entry.id,
-                "phase": str(phase_of(entry.task)),
-                "state": str(entry.state),
-                "output": entry.output if entry.state is TaskState.DONE else None,
-            }
-            for entry in phases.values()
-        ],
+        "tasks": {task: state for task, state in tasks.items() if phase_of(live.entry(TaskId(task)).task) is None},
+        "phases": rows,
     }
 
 
@@ -560,115 +540,73 @@ def _became_phase(entry: TaskEntry, live: LivePlan) -> bool:
 # The run
 
 
-@dataclass(slots=True)
-class _PlanningRun:
-    """Parts of a run of planning mode."""
+def _run_planning(
+    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, context: JsonObject
+) -> tuple[RunSummary, JsonObject | None]:
+    """Carry out a run of planning mode; return its summary and the model's conclusion."""
+    environment, history = Environment(), settings.planning.history.directory
+    model = create_llm_provider(
+        job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
+    )
+    on_issue = any(target.partition("=")[0] in FORGES for target in options.notify)
+    reads_replies = on_issue and options.ask != AskMode.NEVER
 
-    job: _Job
-    options: RunOptions
-    settings: Settings
-    context: JsonObject
-    model: LLMProvider
-    store: RunStore
-    environment: Environment
-    display: Display
-
-    async def execute(self, start: PlanningStarter) -> tuple[PlanningCoordinator, bool]:
-        """Carry out the run; return its coordinator, and whether it was stopped at once."""
+    async def execute() -> tuple[PlanningCoordinator, bool]:
         shell = ContextShell()
         async with ToolExecutor(
-            self.job.tools,
-            default_timeout=self.settings.timeout.task,
-            output_limit=self.settings.max_output,
+            job.tools,
+            default_timeout=settings.timeout.task,
+            output_limit=settings.max_output,
             kinds={"shell": shell},
         ) as executor:
-            library = await discover_tools(executor, self.job.tools, quiet=self.options.quiet)
+            library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
                 raise SettingsError([Problem("--tools", problem)])
-            planning = self._create_coordinator(library, executor)
+            planning = PlanningCoordinator(
+                settings,
+                model,
+                library,
+                _with_past_executions(job.request, settings),
+                work=executor,
+                gate=create_gate(
+                    options.ask, store, display, default_to_terminal=not options.json, remote_answers=reads_replies
+                ),
+                store=store,
+                exporters=[
+                    *([open_trace_exporter(options.trace)] if options.trace else []),
+                    PlanningHistoryExporter(PlanningHistoryStore(history)),
+                    *open_notifiers(options.notify),
+                ],
+                environment=environment,
+                max_concurrency=options.max_concurrency,
+                wait_for_answers=reads_replies,
+            )
 
             def watch(run: PlanRun) -> None:
                 shell.on_change = run.change_context
                 executor.watch(run.change_resource)
-                self.display.watch(run)
-                if self.context:
-                    run.change_context(self.context)
-                if self.job.llm not in (None, _recorded_model(run.records())):
-                    run.note(_MODEL_NOTE, {"name": self.job.llm})
+                if not options.quiet:
+                    display.watch(run, planning.engine)
+                if context:
+                    run.change_context(context)
+                if job.llm not in (None, _recorded_model(run.records())):
+                    run.note(_MODEL_NOTE, {"name": job.llm})
 
             async def work() -> None:
                 try:
                     await start(planning)
                 finally:
-                    await self.model.aclose()
+                    await model.aclose()
 
             planning.on_run_started = watch
+            background = partial(_listen_for_comments, planning, job, display) if reads_replies else None
             try:
-                interrupted = await run_until_stopped(
-                    work,
-                    planning.engine,
-                    self.display,
-                    lambda: planning.run,
-                    partial(self._listen_for_comments, planning) if self._reads_replies() else None,
-                )
+                interrupted = await run_until_stopped(work, planning.engine, display, lambda: planning.run, background)
             finally:
                 executor.watch(None)
             return planning, interrupted
 
-    def _create_coordinator(self, library: Plan, executor: ToolExecutor) -> PlanningCoordinator:
-        options, replies = self.options, self._reads_replies()
-        history = PlanningHistoryStore(self.settings.planning.history.directory)
-        planning = PlanningCoordinator(
-            self.settings,
-            self.model,
-            library,
-            _with_past_executions(self.job.request, self.settings),
-            work=executor,
-            gate=create_gate(
-                options.ask, self.store, self.display, default_to_terminal=not options.json, remote_answers=replies
-            ),
-            store=self.store,
-            exporters=[
-                *([open_trace_exporter(options.trace)] if options.trace else []),
-                PlanningHistoryExporter(history),
-                *open_notifiers(options.notify),
-            ],
-            environment=self.environment,
-            max_concurrency=options.max_concurrency,
-            wait_for_answers=replies,
-        )
-        planning.engine.monitor.on(object, self.display.on_event)
-        return planning
-
-    def _reads_replies(self) -> bool:
-        """Return whether people can answer on an issue."""
-        on_issue = any(target.partition("=")[0] in FORGES for target in self.options.notify)
-        return on_issue and self.options.ask != AskMode.NEVER
-
-    async def _listen_for_comments(self, planning: PlanningCoordinator) -> None:
-        """Steer the run by the comments on each issue to which it writes."""
-        async with anyio.create_task_group() as group:
-            for exporter in planning.engine.exporters:
-                if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
-                    exporter.hint = REPLY_HINT.format(exporter.forge.command)
-                    steering = Steering(
-                        planning,
-                        exporter.forge,
-                        handled=self.job.seen_comments,
-                        on_message=lambda text: self.display.show_note(Line("✉", text)),
-                    )
-                    group.start_soon(steering.listen)
-
-
-def _run_planning(
-    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, context: JsonObject
-) -> tuple[RunSummary, JsonObject | None]:
-    """Carry out a run of planning mode; return its summary and the model's conclusion."""
-    environment = Environment()
-    model = create_llm_provider(
-        job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
-    )
     with closing(open_store(options.store)) as store:
         display = create_display(environment.clock, settings.budget, quiet=options.quiet)
         if not options.quiet:
@@ -676,29 +614,37 @@ def _run_planning(
             loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
             how = "nothing is planned; tools are chosen one by one" if loops else "planned and judged"
             print_message(f"{how} by {model.name} ({model.model})")
-        parts = _PlanningRun(job, options, settings, context, model, store, environment, display)
-        planning, interrupted = anyio.run(parts.execute, start)
+        planning, interrupted = anyio.run(execute)
         run = planning.run
         assert run is not None
-        summary = summarize(run, options, planning.engine, store, display, interrupted=interrupted)
-        _record_completion(run, settings, store, environment)
+        summary = summarize(run, options, planning.engine, display.elapsed, interrupted=interrupted)
+        if not store.durable and run.result.status not in FINISHED_STATUSES:
+            _record_completion(run, history, environment)
         return summary, planning.state.completion
 
 
-def _record_completion(run: PlanRun, settings: Settings, store: RunStore, environment: Environment) -> None:
-    """Record in the planning history that an unfinished run is over, where its store does not keep it."""
+async def _listen_for_comments(planning: PlanningCoordinator, job: _Job, display: Display) -> None:
+    """Steer the run by the comments on each issue to which it writes."""
+    async with anyio.create_task_group() as group:
+        for exporter in planning.engine.exporters:
+            if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
+                exporter.hint = REPLY_HINT.format(exporter.forge.command)
+                steering = Steering(
+                    planning,
+                    exporter.forge,
+                    handled=job.seen_comments,
+                    on_message=lambda text: display.show_note(Line("✉", text)),
+                )
+                group.start_soon(steering.listen)
+
+
+def _record_completion(run: PlanRun, directory: str, environment: Environment) -> None:
+    """Record in the planning history that an unfinished run is over, as its store does not keep it."""
     request = request_of(run.live.plan)
-    if store.durable or run.result.status in ("succeeded", "failed", "aborted") or request is None:
-        return
-    history = PlanningHistoryStore(
-        settings.planning.history.directory,
-        task_uuid=run.id,
-        issue_id=request.issue_id,
-        environment=environment,
-    )
-    status = "planned" if history.has_plan() else "given_up"
-    completion: JsonObject = {"phase": "completion", "status": status}
-    try:
-        history.save_completion({**completion, "result": run.result.status, "reason": run.result.reason})
-    except StoreError as error:
-        print_message(f"note: {error}")
+    if request is not None:
+        history = PlanningHistoryStore(directory, task_uuid=run.id, issue_id=request.issue_id, environment=environment)
+        completion: JsonObject = {"phase": "completion", "status": "planned" if history.has_plan() else "given_up"}
+        try:
+            history.save_completion({**completion, "result": run.result.status, "reason": run.result.reason})
+        except StoreError as error:
+            print_message(f"note: {error}")

@@ -25,18 +25,16 @@ from replanning.cli.lookup import (
 from replanning.cli.narrator import only_continues_planning, usage_words
 from replanning.cli.options import (
     DEFAULT_STORE,
+    DIFF_STYLES,
     JsonOption,
     Program,
     RunArgument,
     StoreOption,
-    decode_argument,
-    paragraphs,
-)
-from replanning.cli.output import (
-    DIFF_STYLES,
     console,
+    decode_argument,
     escape_control,
     fail,
+    paragraphs,
     print_json,
     print_message,
     print_result,

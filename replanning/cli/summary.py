@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from replanning import Plan, RunResult
+from replanning import Plan, PlanRun, ReplanningEngine, RunResult
 from replanning.changes import RetryTask
 from replanning.cli.lookup import command_line
 from replanning.cli.narrator import format_score
-from replanning.cli.output import DIFF_STYLES, ExitCode, console, escape_control
+from replanning.cli.options import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
+from replanning.errors import StoreError
 from replanning.history.status import held_tasks
 from replanning.history.wording import edit_author, format_usage, pluralise, trigger_line
 from replanning.journal import (
@@ -19,7 +20,6 @@ from replanning.journal import (
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
-    Record,
     RunOpened,
     TriggerEvent,
     TriggerFired,
@@ -77,80 +77,40 @@ class RevisionDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class RunDetails:
-    """The original plan of a run, its revisions and its last state.
-
-    Attributes:
-        trace_id: the id of its trace.
-        held: the tasks of planning mode that wait for a person.
-    """
-
-    original_plan: Plan
-    revisions: tuple[RevisionDetails, ...]
-    live: LivePlan
-    trace_id: str = ""
-    held: frozenset[str] = frozenset()
-
-
-def run_details(records: Iterable[Record]) -> RunDetails:
-    """Return the details of a run, from its journal."""
-    journal = iter(records)
-    opened = next(journal).body
-    assert isinstance(opened, RunOpened)
-    live = LivePlan(opened.plan)
-    triggers: dict[str, TriggerEvent] = {}
-    candidates: dict[str, tuple[Candidate, ...]] = {}
-    revisions: list[RevisionDetails] = []
-    questions: dict[QuestionId, QuestionAsked] = {}
-    for record in journal:
-        body = record.body
-        if isinstance(body, TriggerFired):
-            triggers[body.trigger.id] = body.trigger
-        elif isinstance(body, AlternativesConsidered):
-            candidates[body.replan] = body.candidates
-        elif isinstance(body, QuestionAsked):
-            questions[body.question] = body
-        elif isinstance(body, QuestionAnswered):
-            questions.pop(body.question, None)
-        elif isinstance(body, PlanRevised):
-            considered = candidates.get(body.replan or "", ())
-            chosen = considered[body.chosen] if body.chosen is not None and body.chosen < len(considered) else None
-            causes = tuple(triggers[trigger] for trigger in body.triggers if trigger in triggers)
-            others = max(0, len(considered) - 1)
-            revisions.append(RevisionDetails(body, causes, chosen, others, live.diff(body.changes)))
-        live.fold(record)
-    trace = (opened.trace or "--").split("-")[1]
-    held = frozenset(str(task.id) for task in held_tasks(live, questions.values()))
-    return RunDetails(opened.plan, tuple(revisions), live, trace, held)
-
-
-@dataclass(frozen=True, slots=True)
 class RunSummary:
     """Summary of a run that has ended or is paused.
 
     Attributes:
         result: the result of the run.
-        details: its revisions and their reasons.
+        original_plan: the plan before the first revision.
+        revisions: its revisions and their reasons.
+        live: its last state.
+        held: the tasks of planning mode that wait for a person.
         elapsed: seconds that it took in this process.
         store: the store, as `--store` names it.
         durable: the store outlives this process.
         resume_options: options for the command that resumes it.
         trace_location: the address to which its trace was sent.
+        trace_id: the id of its trace.
         interrupted: it was stopped at once.
         notes: further lines to show.
         delivery_problems: sentences about exporters that could not deliver everything.
     """
 
     result: RunResult
-    details: RunDetails
+    original_plan: Plan
+    revisions: Sequence[RevisionDetails]
+    live: LivePlan
+    held: frozenset[str]
     elapsed: float
     store: str
     durable: bool
-    resume_options: Sequence[str] = ()
-    trace_location: str = ""
-    interrupted: bool = False
-    notes: Sequence[str] = field(default_factory=tuple)
-    delivery_problems: Sequence[str] = ()
+    resume_options: Sequence[str]
+    trace_location: str
+    trace_id: str
+    interrupted: bool
+    delivery_problems: Sequence[str]
+    notes: Sequence[str] = ()
 
     @property
     def exit_code(self) -> ExitCode:
@@ -166,6 +126,66 @@ class RunSummary:
         """Return the command line that resumes the run."""
         return self.command_line("resume", self.result.run, *self.resume_options)
 
+    def report(self, *, json: bool) -> int:
+        """Print the summary on standard output and return the exit code."""
+        if json:
+            print_json(summary_json(self))
+        else:
+            _show_summary(self)
+        return int(self.exit_code)
+
+
+def summarize(
+    run: PlanRun, options: RunOptions, engine: ReplanningEngine, elapsed: float, *, interrupted: bool
+) -> RunSummary:
+    """Return the summary of a run that has ended or is paused, from its journal."""
+    trace_id, original_plan, live, revisions = "", run.live.plan, run.live, list[RevisionDetails]()
+    triggers: dict[str, TriggerEvent] = {}
+    candidates: dict[str, tuple[Candidate, ...]] = {}
+    questions: dict[QuestionId, QuestionAsked] = {}
+    try:
+        records = list(engine.store.read(run.id))
+    except StoreError as error:
+        print_message(f"the history cannot be read: {error}")
+        records = []
+    for record in records:
+        body = record.body
+        if isinstance(body, RunOpened):
+            trace_id = (body.trace or "--").split("-")[1]
+            original_plan, live = body.plan, LivePlan(body.plan)
+            continue
+        if isinstance(body, TriggerFired):
+            triggers[body.trigger.id] = body.trigger
+        elif isinstance(body, AlternativesConsidered):
+            candidates[body.replan] = body.candidates
+        elif isinstance(body, QuestionAsked):
+            questions[body.question] = body
+        elif isinstance(body, QuestionAnswered):
+            questions.pop(body.question, None)
+        elif isinstance(body, PlanRevised):
+            considered = candidates.get(body.replan or "", ())
+            chosen = considered[body.chosen] if body.chosen is not None and body.chosen < len(considered) else None
+            causes = tuple(triggers[trigger] for trigger in body.triggers if trigger in triggers)
+            others = max(0, len(considered) - 1)
+            revisions.append(RevisionDetails(body, causes, chosen, others, live.diff(body.changes)))
+        live.fold(record)
+    problems = (getattr(exporter, "problem", "") for exporter in engine.exporters)  # optional; final once closed
+    return RunSummary(
+        result=run.result,
+        original_plan=original_plan,
+        revisions=revisions,
+        live=live,
+        held=frozenset(str(task.id) for task in held_tasks(live, questions.values())),
+        elapsed=elapsed,
+        store=options.store,
+        durable=engine.store.durable,
+        resume_options=options.resume_options(),
+        trace_location=str(getattr(engine.exporters[0], "endpoint", engine.exporters[0].name)) if options.trace else "",
+        trace_id=trace_id,
+        interrupted=interrupted,
+        delivery_problems=[problem for problem in problems if problem],
+    )
+
 
 def summary_json(summary: RunSummary) -> JsonObject:
     """Return a summary in the form that `--json` prints."""
@@ -177,8 +197,8 @@ def summary_json(summary: RunSummary) -> JsonObject:
         "exit_code": int(summary.exit_code),
         "elapsed": round(summary.elapsed, 3),
         "outputs": dict(result.outputs),
-        "tasks": {entry.id: str(entry.state) for entry in summary.details.live},
-        "revisions": [_revision_json(revision) for revision in summary.details.revisions],
+        "tasks": {entry.id: str(entry.state) for entry in summary.live},
+        "revisions": [_revision_json(revision) for revision in summary.revisions],
         "questions": list(result.questions),
         "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
         "store": summary.store,
@@ -186,7 +206,7 @@ def summary_json(summary: RunSummary) -> JsonObject:
         "unsent": list(summary.delivery_problems),
     }
     if summary.trace_location:
-        document["trace"] = {"place": summary.trace_location, "id": summary.details.trace_id or None}
+        document["trace"] = {"place": summary.trace_location, "id": summary.trace_id or None}
     if summary.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and summary.durable:
         document["resume"] = summary.resume_command
     return document
@@ -213,43 +233,50 @@ def _revision_json(revision: RevisionDetails) -> JsonObject:
     }
 
 
-def show_summary(summary: RunSummary) -> None:
+def _show_summary(summary: RunSummary) -> None:
     """Print a summary on standard output."""
     out = console()
     result = summary.result
     mark, style = _STATUS_SYMBOLS.get(result.status, "✗"), _STATUS_STYLES.get(result.status, "bold red")
-    count = len(summary.details.revisions)
+    count = len(summary.revisions)
     out.print()
     out.print(f"{mark} {result.status}: {escape_control(result.reason)}", style=style)
     spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
     out.print(f"  run {result.run} · {pluralise(count, 'revision')} · {summary.elapsed:.1f} s{spent}")
     if count:
-        _show_plan_comparison(out, summary.details)
-        _show_revisions(out, summary)
+        _show_plan_comparison(out, summary)
+        out.print("\nWhat changed in the plan, and why", style="bold")
+        for revision in summary.revisions[:MAX_REVISIONS_SHOWN]:
+            _show_revision(out, revision)
+        if count > MAX_REVISIONS_SHOWN:
+            out.print(f"  … and {pluralise(count - MAX_REVISIONS_SHOWN, 'more revision')}")
     _show_locations(out, summary)
-    _show_next_steps(out, summary)
+    if summary.durable and (steps := list(_next_steps(summary))):
+        out.print("\nNext", style="bold")
+        for command, what in steps:
+            out.print(f"  {command}\n      {what}")
 
 
-def _show_plan_comparison(out: Console, details: RunDetails) -> None:
+def _show_plan_comparison(out: Console, summary: RunSummary) -> None:
     """Print the plan before and after side by side, unless it is large."""
     from rich.table import Table
     from rich.text import Text
 
-    if len(details.original_plan.tasks) > MAX_TASKS_SHOWN:
+    if len(summary.original_plan.tasks) > MAX_TASKS_SHOWN:
         return
-    changes = [change for revision in details.revisions for change in revision.revised.changes]
+    changes = [change for revision in summary.revisions for change in revision.revised.changes]
     retried = {change.task_id for change in changes if isinstance(change, RetryTask)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("  task", "before", "", "after", ""):
         table.add_column(heading)
-    for before, after in _task_comparison(details):
+    for before, after in _task_comparison(summary):
         changed = before is None or before.id in retried or [entry.id for entry in after] != [before.id]
         style = "bold magenta" if changed else ""
         for number, entry in enumerate(after):
             shown = before if number == 0 else None
             old_id, old_tool = (shown.id, shown.tool or "") if shown is not None else ("", "")
             new_id = "" if before is not None and entry.id == before.id else f"{entry.id}  "
-            held = entry.id in details.held
+            held = entry.id in summary.held
             state = "waits for a person" if held else str(entry.state)
             table.add_row(
                 f"  {escape_control(old_id)}",
@@ -262,11 +289,11 @@ def _show_plan_comparison(out: Console, details: RunDetails) -> None:
     out.print(table)
 
 
-def _task_comparison(details: RunDetails) -> Iterator[tuple[Task | None, list[TaskEntry]]]:
+def _task_comparison(summary: RunSummary) -> Iterator[tuple[Task | None, list[TaskEntry]]]:
     """Yield each task of the original plan with the tasks that replace it now, then the new tasks."""
-    live = details.live
+    live = summary.live
     seen: set[str] = set()
-    for task in details.original_plan.tasks:
+    for task in summary.original_plan.tasks:
         after = _current_entries(live, live.entry(task.id))
         seen |= {task.id, *(entry.id for entry in after)}
         yield task, after
@@ -279,15 +306,6 @@ def _current_entries(live: LivePlan, entry: TaskEntry) -> list[TaskEntry]:
     if not entry.replaced_by:
         return [entry]
     return [leaf for new in entry.replaced_by for leaf in _current_entries(live, live.entry(new))]
-
-
-def _show_revisions(out: Console, summary: RunSummary) -> None:
-    out.print("\nWhat changed in the plan, and why", style="bold")
-    revisions = summary.details.revisions
-    for revision in revisions[:MAX_REVISIONS_SHOWN]:
-        _show_revision(out, revision)
-    if len(revisions) > MAX_REVISIONS_SHOWN:
-        out.print(f"  … and {pluralise(len(revisions) - MAX_REVISIONS_SHOWN, 'more revision')}")
 
 
 def _show_revision(out: Console, revision: RevisionDetails) -> None:
@@ -319,7 +337,7 @@ def _show_locations(out: Console, summary: RunSummary) -> None:
     else:
         out.print("  history  was kept in memory only; use --store to keep it")
     if summary.trace_location:
-        trace_id = f"{summary.details.trace_id} at " if summary.details.trace_id else ""
+        trace_id = f"{summary.trace_id} at " if summary.trace_id else ""
         out.print(f"  trace    {trace_id}{summary.trace_location}")
     else:
         out.print("  trace    was not recorded; --trace otlp=http://localhost:4318 sends it to a collector")
@@ -327,14 +345,6 @@ def _show_locations(out: Console, summary: RunSummary) -> None:
         out.print(f"  missing  {escape_control(problem)}", style="yellow")
     for note in summary.notes:
         out.print(f"  {note}")
-
-
-def _show_next_steps(out: Console, summary: RunSummary) -> None:
-    steps = list(_next_steps(summary)) if summary.durable else []
-    if steps:
-        out.print("\nNext", style="bold")
-    for command, what in steps:
-        out.print(f"  {command}\n      {what}")
 
 
 def _next_steps(summary: RunSummary) -> Iterator[tuple[str, str]]:
@@ -348,7 +358,7 @@ def _next_steps(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield summary.resume_command, "goes on with the answer"
     elif summary.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):
         yield summary.resume_command, "goes on where it stopped"
-    if summary.details.revisions:
+    if summary.revisions:
         yield summary.command_line("why", run), "cause, candidates with their scores, rule and diff of each revision"
         yield summary.command_line("diff", run), "the plan before and after"
     elif failed:

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Environment, ReplanningEngine
-from replanning.cli.setup import open_notifiers
+from replanning.cli.lookup import open_notifiers
 from replanning.exporters._forge import ForgeError, find_marker
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
 from replanning.plan import RunId
