@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from replanning.exports import report_module
 from replanning.live.states import TaskState
-from replanning.live.strips import (
-    Feasibility,
-    GroundAction,
-    StripsProblem,
-    StripsStep,
-)
+from replanning.live.strips import Feasibility, GroundAction, StripsProblem, StripsStep
 from replanning.live.view import DraftView, PlanView, ReplanningInfo, TaskView
 
 __all__ = [

@@ -18,11 +18,7 @@ MIN_SUBGRAPH_LIMIT: Final = 1_000
 
 
 def strips_problem(
-    live: LivePlan,
-    draft: Draft | None = None,
-    *,
-    tasks: Collection[TaskId] = (),
-    facts: Collection[str] = (),
+    live: LivePlan, draft: Draft | None = None, *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
 ) -> StripsProblem:
     """Return the planning problem of a plan now, or as staged changes would leave it.
 

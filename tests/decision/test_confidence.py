@@ -11,19 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings, Task
-from replanning.changes import (
-    AbortRun,
-    AddTask,
-    CancelTask,
-    ModifyTask,
-    PlanChange,
-    RemoveTask,
-    ReorderTasks,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-)
+from replanning import Alternative, CallbackGate, ReplanningEngine, ReplanRequest, Settings
+from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision import Answer
 from replanning.decision.confidence import (
     ConfidenceScorer,
@@ -47,7 +36,20 @@ from replanning.journal import (
 from replanning.live import PlanView
 from replanning.settings import Weights
 from replanning.testing import VirtualClock
-from tests.support.live import JournaledPlan, journaled, tool
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    cancel,
+    journaled,
+    modify,
+    remove,
+    reorder,
+    replace,
+    retry,
+    skip,
+    task,
+    tool,
+)
 from tests.support.live_strategies import Changes, situation
 from tests.support.runs import Proposer, again, bodies, chain, environment, failing
 
@@ -55,8 +57,8 @@ from tests.support.runs import Proposer, again, bodies, chain, environment, fail
 def view() -> PlanView:
     """Return a view with two tasks and four tools, one of them unavailable, and reduced capacity."""
     run = journaled(
-        Task(id="a", tool="pip", resources={"cpu": 2}),
-        Task(id="b", tool="uv"),
+        task("a", tool="pip", resources={"cpu": 2}),
+        task("b", tool="uv"),
         tools=[tool("pip"), tool("uv"), tool("gone", available=False), tool("heavy", resources={"cpu": 3})],
         resources={"cpu": 3},
     )
@@ -78,7 +80,7 @@ def scored(
 
 def instead(name: str | None) -> ReplaceTask:
     """Return a change that replaces the first task by another tool."""
-    return ReplaceTask(task_id="a", tasks=(Task(id="a2", tool=name),))
+    return replace("a", task("a2", tool=name))
 
 
 def test_documented_example() -> None:
@@ -100,8 +102,8 @@ def test_past_success() -> None:
         asked.append(name)
         return [True, True]
 
-    new = tuple(Task(id=f"n{n}", tool=name) for n, name in enumerate(["uv", None, "pip", "uv"]))
-    changes = ReplaceTask(task_id="a", tasks=new)
+    new = tuple(task(f"n{n}", tool=name) for n, name in enumerate(["uv", None, "pip", "uv"]))
+    changes = replace("a", *new)
     assert scored(changes, past=outcomes).past_success == 0.75
     assert asked == ["uv", "pip"]
     assert scored(changes, past=lambda name: [name == "uv"] * 2).past_success == 0.5
@@ -116,10 +118,10 @@ def test_past_success() -> None:
         (instead("unknown"), 1.0),
         (instead("gone"), 0.0),
         (instead("heavy"), 0.5),
-        (ReplaceTask(task_id="a", tasks=(Task(id="x", tool="uv"), Task(id="y", tool="gone"))), 0.5),
-        (RetryTask(task_id="a"), 1.0),
-        (ModifyTask(task_id="a", fields={"resources": {"cpu": 9}}), 0.5),
-        (SkipTask(task_id="a"), 1.0),
+        (replace("a", task("x", tool="uv"), task("y", tool="gone")), 0.5),
+        (retry("a"), 1.0),
+        (modify("a", resources={"cpu": 9}), 0.5),
+        (skip("a"), 1.0),
     ],
 )
 def test_availability(change: PlanChange, share: float) -> None:
@@ -138,22 +140,22 @@ def test_time_left(left: float | None, expected: float | None, share: float) -> 
 
 def test_simplicity() -> None:
     """Each task added, removed or changed beyond the first reduces simplicity."""
-    assert scored().simplicity == scored(SkipTask(task_id="a")).simplicity == 1.0
-    two = ReplaceTask(task_id="a", tasks=(Task(id="x"), Task(id="y")))
+    assert scored().simplicity == scored(skip("a")).simplicity == 1.0
+    two = replace("a", "x", "y")
     assert scored(two).simplicity == 0.5
-    assert scored(two, RemoveTask(task_id="b"), RetryTask(task_id="b")).simplicity == 0.25
+    assert scored(two, remove("b"), retry("b")).simplicity == 0.25
 
 
 def test_tasks_to_run() -> None:
     """Tasks to run are those that changes add, retry or modify, as the changes leave them."""
     changes: list[PlanChange] = [
-        AddTask(task=Task(id="x", tool="uv")),
-        ModifyTask(task_id="x", fields={"tool": "pip", "timeout": "nonsense"}),
-        RetryTask(task_id="a"),
-        ModifyTask(task_id="b", fields={"resources": {"cpu": 1}}),
-        ReplaceTask(task_id="b", tasks=(Task(id="b2"), Task(id="b3"))),
-        SkipTask(task_id="b3"),
-        ReorderTasks(order=("x", "b2")),
+        add("x", tool="uv"),
+        modify("x", tool="pip", timeout="nonsense"),
+        retry("a"),
+        modify("b", resources={"cpu": 1}),
+        replace("b", "b2", "b3"),
+        skip("b3"),
+        reorder("x", "b2"),
         AbortRun(),
     ]
     found = {task.id: task.tool for task in tasks_to_run(changes, view())}
@@ -232,13 +234,13 @@ async def test_outcomes_are_stored_by_source() -> None:
     await assessed(store, "a")
     assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("boaster"))] == [True]
     with pytest.raises(ValueError, match="tool"):
-        Task(id="a", tool=source_key("boaster"))
+        task("a", tool=source_key("boaster"))
 
 
 async def test_changes_of_a_person_do_not_count() -> None:
     """Changes written by a person do not count for the source of the rejected proposal."""
     store = MemoryStore()
-    answer = Answer("modify", "eve", changes=(ReplaceTask(task_id="a", tasks=(Task(id="mine"),)),))
+    answer = Answer("modify", "eve", changes=(replace("a", "mine"),))
 
     def doubtful(request: ReplanRequest) -> list[Alternative]:
         return [a.model_copy(update={"confidence": 0.4}) for a in again(request)]
@@ -294,7 +296,7 @@ def evaluated(run: JournaledPlan) -> PlanEvaluation:
 
 def tasks(*ids: str) -> JournaledPlan:
     """Tasks that have nothing to do with one another."""
-    return journaled(*(Task(id=i) for i in ids))
+    return journaled(*(task(i) for i in ids))
 
 
 def test_nothing_to_do() -> None:
@@ -306,12 +308,7 @@ def test_progress() -> None:
     """Done and skipped tasks count as progress; replaced, cancelled and removed ones do not count at all."""
     run = tasks("a", "b", "c", "d", "e")
     run.run("a")
-    run.apply(
-        SkipTask(task_id="b"),
-        CancelTask(task_id="c"),
-        RemoveTask(task_id="d"),
-        ReplaceTask(task_id="e", tasks=(Task(id="e1"), Task(id="e2"))),
-    )
+    run.apply(skip("b"), cancel("c"), remove("d"), replace("e", "e1", "e2"))
     found = evaluated(run)
     assert (found.done, found.total, found.progress) == (2, 4, 0.5)
 
@@ -325,9 +322,9 @@ def test_remaining() -> None:
     run.end(attempt)
     assert evaluated(run).remaining_seconds == 30.0
     run.fail("b")
-    run.apply(SkipTask(task_id="b"))
+    run.apply(skip("b"))
     assert evaluated(run).remaining_seconds == 40.0
-    run.apply(SkipTask(task_id="c"), SkipTask(task_id="d"))
+    run.apply(skip("c"), skip("d"))
     assert evaluated(run).remaining_seconds == 0.0
 
 
@@ -349,12 +346,12 @@ def test_stuck() -> None:
     run = tasks(*"abcdefg")
     run.fail(*"abcdef")
     run.fold(DecisionMade("r1", (), "keep", "limit", "tried enough", blocks=("g",)))
-    run.apply(SkipTask(task_id="b"), SkipTask(task_id="c"), SkipTask(task_id="d"))
+    run.apply(skip("b"), skip("c"), skip("d"))
     found = evaluated(run)
     assert found.health == "stuck"
     assert found.recommendations[0] == "task 'a' is FAILED: broken; replace, retry or skip it"
     assert found.recommendations[-1] == "task 'g' is BLOCKED: tried enough; replace, retry or skip it"
-    run.apply(*(ReplaceTask(task_id="a", tasks=tuple(Task(id=f"n{n}") for n in range(3))),))
+    run.apply(*(replace("a", *tuple(task(f"n{n}") for n in range(3))),))
     run.fail("n0", "n1", "n2")
     assert len(evaluated(run).recommendations) == 5
 
@@ -367,9 +364,9 @@ def test_compare_costs(one: str, other: str | None, gain: float) -> None:
     """Two sets of tasks are compared by the costs of their tools; a tool without a price costs 1."""
     run = journaled(tools=[tool("dear", cost=4.0), tool("cheap", cost=1.0), tool("unpriced")])
     compare = PlanEvaluator().compare
-    assert compare([Task(id="a", tool=one)], [Task(id="b", tool=other)], PlanView(run.live)) == gain
+    assert compare([task("a", tool=one)], [task("b", tool=other)], PlanView(run.live)) == gain
 
 
 def test_compare_with_nothing() -> None:
     """No set of tasks is cheaper than an empty one."""
-    assert PlanEvaluator().compare([], [Task(id="b")], PlanView(journaled().live)) == 0.0
+    assert PlanEvaluator().compare([], [task("b")], PlanView(journaled().live)) == 0.0

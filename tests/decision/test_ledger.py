@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Alternative, Budget, Goal, Task
-from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
+from replanning import Alternative, Budget, Goal
 from replanning.decision.ledger import MAX_RECENT_RECORDS, BudgetTracker, Ledger
 from replanning.errors import BudgetExceeded
 from replanning.journal import (
@@ -39,8 +38,9 @@ from replanning.journal import (
     Usage,
     UsageCharged,
 )
+from tests.support.live import add, modify, replace, skip
 
-SKIP = Alternative(changes=(SkipTask(task_id="a"),), reason="not needed")
+SKIP = Alternative(changes=(skip("a"),), reason="not needed")
 
 
 def ledger_of(*bodies: RecordBody | tuple[float, RecordBody]) -> Ledger:
@@ -103,11 +103,8 @@ def test_replans_are_counted_once() -> None:
 
 def test_revisions_count_for_their_lineages() -> None:
     """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
-    new = ReplaceTask(task_id="a~2", tasks=(Task(id="n"),))
-    ledger = ledger_of(
-        revised(new, AddTask(task=Task(id="m"), before=("b",)), ModifyTask(task_id="n", fields={})),
-        revised(SkipTask(task_id="c"), replan=None, number=2),
-    )
+    new = replace("a~2", "n")
+    ledger = ledger_of(revised(new, add("m", before=("b",)), modify("n")), revised(skip("c"), replan=None, number=2))
     assert ledger.replans_by_root == {"a": 1, "b": 1}
     assert ledger.applied_count == 1
     assert [at for at, _ in ledger.revisions] == [1.0, 2.0]
@@ -116,21 +113,21 @@ def test_revisions_count_for_their_lineages() -> None:
 
 def test_tried_changes_are_recognised() -> None:
     """Applied changes are recognised by their effect, whatever the ids of new tasks."""
-    ledger = ledger_of(revised(ReplaceTask(task_id="a", tasks=(Task(id="n"),))))
-    same = Alternative(changes=(ReplaceTask(task_id="a", tasks=(Task(id="m"),)),), reason="")
+    ledger = ledger_of(revised(replace("a", "n")))
+    same = Alternative(changes=(replace("a", "m"),), reason="")
     assert list(ledger.tried_by_root["a"]) == [same.fingerprint()]
     assert SKIP.fingerprint() not in ledger.tried_by_root["a"]
 
 
 def test_outcomes() -> None:
     """An alternative is watched on all its lineages until its outcome is known, or another is applied there."""
-    both = revised(SkipTask(task_id="a"), SkipTask(task_id="b"))
+    both = revised(skip("a"), skip("b"))
     ledger = ledger_of(both)
     assert {root: (watched.replan, watched.roots) for root, watched in ledger.pending_outcomes.items()} == {
         "a": ("r1", ("a", "b")),
         "b": ("r1", ("a", "b")),
     }
-    ledger.fold(Record(2, 2.0, revised(SkipTask(task_id="a"), replan="r2", number=2)))
+    ledger.fold(Record(2, 2.0, revised(skip("a"), replan="r2", number=2)))
     ledger.fold(Record(3, 3.0, OutcomeRecorded("r1", succeeded=True, duration=1.0)))
     assert [watched.replan for watched in ledger.pending_outcomes.values()] == ["r2"]
 
@@ -138,8 +135,8 @@ def test_outcomes() -> None:
 def test_outcome_after_that_of_a_later_replan() -> None:
     """An outcome is accepted even after that of a later replan of the same lineage."""
     ledger = ledger_of(
-        revised(SkipTask(task_id="a"), SkipTask(task_id="b")),
-        revised(SkipTask(task_id="a"), replan="r2", number=2),
+        revised(skip("a"), skip("b")),
+        revised(skip("a"), replan="r2", number=2),
         OutcomeRecorded("r2", succeeded=True, duration=1.0),
         OutcomeRecorded("r1", succeeded=True, duration=2.0),
     )
@@ -148,7 +145,7 @@ def test_outcome_after_that_of_a_later_replan() -> None:
 
 def test_undecided_revisions() -> None:
     """A revision without a recorded decision is known until the decision is recorded."""
-    ledger = ledger_of(revised(SkipTask(task_id="a")))
+    ledger = ledger_of(revised(skip("a")))
     assert list(ledger.undecided_revisions) == ["r1"]
     ledger.fold(Record(2, 2.0, decided("execute", "t1")))
     assert ledger.undecided_revisions == {}

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from replanning import Alternative, Budget, Settings, Task
-from replanning.changes import AbortRun, AddTask, CancelTask, PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.journal import (
@@ -26,20 +26,15 @@ from replanning.journal import (
     Trigger,
 )
 from replanning.live import PlanView
-from tests.support.live import JournaledPlan, journaled, tool
+from tests.support.live import JournaledPlan, add, cancel, journaled, replace, retry, skip, task, tool
 
 FAILED = TaskFailed(id="t1", tasks=("a",), root="a")
 
 
 def one(**fields: object) -> JournaledPlan:
     """Return a plan with one task, and the tools that could do it."""
-    tools = [
-        tool("pip", capability="build"),
-        tool("uv", capability="build"),
-        tool("rm", dangerous=True),
-        tool("echo"),
-    ]
-    return journaled(Task.model_validate({"id": "a", "tool": "pip", **fields}), Task(id="b"), tools=tools)
+    tools = [tool("pip", capability="build"), tool("uv", capability="build"), tool("rm", dangerous=True), tool("echo")]
+    return journaled(Task.model_validate({"id": "a", "tool": "pip", **fields}), task("b"), tools=tools)
 
 
 def candidate(*changes: PlanChange, total: float | None = 0.9, rejected: str = "", **fields: object) -> Candidate:
@@ -60,7 +55,7 @@ def decided(
     return policy.decide(triggers, candidates, PlanView(run.live), gate=gate)
 
 
-RETRY = RetryTask(task_id="a")
+RETRY = retry("a")
 instead = partial(ReplaceTask, task_id="a")
 
 
@@ -161,12 +156,7 @@ def cut_off(timeout: bool, **fields: object) -> JournaledPlan:
 @pytest.mark.parametrize("timeout", [True, False])
 @pytest.mark.parametrize(
     "changes",
-    [
-        [RETRY],
-        [instead(tasks=(Task(id="n", tool="uv"),))],
-        [AddTask(task=Task(id="n", tool="pip"))],
-        [SkipTask(task_id="a"), AddTask(task=Task(id="n", tool="uv"))],
-    ],
+    [[RETRY], [instead(tasks=(task("n", tool="uv"),))], [add("n", tool="pip")], [skip("a"), add("n", tool="uv")]],
 )
 def test_cut_off_tasks_need_approval(timeout: bool, changes: list[PlanChange]) -> None:
     """A task that was cut off is not executed again in any form without approval, unless it is idempotent."""
@@ -182,13 +172,13 @@ FALLBACK = {"tool": "uv", "arguments": {"out": "x"}}
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ([instead(tasks=(Task(id="n", tool="uv", arguments={"out": "x"}),))], "execute"),
-        ([instead(tasks=(Task(id="n", tool="uv", arguments={"out": "y"}),))], "ask"),
-        ([instead(tasks=(Task(id="n", tool="uv", arguments={"out": "x"}), Task(id="m")))], "ask"),
+        ([instead(tasks=(task("n", tool="uv", arguments={"out": "x"}),))], "execute"),
+        ([instead(tasks=(task("n", tool="uv", arguments={"out": "y"}),))], "ask"),
+        ([instead(tasks=(task("n", tool="uv", arguments={"out": "x"}), task("m")))], "ask"),
         ([RETRY], "ask"),
-        ([SkipTask(task_id="a")], "execute"),
-        ([SkipTask(task_id="a"), AddTask(task=Task(id="n", tool="echo"))], "execute"),
-        ([CancelTask(task_id="b"), AddTask(task=Task(id="n")), ReplaceTask(task_id="n", tasks=(Task(id="m"),))], "execute"),
+        ([skip("a")], "execute"),
+        ([skip("a"), add("n", tool="echo")], "execute"),
+        ([cancel("b"), add("n"), replace("n", "m")], "execute"),
     ],
 )  # fmt: skip
 def test_declared_fallbacks_need_no_approval(changes: list[PlanChange], kind: str) -> None:
@@ -198,7 +188,7 @@ def test_declared_fallbacks_need_no_approval(changes: list[PlanChange], kind: st
 
 def test_dangerous_tools() -> None:
     """A dangerous tool needs approval."""
-    assert decided(one(), candidate(instead(tasks=(Task(id="n", tool="rm"),)))) == Decision(
+    assert decided(one(), candidate(instead(tasks=(task("n", tool="rm"),)))) == Decision(
         "ask", "dangerous-tool", "the tool 'rm' needs a person's agreement", chosen=0
     )
 
@@ -211,7 +201,7 @@ def after_replans(run: JournaledPlan, count: int) -> Ledger:
     ledger = Ledger(Budget(), lambda task_id: run.live.entry(task_id).root)
     for number in range(count):
         old, new = f"a{number or ''}", f"a{number + 1}"
-        run.apply(ReplaceTask(task_id=old, tasks=(Task(id=new),)))
+        run.apply(replace(old, task(new)))
         changes = run.records[-1].body.changes
         body = PlanRevised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
         ledger.fold(Record(number + 1, 0.0, body))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Goal, Plan, Task, ToolSpec
-from replanning.changes import SkipTask
 from replanning.decision.policy import relevant_triggers, stale_reason
 from replanning.journal import (
     BetterPathFound,
@@ -17,48 +15,41 @@ from replanning.journal import (
     TaskTimedOut,
     Trigger,
 )
-from tests.support.live import JournaledPlan
+from tests.support.live import JournaledPlan, journaled, skip, task, tool
 
 ALL = (TaskFailed(tasks=("a",)), TaskTimedOut(tasks=("b",)), HumanRequest(reason="faster"))
 
 
-@pytest.mark.parametrize(
-    ("tasks", "about"),
-    [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))],
-)
+@pytest.mark.parametrize(("tasks", "about"), [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))])
 def test_relevant_triggers(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
     """Changes concern the failures of the tasks that they name, and all other triggers."""
-    proposed = [(SkipTask(task_id=task_id),) for task_id in tasks]
+    proposed = [(skip(task_id),) for task_id in tasks]
     assert list(relevant_triggers(ALL, proposed)) == [ALL[number] for number in about]
 
 
 def test_changes_of_other_tasks_concern_all_triggers() -> None:
     """Changes that name no failed task concern all triggers."""
-    assert relevant_triggers(ALL[:2], [(SkipTask(task_id="c"),)]) == ALL[:2]
+    assert relevant_triggers(ALL[:2], [(skip("c"),)]) == ALL[:2]
 
 
-def journaled() -> JournaledPlan:
+def pressing() -> JournaledPlan:
     """Return a plan of one task that needs a tool and a resource."""
-    tool = ToolSpec(name="press", resources={"room": 2})
-    task = Task(id="a", tool="press")
-    return JournaledPlan(
-        Plan(goal=Goal(objective="x"), tools=(tool,), resources={"room": 2}, tasks=(task, Task(id="b")))
-    )
+    return journaled(task("a", tool="press"), "b", tools=[tool("press", resources={"room": 2})], resources={"room": 2})
 
 
 @pytest.mark.parametrize("trigger", [GoalUnreachable(tasks=("a",)), BetterPathFound(tasks=("a",))])
 def test_triggers_of_another_revision_are_stale(trigger: Trigger) -> None:
     """A goal-unreachable or better-path trigger holds only for its own revision."""
-    run = journaled()
+    run = pressing()
     run.fail("a")
-    run.apply(SkipTask(task_id="b"))
+    run.apply(skip("b"))
     assert stale_reason(trigger, run.live) == "the plan has changed since"
     assert stale_reason(trigger.model_copy(update={"revision": run.live.revision}), run.live) == ""
 
 
 def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
     """A goal-unreachable trigger is stale once a task can run."""
-    run = journaled()
+    run = pressing()
     assert stale_reason(GoalUnreachable(revision=run.live.revision), run.live) == "something can run again"
 
 
@@ -71,7 +62,7 @@ def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
 )
 def test_restored_resource(lost: ResourceUpdated, found: ResourceUpdated) -> None:
     """A resource trigger is stale once the resource is available again."""
-    run = journaled()
+    run = pressing()
     trigger = ResourceChanged(tasks=("a",), name=lost.name)
     run.fold(lost)
     assert stale_reason(trigger, run.live) == ""

@@ -1,49 +1,51 @@
 # Ids are written as plain text here.
-# mypy: disable-error-code="arg-type, assignment, comparison-overlap"
-"""Task graph: results, dependents, dispatch, deadlines and indexes."""
+# mypy: disable-error-code="arg-type, assignment, comparison-overlap, attr-defined, union-attr"
+"""Task graph: results, dependents, dispatch, resources, deadlines and indexes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from replanning import Task, TaskState
-from replanning.changes import AddTask, CancelTask, ModifyTask, RemoveTask, ReplaceTask, RetryTask, SkipTask
+from replanning import TaskState
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated, ResourceUpdated
-from replanning.live.entries import MAX_LOOKAHEAD
-from tests.support.live import JournaledPlan, chain, claimed, inconsistencies, journaled, tool
+from replanning.live.entries import MAX_LOOKAHEAD, Deadlines, ReadyQueue, ResourcePool, TaskEntry
+from tests.support.live import (
+    JournaledPlan,
+    add,
+    after,
+    cancel,
+    chain,
+    claimed,
+    inconsistencies,
+    journaled,
+    remove,
+    replace,
+    retry,
+    skip,
+    task,
+    tool,
+)
 
 # Results
 
 
 def test_results_through_the_lineage() -> None:
     """The id of a replaced task finds the result of its replacement; of several sinks, a mapping."""
-    run = chain("a", "b")
-    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
-    run.apply(ReplaceTask(task_id="a2", tasks=(Task(id="l"), Task(id="r"))))
-    run.apply(ReplaceTask(task_id="r", tasks=(Task(id="s"),)))
+    run = after(chain("a", "b"), replace("a", "a2"), replace("a2", "l", "r"), replace("r", "s"))
     run.run("l", output=1)
     run.run("s", output=2)
-    assert run.live.results.output_of("a") == run.live.results.output_of("a2") == {"l": 1, "r": 2}
-    assert run.live.results.output_of("r") == 2
-
-
-def test_no_result() -> None:
-    """A skipped task has the result None; an unfinished one has none, with its state as the reason."""
-    run = chain("a", "b")
-    with pytest.raises(UnknownTask, match=r"^there is no task 'ghost'$"):
-        run.live.results.output_of("ghost")
-    with pytest.raises(NoResult, match="'a'; it is READY"):
-        run.live.results.output_of("a")
-    run.apply(SkipTask(task_id="a"))
-    assert run.live.results.output_of("a") is None
+    found = [run.live.results.output_of(task_id) for task_id in ("a", "a2", "r")]
+    assert found == [{"l": 1, "r": 2}, {"l": 1, "r": 2}, 2]
 
 
 def test_unrecoverable_results() -> None:
     """An output that exists only in this process is left out of stored results."""
-    run = journaled(Task(id="a"), Task(id="b"))
+    run = journaled("a", "b")
     for name, output in (("a", {1, 2}), ("b", None)):
         run.start(name)
         run.fold(AttemptSucceeded(f"{name}#1", name, None, recoverable=False))
@@ -55,47 +57,29 @@ def test_unrecoverable_results() -> None:
 
 
 def test_results_as_a_mapping() -> None:
-    """Conditions see the results of satisfied tasks by the ids of their roots."""
-    run = journaled(Task(id="a"), Task(id="b"), Task(id="c"))
-    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="a2"),)))
+    """Conditions see the results of satisfied tasks by the ids of their roots; a skipped one has the result None."""
+    run = after(journaled("a", "b", "c"), replace("a", "a2"), skip("c"))
     run.run("a2", output={"n": 1})
-    run.apply(SkipTask(task_id="c"))
     results = run.live.results
     assert dict(results) == {"a": {"n": 1}, "c": None}
-    assert (len(results), repr(results)) == (2, "<TaskResults of ['a', 'c']>")
-    assert results["a2"] == {"n": 1}
+    assert (len(results), repr(results), results["a2"]) == (2, "<TaskResults of ['a', 'c']>", {"n": 1})
     with pytest.raises(KeyError, match="it is READY"):
         results["b"]
+    with pytest.raises(NoResult, match="'b'; it is READY"):
+        results.output_of("b")
+    with pytest.raises(UnknownTask, match=r"^there is no task 'ghost'$"):
+        results.output_of("ghost")
     assert run.live.evaluate("results.a.n == 1")
     with pytest.raises(ExpressionError):
         run.live.evaluate("results.b == 1")
 
 
-def test_arguments() -> None:
-    """References in arguments are replaced by current values."""
-    run = journaled(
-        Task(id="a"),
-        Task(id="b", depends_on=("a",), arguments={"x": "${a.output.path}", "y": "${context.z}"}),
-        context={"z": [1]},
-    )
-    with pytest.raises(ExpressionError):
-        run.live.arguments(run.live.entry("b"))
-    run.run("a", output={"path": "p"})
-    assert run.live.arguments(run.live.entry("b")) == {"x": "p", "y": [1]}
-
-
-# Dependents
-
-
 def test_dependents() -> None:
-    """Dependents include those of the replaced task, and no removed ones."""
-    run = chain("a", "b", "c")
-    run.apply(AddTask(task=Task(id="d", depends_on=("a",))), AddTask(task=Task(id="e", depends_on=("a",))))
-    run.apply(RemoveTask(task_id="e"))
-    run.apply(ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
-    run.apply(AddTask(task=Task(id="f", depends_on=("x",))))
+    """Dependents include those of the replaced task, and no removed ones; past tasks stay in the plan."""
+    run = after(chain("a", "b", "c"), [add("d", "a"), add("e", "a")], remove("e"), replace("a", "x"), add("f", "x"))
     assert run.live.entry("x").dependent_ids() == ("f", "b", "d")
     assert run.live.entry("c").dependent_ids() == ()
+    assert ("e" in run.live, "ghost" in run.live, len(run.live)) == (True, False, 7)
 
 
 # Dispatch
@@ -103,7 +87,7 @@ def test_dependents() -> None:
 
 def test_quiescent() -> None:
     """A plan is quiescent if no task runs, backs off, is claimed or could be claimed."""
-    run = journaled(Task(id="a"), Task(id="b", tool="gone"), tools=[tool("gone", available=False)])
+    run = journaled("a", task("b", tool="gone"), tools=[tool("gone", available=False)])
     assert not run.live.quiescent
     entry = run.live.claim_next()
     assert entry is not None
@@ -114,33 +98,30 @@ def test_quiescent() -> None:
     assert run.live.advance(run.now + 1) == []
     run.run("a")
     assert run.live.quiescent
-    run.apply(CancelTask(task_id="b"))
+    run.apply(cancel("b"))
     assert run.live.quiescent
 
 
 def test_claims_are_returned_once() -> None:
     """A claim is returned only by its own number, and only once."""
-    run = journaled(Task(id="a"))
+    run = journaled("a")
     entry = run.live.claim_next()
-    assert entry is not None
     number = entry.claim
     for wrong in (0, number + 1):
         run.live.return_claim(entry, wrong)
         assert entry.claim == number
     run.live.return_claim(entry, number)
+    run.live.return_claim(entry, number)
     assert run.live.claim_next() is entry
     run.live.return_claim(entry, number)
-    assert entry.claim == number + 1
-    assert claimed(run.live) == []
+    assert (entry.claim, claimed(run.live)) == (number + 1, [])
 
 
 def test_large_demands_do_not_starve() -> None:
     """A large demand is passed over a limited number of times, then nothing is handed out before it."""
-    small = [Task(id=f"s{n}", resources={"cpu": 1}) for n in range(MAX_LOOKAHEAD + 4)]
-    run = journaled(
-        Task(id="busy", resources={"cpu": 1}), Task(id="large", resources={"cpu": 2}), *small, resources={"cpu": 2}
-    )
-    run.start("busy")
+    small = [task(f"s{n}", resources={"cpu": 1}) for n in range(MAX_LOOKAHEAD + 4)]
+    large = task("large", resources={"cpu": 2})
+    run = after(journaled(task("busy", resources={"cpu": 1}), large, *small, resources={"cpu": 2}), "start busy")
     for number in range(MAX_LOOKAHEAD):
         entry = run.live.claim_next()
         assert entry is run.live.entry(f"s{number}")
@@ -152,24 +133,17 @@ def test_large_demands_do_not_starve() -> None:
 
 def test_lookahead_is_bounded() -> None:
     """One claim passes over a bounded number of tasks that do not fit."""
-    large = [Task(id=f"l{n}", resources={"cpu": 2}) for n in range(MAX_LOOKAHEAD)]
-    run = journaled(
-        Task(id="busy", resources={"cpu": 1}), *large, Task(id="small", resources={"cpu": 1}), resources={"cpu": 2}
-    )
-    run.start("busy")
+    large = [task(f"l{n}", resources={"cpu": 2}) for n in range(MAX_LOOKAHEAD)]
+    busy, small = (task(name, resources={"cpu": 1}) for name in ("busy", "small"))
+    run = after(journaled(busy, *large, small, resources={"cpu": 2}), "start busy")
     assert claimed(run.live) == []
-    run.apply(SkipTask(task_id="l0"))
-    assert claimed(run.live) == ["small"]
+    assert claimed(after(run, skip("l0")).live) == ["small"]
 
 
 def test_parked_until_something_changes() -> None:
     """A task without its tool or capacity is parked until that changes."""
-    run = journaled(
-        Task(id="a", tool="gone"),
-        Task(id="b", resources={"cpu": 2}),
-        tools=[tool("gone", available=False)],
-        resources={"cpu": 2},
-    )
+    tasks = task("a", tool="gone"), task("b", resources={"cpu": 2})
+    run = journaled(*tasks, tools=[tool("gone", available=False)], resources={"cpu": 2})
     run.fold(ResourceUpdated("cpu", capacity=1))
     assert claimed(run.live) == []
     assert run.live.quiescent
@@ -181,7 +155,7 @@ def test_parked_until_something_changes() -> None:
 
 def test_advance() -> None:
     """Advancing the time makes tasks ready after their backoff and returns overdue attempts."""
-    run = journaled(Task(id="a"), Task(id="b"))
+    run = journaled("a", "b")
     run.fail("a", retry_at=run.now + 5)
     run.start("b", deadline=run.now + 6)
     assert run.live.deadlines.next_due() == run.now + 5
@@ -191,70 +165,23 @@ def test_advance() -> None:
     assert run.live.deadlines.next_due() is None
 
 
-# Indexes
-
-
-def test_who_uses_what() -> None:
-    """Tasks are indexed by tools, resources and context keys, and changes update the index."""
-    run = journaled(
-        Task(id="a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
-        Task(id="b", when="context.stop and context.go"),
-        tools=[tool("pip", resources={"disk": 1})],
-        resources={"cpu": 1, "disk": 1},
-    )
-    live = run.live
-    assert {name: list(ids) for name, ids in live.dependency_index.resource_users.items()} == {
-        "pip": ["a"],
-        "disk": ["a"],
-        "cpu": ["a"],
-    }
-    assert {key: list(ids) for key, ids in live.dependency_index.context_readers.items()} == {
-        "go": ["a", "b"],
-        "stop": ["b"],
-    }
-    run.apply(ModifyTask(task_id="a", fields={"tool": None, "arguments": {}, "resources": {}}))
-    assert [
-        list(ids)
-        for ids in (*live.dependency_index.resource_users.values(), live.dependency_index.context_readers["go"])
-    ] == [[], [], [], ["b"]]
-    run.apply(AddTask(task=Task(id="c", tool="pip")), SkipTask(task_id="c"), RetryTask(task_id="c"))
-    assert list(live.dependency_index.resource_users["disk"]) == ["c"]
-    run.run("c")
-    assert list(live.dependency_index.resource_users["disk"]) == []
-    assert inconsistencies(live) == []
-
-
-def test_size_and_membership() -> None:
-    """Past tasks stay in the plan, so that their ids are not reused."""
-    run = chain("a", "b")
-    run.apply(RemoveTask(task_id="b"), ReplaceTask(task_id="a", tasks=(Task(id="x"),)))
-    assert len(run.live) == 3
-    assert "b" in run.live
-    assert "ghost" not in run.live
-    assert [entry.state for entry in run.live] == [TaskState.REPLACED_BY_REPLAN, TaskState.CANCELLED, TaskState.READY]
-
-
 def test_skipped_tasks_wait_again() -> None:
     """A retried skip makes its dependents wait again, including skipped ones."""
-    run = chain("a", "b", "c")
-    run.apply(SkipTask(task_id="a"))
+    run = after(chain("a", "b", "c"), skip("a"))
     run.fold(ConditionEvaluated("b", False))
     assert claimed(run.live) == ["c"]
-    run.apply(RetryTask(task_id="a"))
+    run.apply(retry("a"))
     assert run.states() == {"a": "READY", "b": "SKIPPED", "c": "READY"}
     assert run.live.has_early_skips
     assert inconsistencies(run.live) == []
 
 
-# Deadlines
-
-
 @pytest.mark.parametrize(
     "happens",
     [
-        lambda run: run.apply(SkipTask(task_id="a")),
-        lambda run: run.apply(RemoveTask(task_id="a")),
-        lambda run: run.apply(ReplaceTask(task_id="a", tasks=(Task(id="b"),))),
+        lambda run: run.apply(skip("a")),
+        lambda run: run.apply(remove("a")),
+        lambda run: run.apply(replace("a", "b")),
         lambda run: run.fold(ConditionEvaluated("a", False, "")),
         lambda run: run.fold(ConditionEvaluated("a", None, "no such value")),
     ],
@@ -262,8 +189,129 @@ def test_skipped_tasks_wait_again() -> None:
 )
 def test_ended_tasks_have_no_backoff(happens: Callable[[JournaledPlan], object]) -> None:
     """A task that ends after its backoff has no pending time, before and after a resume."""
-    run = journaled(Task(id="a"))
+    run = journaled("a")
     run.fail("a", retry_at=run.now)
     assert run.live.advance(run.now) == []
     happens(run)
     assert (run.live.entry("a").not_before, run.replayed().entry("a").not_before) == (None, None)
+
+
+# Parts of the graph
+
+
+def ready(task_id: str, order: int, priority: int = 0) -> TaskEntry:
+    """Return a ready task."""
+    document = task(task_id, priority=priority)
+    entry = TaskEntry(document, order, None, document.__dict__, task_id, priority, task_id, 0)
+    entry.state = TaskState.READY
+    return entry
+
+
+def test_all_or_none() -> None:
+    """A demand fits only as a whole, and can ever fit only within the capacity."""
+    pool = ResourcePool({"cpu": 2, "disk": 1})
+    pool.acquire({"cpu": 1.5})
+    assert pool.fits_now({"cpu": 0.5, "disk": 1})
+    assert not pool.fits_now({"cpu": 1, "disk": 1})
+    assert pool.can_ever_fit({"cpu": 2})
+    assert not pool.can_ever_fit({"cpu": 3})
+    assert not pool.can_ever_fit({"gpu": 1})
+    assert not pool.fits_now({"gpu": 1})
+    pool.release({"cpu": 1.5})
+    assert pool.used == {"cpu": 0.0, "disk": 0.0}
+
+
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 0.7]), max_size=30), st.randoms(use_true_random=False))
+def test_fractions_add_up(amounts: list[float], random: object) -> None:
+    """After any sequence of acquired and released fractions nothing is in use."""
+    pool = ResourcePool({"cpu": 0.3})
+    for amount in amounts:
+        pool.acquire({"cpu": amount})
+    random.shuffle(amounts)
+    for amount in amounts:
+        pool.release({"cpu": amount})
+    assert pool.used == {"cpu": 0.0}
+    for _ in range(3):
+        assert pool.fits_now({"cpu": 0.1})
+        pool.acquire({"cpu": 0.1})
+    assert not pool.fits_now({"cpu": 0.01})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("state", TaskState.RUNNING), ("claim", 1), ("hold_count", 1), ("priority", 7), ("order", 7)]
+)
+def test_outdated_queue_items_are_dropped(field: str, value: object) -> None:
+    """A task that is running, claimed, held or has another position is not returned."""
+    queue, entry = ReadyQueue(), ready("a", 0)
+    queue.push(entry)
+    setattr(entry, field, value)
+    assert queue.pop() is None
+
+
+@given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 9))), max_size=40))
+def test_queue_order_property(steps: list[tuple[int, int] | None]) -> None:
+    """Each pop returns the first of all entries in the queue."""
+    queue = ReadyQueue()
+    inside: list[TaskEntry] = []
+    for number, step in enumerate(steps):
+        if step is None:
+            entry = queue.pop()
+            assert entry is (min(inside, key=lambda e: (e.priority, e.order, e.id)) if inside else None)
+            if entry is not None:
+                inside.remove(entry)
+        else:
+            inside.append(ready(f"t{number:02}", step[1], priority=step[0]))
+            queue.push(inside[-1])
+
+
+def test_deadlines() -> None:
+    """Due entries are returned earliest first, and only while they are current."""
+    deadlines = Deadlines()
+    late, waits, over = ready("late", 0), ready("waits", 1), ready("over", 2)
+    late.attempt, late.deadline = "late#1", 5.0
+    waits.state, waits.not_before = TaskState.BACKOFF, 4.0
+    deadlines.add(5.0, late, "late#1")
+    deadlines.add(4.0, waits, None)
+    deadlines.add(1.0, over, "over#1")
+    behind = ready("behind", 3)
+    behind.state, behind.not_before = TaskState.PENDING, 4.5
+    deadlines.add(4.5, behind, None)
+    assert deadlines.next_due() == 4.0
+    assert list(deadlines.pop_due(4.0)) == [(waits, None)]
+    assert list(deadlines.pop_due(4.5)) == [(behind, None)]
+    assert list(deadlines.pop_due(9.0)) == [(late, "late#1")]
+    assert deadlines.next_due() is None
+
+
+@pytest.mark.parametrize("changed", [{"attempt": "a#2"}, {"deadline": 9.0}, {"attempt": None, "deadline": None}])
+def test_deadlines_of_ended_attempts(changed: dict[str, object]) -> None:
+    """The deadline of an attempt that has ended or changed is ignored."""
+    deadlines, entry = Deadlines(), ready("a", 0)
+    entry.attempt, entry.deadline = "a#1", 5.0
+    deadlines.add(5.0, entry, "a#1")
+    for field, value in changed.items():
+        setattr(entry, field, value)
+    assert deadlines.next_due() is None
+
+
+def test_deadlines_do_not_pile_up() -> None:
+    """Deadlines of ended attempts are removed in time; current ones are kept."""
+    deadlines, entry, waits = Deadlines(), ready("a", 0), ready("b", 1)
+    waits.state, waits.not_before = TaskState.BACKOFF, 7.0
+    deadlines.add(7.0, waits, None)
+    for number in range(5_000):
+        entry.attempt, entry.deadline = f"a#{number}", 10.0 + number
+        deadlines.add(10.0 + number, entry, f"a#{number}")
+    assert len(deadlines._heap) < 600
+    assert list(deadlines.pop_due(9_999.0)) == [(waits, None), (entry, "a#4999")]
+
+
+@pytest.mark.parametrize("state", list(TaskState))
+def test_satisfied(state: TaskState) -> None:
+    """A done or skipped task satisfies its dependents, a replaced one once all its sinks do."""
+    entry = ready("a", 0)
+    entry.state, entry.unsatisfied_sinks = state, 0
+    replaced = state is TaskState.REPLACED_BY_REPLAN
+    assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED) or replaced)
+    entry.unsatisfied_sinks = 1
+    assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED))

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, Task, TaskState
-from replanning.changes import ReplaceTask, RetryTask, SkipTask
+from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, TaskState
 from replanning.errors import UnknownTask
-from replanning.journal import DecisionMade, PlanRevised, TaskFailed
-from replanning.live import PlanView, ReplanningInfo
-from replanning.live.view import replanning_info
+from replanning.journal import DecisionMade, TaskFailed
+from replanning.live import ReplanningInfo
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
-from tests.support.live import journaled
-from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, plan
+from tests.support.live import replace, retry, task
+from tests.support.runs import Propose, Proposer, again, alternative, bodies, chain, environment, failing, plan
 
 
 def split(request: ReplanRequest) -> list[Alternative]:
     """Propose two parallel tasks in place of the first task of the triggers."""
     task_id = request.triggers[0].tasks[0]
-    parts = tuple(Task(id=f"{task_id}.{side}") for side in ("left", "right"))
-    return [alternative(ReplaceTask(task_id=task_id, tasks=parts), reason=f"{task_id} is too large")]
+    parts = tuple(task(f"{task_id}.{side}") for side in ("left", "right"))
+    return [alternative(replace(task_id, *parts), reason=f"{task_id} is too large")]
 
 
 async def test_replanning_info() -> None:
@@ -51,13 +49,13 @@ async def test_replans_per_lineage_are_limited(limit: int) -> None:
     async with VirtualClock() as clock:
         settings = Settings.model_validate({"limits": {"replans_per_lineage": limit}})
         engine = ReplanningEngine([Proposer(again)], settings=settings, environment=environment(clock))
-        async with engine.open(plan(Task(id="a"), Task(id="other"))) as run:
+        async with engine.open(plan(task("a"), task("other"))) as run:
             work = ScriptedExecutor(
                 lambda call: returns() if call.task.id == "other" else raises(ValueError(call.task.id))
             )
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    await work(task, attempt.context)
+            async for ready in run.ready():
+                async with run.attempt(ready) as attempt:
+                    await work(ready, attempt.context)
     last = f"a~{limit + 1}" if limit else "a"
     blocked = run.view.task(last)
     assert (run.result.status, len(run.result.revisions)) == ("failed", limit)
@@ -69,33 +67,23 @@ async def test_replans_per_lineage_are_limited(limit: int) -> None:
     assert (decided.blocks, decided.decision) == ((last,), "keep")
 
 
-async def test_retries_of_a_lineage_count() -> None:
-    """A retry by a replan counts as a replan of the lineage."""
+def retried(request: ReplanRequest) -> list[Alternative]:
+    """Propose to retry the task."""
+    return [alternative(retry("a"))]
+
+
+@pytest.mark.parametrize(
+    ("propose", "document", "calls"),
+    [(retried, chain("a"), 4), (split, chain("a"), 7), (again, plan(task("a"), task("b")), 8)],
+    ids=["retries count", "parts share the count", "lineages are counted apart"],
+)
+async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int) -> None:
+    """All replans of a lineage count towards its limit of three, and no others."""
     async with VirtualClock() as clock:
-        retry = Proposer(lambda request: [alternative(RetryTask(task_id="a"))])
-        engine = ReplanningEngine([retry], environment=environment(clock))
-        work = ScriptedExecutor(lambda call: raises(ValueError("abc"[call.number % 3])), clock=clock)
-        result = await engine.execute(chain("a"), work)
-    assert (result.status, len(work.calls)) == ("failed", 4)
-
-
-async def test_parts_share_the_count() -> None:
-    """The parts of a replaced task share the count of its lineage."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
-        work = ScriptedExecutor(lambda call: raises(ValueError(call.task.id)), clock=clock)
-        result = await engine.execute(chain("a"), work)
-    assert (result.status, len(result.revisions)) == ("failed", 3)
-
-
-async def test_lineages_are_counted_apart() -> None:
-    """Each lineage has its own count of replans."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
-        broken = failing("a", "a~2", "a~3", "b", "b~2", "b~3")
-        result = await engine.execute(plan(Task(id="a"), Task(id="b")), broken)
-    assert (result.status, len(result.revisions)) == ("succeeded", 6)
-    assert result.outputs == {"a": "a~4", "b": "b~4"}
+        engine = ReplanningEngine([Proposer(propose)], environment=environment(clock))
+        work = ScriptedExecutor(lambda call: raises(ValueError(f"{call.task.id} {call.number}")), clock=clock)
+        result = await engine.execute(document, work)
+    assert (result.status, len(work.calls), len(result.revisions)) == ("failed", calls, 3 * len(document.tasks))
 
 
 async def test_the_trigger_names_the_lineage() -> None:
@@ -106,22 +94,3 @@ async def test_the_trigger_names_the_lineage() -> None:
         engine.monitor.on(TaskFailed, heard.append)
         await engine.execute(chain("a"), failing("a", "a~2"))
     assert [(event.tasks, event.root) for event in heard] == [(("a",), "a"), (("a~2",), "a")]
-
-
-def test_reasons_of_replacements() -> None:
-    """A replaced task shows why it was replaced, another why it replaced one."""
-    run = journaled(Task(id="a"), Task(id="b"))
-    first = (ReplaceTask(task_id="a", tasks=(Task(id="x"),)), SkipTask(task_id="b"))
-    second = (ReplaceTask(task_id="x", tasks=(Task(id="y"), Task(id="z"))),)
-    for changes in (first, second):
-        run.apply(*changes)
-    revisions = [PlanRevised(1, 0, first, "too large", "policy"), PlanRevised(2, 1, second, "still too large", "eve")]
-    view = PlanView(run.live)
-    found = {task.id: replanning_info(task, revisions, 3) for task in view.tasks()}
-    assert found == {
-        "a": ReplanningInfo(0, 3, "a", ("x",), "too large"),
-        "b": ReplanningInfo(0, 3, "b", (), ""),
-        "x": ReplanningInfo(1, 3, "a", ("y", "z"), "still too large"),
-        "y": ReplanningInfo(2, 3, "a", (), "still too large"),
-        "z": ReplanningInfo(2, 3, "a", (), "still too large"),
-    }

@@ -212,22 +212,15 @@ class LivePlanMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_right(self) -> None:
-        if not hasattr(self, "journaled"):
-            return
         assert inconsistencies(self.live) == []
+        ids = {entry.id for entry in self.live}
+        assert ids >= self.ids
+        self.ids = ids
+        check_document(self.live)
         assert self.live.missing_facts == (() if "artifact(x)" in self.live.facts else ("artifact(x)",))
 
     @invariant()
-    def ids_stay(self) -> None:
-        if hasattr(self, "journaled"):
-            now = {entry.id for entry in self.live}
-            assert now >= self.ids
-            self.ids = now
-
-    @invariant()
     def resources_add_up(self) -> None:
-        if not hasattr(self, "journaled"):
-            return
         taken: dict[str, float] = {}
         for entry in self.live:
             for name, amount in (entry.reserved or {}).items():
@@ -240,16 +233,10 @@ class LivePlanMachine(RuleBasedStateMachine):
                 assert entry.reserved is not None
 
     @invariant()
-    def document_is_a_plan(self) -> None:
-        if hasattr(self, "journaled"):
-            check_document(self.live)
-
-    @invariant()
     def results_are_found(self) -> None:
-        if hasattr(self, "journaled") and all(entry.recoverable for entry in self.live):
-            for entry in self.live:
-                if satisfied(self.live, entry.id):
-                    self.live.results.output_of(entry.id)
+        for entry in self.live if all(entry.recoverable for entry in self.live) else ():
+            if satisfied(self.live, entry.id):
+                self.live.results.output_of(entry.id)
 
     def teardown(self) -> None:
         if hasattr(self, "journaled"):

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Goal, Task
-from replanning.changes import ModifyTask, ReplaceTask
+from replanning import Goal
 from replanning.journal import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
 from replanning.live import GroundAction, PlanView, StripsProblem, StripsStep
 from replanning.live.strips import artifact_fact, connected_components, regress, regress_at
 from replanning.plan.json_values import as_text
 from replanning.plan.references import compile_fact_pattern, fill_placeholders, normalise_fact, placeholders
-from tests.support.live import JournaledPlan, journaled, tool
+from tests.support.live import JournaledPlan, journaled, modify, replace, task, tool
 
 
 def action(needs: str = "", adds: str = "", removes: str = "") -> GroundAction:
@@ -158,9 +157,9 @@ def test_regression_to_some_places(uses: list[GroundAction], goal: str, places: 
 def doors() -> JournaledPlan:
     """Return a plan to unlock a door and enter."""
     return journaled(
-        Task(id="enter", tool="enter", depends_on=("unlock",)),
-        Task(id="unlock", tool="unlock", arguments={"key": "${context.key}"}),
-        Task(id="wait"),
+        task("enter", "unlock", tool="enter"),
+        task("unlock", tool="unlock", arguments={"key": "${context.key}"}),
+        task("wait"),
         tools=[
             tool("unlock", parameters={"key": "string"}, requires=["has({key})"], adds=["open"], removes=["shut"]),
             tool("enter", requires=["open"], produces=["report"]),
@@ -213,7 +212,7 @@ def test_planning_problem_is_never_stale() -> None:
         lambda: run.start("wait"),
         lambda: run.end("wait#1"),
         lambda: run.fail("unlock"),
-        lambda: run.apply(ReplaceTask(task_id="unlock", tasks=(Task(id="climb"),))),
+        lambda: run.apply(replace("unlock", "climb")),
         lambda: run.run("climb"),
     ]
     about: list[dict[str, list[str]]] = [{}, {"facts": ["open"]}, {"tasks": ["enter"]}]
@@ -234,10 +233,7 @@ def test_planning_problem_is_never_stale() -> None:
 def test_planning_problem_after_changes() -> None:
     """The planning problem can be built as changes would leave it."""
     view = PlanView(doors().live)
-    changes = [
-        ReplaceTask(task_id="unlock", tasks=(Task(id="climb"),)),
-        ModifyTask(task_id="enter", fields={"tool": None}),
-    ]
+    changes = [replace("unlock", "climb"), modify("enter", tool=None)]
     world = view.strips_problem(changes)
     assert ids(world.steps) == ["enter", "wait", "climb"]
     assert world.steps[0].depends_on == ("climb",)
@@ -280,12 +276,3 @@ def test_text_of_values() -> None:
     """A string in a fact is used as it is, any other value as JSON; a fact has one spelling."""
     assert [as_text(value) for value in ("a b", 1, None, ["ä", True])] == ["a b", "1", "null", '["ä",true]']
     assert normalise_fact("  on( a ,  b ) ") == "on( a,b )"
-
-
-def test_long_chains_are_not_reduced() -> None:
-    """A chain of more than a thousand related tasks is returned as a whole."""
-    line = [Task(id=f"t{n}", tool="go", depends_on=[f"t{n - 1}"] if n else []) for n in range(1_100)]
-    plan = journaled(*line, tools=[tool("go", needs=["x"])], facts=["artifact(x)"])
-
-    assert len(PlanView(plan.live).strips_problem(tasks=["t5"]).steps) == 1_100
-    assert repr(plan.live.dependency_index.fact_index) == "<FactIndex of 1100 tasks>"

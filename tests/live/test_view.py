@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from replanning import Goal, Task, TaskState
-from replanning.changes import AddTask, ModifyTask, RemoveTask, ReplaceTask, SkipTask
+from replanning import Goal, TaskState
 from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
 from replanning.journal import (
     ConditionEvaluated,
@@ -21,15 +20,15 @@ from replanning.journal import (
     ResourceUpdated,
 )
 from replanning.live import DraftView, PlanView
-from tests.support.live import JournaledPlan, journaled, tool
+from tests.support.live import JournaledPlan, add, after, journaled, modify, remove, replace, retry, skip, task, tool
 
 
 def example() -> JournaledPlan:
     """Return a plan with three tasks, a tool, a resource, a context and facts."""
     return journaled(
-        Task(id="a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
-        Task(id="b", depends_on=("a",), arguments={"y": "${a.output}"}),
-        Task(id="c", when="context.go"),
+        task("a", tool="pip", arguments={"x": "${context.go}"}, resources={"cpu": 1}),
+        task("b", "a", arguments={"y": "${a.output}"}),
+        task("c", when="context.go"),
         goal=Goal(objective="test", facts=("done",)),
         tools=[tool("pip", resources={"disk": 1}), tool("uv")],
         context={"go": True},
@@ -77,7 +76,7 @@ def test_tasks() -> None:
     run.now += 2
     run.end(attempt, output="x")
     run.fail("c")
-    run.apply(ReplaceTask(task_id="c", tasks=(Task(id="c2"), Task(id="c3"))))
+    run.apply(replace("c", "c2", "c3"))
     run.fold(QuestionAsked("q1", "r1", (), "?", (), ("c3",), "print", 1))
     view = PlanView(run.live)
     seen = {task.id: task for task in view.tasks()}
@@ -96,7 +95,7 @@ def test_stuck_and_unfinished_tasks() -> None:
     run = example()
     run.fail("a")
     run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
-    run.apply(AddTask(task=Task(id="d")), RemoveTask(task_id="d"), SkipTask(task_id="b"))
+    run.apply(add("d"), remove("d"), skip("b"))
     view = PlanView(run.live)
     assert [(task.id, task.reason) for task in view.stuck()] == [("a", "enough")]
     assert [task.id for task in view.unfinished()] == ["a", "c"]
@@ -107,28 +106,30 @@ def test_unmet_conditions() -> None:
     """A task that its condition skipped differs from one that a change skipped."""
     run = example()
     run.fold(ConditionEvaluated("c", False))
-    run.apply(SkipTask(task_id="a"))
+    run.apply(skip("a"))
     view = PlanView(run.live)
     assert [view.task(task_id).condition_not_met for task_id in ("a", "b", "c")] == [False, False, True]
 
 
 def test_who_uses_what() -> None:
     """Tasks are indexed by tools, resources and context keys, and changes update the index."""
-    run = example()
-    view = PlanView(run.live)
-    assert [task.id for task in view.context_readers("go")] == ["a", "c"]
-    assert view.context_readers("ghost") == ()
-    assert [[task.id for task in view.resource_users(name)] for name in ("pip", "disk", "cpu", "ghost")] == [
-        ["a"]
-    ] * 3 + [[]]
-    assert view.dependents("a") == ("b",)
-    run.apply(ModifyTask(task_id="b", fields={"resources": {"cpu": 1}, "tool": "uv"}))
-    run.run("a")
-    assert [[task.id for task in PlanView(run.live).resource_users(name)] for name in ("pip", "cpu", "uv")] == [
-        [],
-        ["b"],
-        ["b"],
-    ]
+    run = after(example(), modify("c", when="context.stop and context.go"))
+
+    def users() -> dict[str, list[str]]:
+        return {name: [task.id for task in PlanView(run.live).resource_users(name)] for name in ("pip", "disk", "cpu")}
+
+    def readers() -> dict[str, list[str]]:
+        return {key: [task.id for task in PlanView(run.live).context_readers(key)] for key in ("go", "stop", "ghost")}
+
+    assert users() == {"pip": ["a"], "disk": ["a"], "cpu": ["a"]}
+    assert readers() == {"go": ["a", "c"], "stop": ["c"], "ghost": []}
+    assert PlanView(run.live).dependents("a") == ("b",)
+    run.apply(modify("a", tool=None, arguments={}, resources={}))
+    assert (users(), readers()["go"]) == ({"pip": [], "disk": [], "cpu": []}, ["c"])
+    after(run, [add("d", tool="pip"), skip("d"), retry("d")])
+    assert users() == {"pip": ["d"], "disk": ["d"], "cpu": []}
+    after(run, "run d")
+    assert users() == {"pip": [], "disk": [], "cpu": []}
 
 
 def test_results_and_arguments() -> None:
@@ -139,6 +140,7 @@ def test_results_and_arguments() -> None:
         view.result("a")
     with pytest.raises(ExpressionError):
         view.arguments("b")
+    assert view.arguments("a") == {"x": True}
     run.run("a", output=5)
     assert (view.result("a"), view.arguments("b"), view.evaluate("results.a == 5")) == (5, {"y": 5}, True)
     with pytest.raises(ExpressionError):
@@ -159,18 +161,16 @@ def test_experience() -> None:
 def test_trying_changes() -> None:
     """A view checks changes and builds the planning problem that they would leave."""
     view = PlanView(example().live)
-    assert [str(problem) for problem in view.check([SkipTask(task_id="ghost")])] == [
-        "changes[0]: there is no task 'ghost'"
-    ]
-    assert view.check([SkipTask(task_id="a")]) == ()
+    assert list(map(str, view.check([skip("ghost")]))) == ["changes[0]: there is no task 'ghost'"]
+    assert view.check([skip("a")]) == ()
     assert [step.id for step in view.strips_problem().steps] == ["a", "b", "c"]
-    assert [step.id for step in view.strips_problem([SkipTask(task_id="b")]).steps] == ["a", "c"]
+    assert [step.id for step in view.strips_problem([skip("b")]).steps] == ["a", "c"]
 
 
 def test_unused_ids() -> None:
     """An unused id derives from another, was never used, and stays short."""
     run = example()
-    run.apply(AddTask(task=Task(id="a~2")), RemoveTask(task_id="a~2"))
+    run.apply(add("a~2"), remove("a~2"))
     view = PlanView(run.live)
     assert view.unused_id("a") == view.unused_id("a~7") == "a~3"
     assert view.unused_id("a", taken=("a~3", "a~4")) == "a~5"
@@ -194,7 +194,7 @@ def test_stale_view(read: Callable[[PlanView], object]) -> None:
     view = PlanView(run.live)
     run.run("a")
     assert view.task("a").state is TaskState.DONE
-    run.apply(SkipTask(task_id="c"))
+    run.apply(skip("c"))
     with pytest.raises(StaleView, match="this view shows revision 0, the plan is at revision 1"):
         read(view)
 
@@ -204,13 +204,7 @@ def test_stale_view(read: Callable[[PlanView], object]) -> None:
 
 def drafted() -> DraftView:
     """Return a draft with new, replaced and skipped tasks."""
-    changes = [
-        ReplaceTask(task_id="a", tasks=(Task(id="x"),)),
-        ReplaceTask(task_id="x", tasks=(Task(id="y", tool="uv"),)),
-        AddTask(task=Task(id="n")),
-        ReplaceTask(task_id="n", tasks=(Task(id="a~2"),)),
-        SkipTask(task_id="c"),
-    ]
+    changes = [replace("a", "x"), replace("x", task("y", tool="uv")), add("n"), replace("n", "a~2"), skip("c")]
     return PlanView(example().live).with_changes(changes)
 
 
@@ -257,8 +251,8 @@ def test_lineages_in_a_draft() -> None:
 def test_further_changes_of_a_draft() -> None:
     """Further changes are checked after the staged ones, and unused ids avoid both."""
     draft = drafted()
-    assert draft.check([SkipTask(task_id="y")]) == ()
-    assert [str(problem) for problem in draft.check([SkipTask(task_id="x")])] == [
+    assert draft.check([skip("y")]) == ()
+    assert [str(problem) for problem in draft.check([skip("x")])] == [
         "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
     ]
     assert (draft.unused_id("a"), draft.unused_id("a", taken=("a~3",))) == ("a~3", "a~4")

@@ -4,11 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from replanning import Goal, Plan, Task, ToolSpec
-from replanning.changes import PlanChange
+from replanning.changes import (
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
 from replanning.errors import ExpressionError
 from replanning.journal import (
     AttemptFailed,
@@ -89,19 +99,79 @@ class JournaledPlan:
         return {entry.id: str(entry.state) for entry in self.live}
 
 
-def journaled(*tasks: Task, **fields: object) -> JournaledPlan:
-    """Return a live plan of these tasks."""
-    return JournaledPlan(Plan.model_validate({"goal": Goal(objective="test"), "tasks": tasks, **fields}))
+def task(task_id: str, *depends_on: str, **fields: object) -> Task:
+    """Return a task that depends on others."""
+    return Task.model_validate({"id": task_id, "depends_on": depends_on, **fields})
+
+
+def journaled(*tasks: Task | str, **fields: object) -> JournaledPlan:
+    """Return a live plan of these tasks; a text is the id of one without fields."""
+    made = [task(t) if isinstance(t, str) else t for t in tasks]
+    return JournaledPlan(Plan.model_validate({"goal": Goal(objective="test"), "tasks": made, **fields}))
 
 
 def chain(*ids: str, **fields: object) -> JournaledPlan:
     """Return a live plan of tasks that each depend on the one before."""
-    return journaled(*(Task(id=i, depends_on=(ids[n - 1],) if n else ()) for n, i in enumerate(ids)), **fields)
+    return journaled(*(task(i, *ids[max(n - 1, 0) : n]) for n, i in enumerate(ids)), **fields)
 
 
 def tool(name: str, **fields: object) -> ToolSpec:
     """Return a tool of this name."""
     return ToolSpec.model_validate({"name": name, **fields})
+
+
+def after(run: JournaledPlan, *steps: str | PlanChange | Sequence[PlanChange]) -> JournaledPlan:
+    """Return a run after steps: changes, each set a revision, or as a text `run`, `start` or `fail` with ids of tasks."""
+    for step in steps:
+        if isinstance(step, str):
+            verb, *task_ids = step.split()
+            getattr(run, verb)(*task_ids)
+        else:
+            run.apply(*(step if isinstance(step, list) else [step]))
+    return run
+
+
+# Changes in few words
+
+
+def add(task_id: str, *depends_on: str, before: Sequence[str] = (), **fields: object) -> AddTask:
+    """Add a task that depends on others."""
+    return AddTask(task=task(task_id, *depends_on, **fields), before=before)
+
+
+def replace(task_id: str, *tasks: Task | str) -> ReplaceTask:
+    """Replace a task by others; a text is the id of one without fields."""
+    return ReplaceTask(task_id=task_id, tasks=[task(t) if isinstance(t, str) else t for t in tasks])
+
+
+def modify(task_id: str, **fields: object) -> ModifyTask:
+    """Modify fields of a task."""
+    return ModifyTask.model_validate({"task_id": task_id, "fields": fields})
+
+
+def reorder(*order: str) -> ReorderTasks:
+    """Hand tasks out in another order."""
+    return ReorderTasks(order=order)
+
+
+def remove(task_id: str) -> RemoveTask:
+    """Remove a task."""
+    return RemoveTask(task_id=task_id)
+
+
+def skip(task_id: str, reason: str = "") -> SkipTask:
+    """Skip a task."""
+    return SkipTask(task_id=task_id, reason=reason)
+
+
+def cancel(task_id: str, reason: str = "") -> CancelTask:
+    """Cancel a task."""
+    return CancelTask(task_id=task_id, reason=reason)
+
+
+def retry(task_id: str, delay: float = 0.0) -> RetryTask:
+    """Retry a task."""
+    return RetryTask(task_id=task_id, delay=delay)
 
 
 def claimed(live: LivePlan) -> list[str]:

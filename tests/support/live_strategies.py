@@ -9,21 +9,10 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from replanning import Goal, Plan, ReplanningError, Task
-from replanning.changes import (
-    AbortRun,
-    AddTask,
-    CancelTask,
-    ModifyTask,
-    PlanChange,
-    RemoveTask,
-    ReorderTasks,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-)
+from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
-from tests.support.live import JournaledPlan, expected_next, tool
+from tests.support.live import JournaledPlan, cancel, expected_next, remove, reorder, replace, retry, skip, task, tool
 
 Draw = Callable[[st.SearchStrategy], object]
 
@@ -48,11 +37,11 @@ def tasks(draw: st.DrawFn, task_id: str, known: list[str]) -> Task:
     )
     if depends_on and name is None and draw(st.booleans()):
         arguments = {"value": f"${{{depends_on[0]}.output}}"}
-    return Task(
-        id=task_id,
+    return task(
+        task_id,
+        *tuple(depends_on),
         tool=name,
         arguments=arguments,
-        depends_on=tuple(depends_on),
         priority=draw(st.integers(-1, 1)),
         optional=draw(st.booleans()),
         idempotent=draw(st.booleans()),
@@ -101,16 +90,16 @@ class Changes:
             return self._modified(draw, live)
         if kind == "reorder":
             waiting = [e.id for e in live if e.state in WAITING] + self._named or ["nobody"]
-            return ReorderTasks(order=tuple(draw(st.lists(st.sampled_from(waiting), min_size=1, max_size=3))))
+            return reorder(*tuple(draw(st.lists(st.sampled_from(waiting), min_size=1, max_size=3))))
         if kind == "retry":
-            return RetryTask(task_id=self._pick(draw, live, *_ENDED, TaskState.BACKOFF), delay=draw(DELAYS))
+            return retry(self._pick(draw, live, *_ENDED, TaskState.BACKOFF), delay=draw(DELAYS))
         if kind == "abort":
             return AbortRun(reason=draw(st.sampled_from(["", "enough"])))
         if kind == "remove":
-            return RemoveTask(task_id=self._pick(draw, live, *WAITING, TaskState.FAILED))
+            return remove(self._pick(draw, live, *WAITING, TaskState.FAILED))
         if kind == "skip":
-            return SkipTask(task_id=self._pick(draw, live, *WAITING, TaskState.FAILED), reason="not needed")
-        return CancelTask(task_id=self._pick(draw, live, *WAITING, TaskState.RUNNING), reason="not wanted")
+            return skip(self._pick(draw, live, *WAITING, TaskState.FAILED), reason="not needed")
+        return cancel(self._pick(draw, live, *WAITING, TaskState.RUNNING), reason="not wanted")
 
     def _pick(self, draw: st.DrawFn, live: LivePlan, *states: TaskState) -> str:
         fitting = [entry.id for entry in live if entry.state in states]
@@ -150,7 +139,7 @@ class Changes:
                 part.model_copy(update={"depends_on": tuple(ids[:number])[-1:], "arguments": {"out": "x"}})
                 for number, part in enumerate(parts)
             ]
-        return ReplaceTask(task_id=target, tasks=tuple(parts))
+        return replace(target, *tuple(parts))
 
     def _modified(self, draw: st.DrawFn, live: LivePlan) -> PlanChange:
         depends_on = draw(st.lists(st.sampled_from(self._known(live)), max_size=2))
