@@ -1,12 +1,13 @@
-"""HTTPLLMProvider: the base class of language models that are reached over HTTP."""
+"""HTTPLLMProvider: the base class of language models that are reached over HTTP, and schemas as services take them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
 import httpx
@@ -25,7 +26,7 @@ from replanning.http import (
     url_problem,
 )
 from replanning.llm import LLMOptions, LLMProvider, PriceTable
-from replanning.llm.provider import validation_message
+from replanning.llm.provider import json_schema, validation_message
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 
@@ -39,6 +40,17 @@ _INVALID_REQUEST_STATUSES: Final = (400, 422)
 _AUTH_STATUSES: Final = (401, 403)
 
 _MASK: Final = "[redacted]"
+
+_SCHEMA_MAPS: Final = ("properties", "$defs")
+
+_UNSUPPORTED_KEYWORDS: Final = frozenset(
+    {"default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems"}
+)
+"""Keywords that a strict schema may not have; answers are validated against them afterwards."""
+
+_NON_STRICT_KEYWORDS: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
+
+_TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
 
 _STATUS_MESSAGES: Final[Mapping[int, str]] = {
     401: "the key is not accepted",
@@ -307,3 +319,65 @@ def _error_text(body: bytes) -> str:
     error = content.get("error", content) if isinstance(content, dict) else content
     message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
     return str(message or content)
+
+
+def schema_name(schema: type[BaseModel]) -> str:
+    """Return the name of a shape in characters that services accept."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", schema.__name__)[:64]
+
+
+def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:
+    """Return the system prompt, with the schema of the answer if the service takes none."""
+    parts = [options.system or ""]
+    if options.schema is not None and schema_in_prompt:
+        schema = json.dumps(json_schema(options.schema), ensure_ascii=False)
+        parts.append(f"Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
+    return "\n\n".join(filter(None, parts))
+
+
+@lru_cache(maxsize=64)
+def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
+    """Return a shape in the subset of JSON Schema that services can enforce; None if it has no such form.
+
+    In that subset, an object has exactly the members that are listed, all of them.
+    """
+    try:
+        return _strict_object(json_schema(schema))
+    except ValueError:
+        return None
+
+
+def _strict_node(node: JsonValue) -> JsonValue:
+    if isinstance(node, list):
+        return [_strict_node(item) for item in node]
+    return _strict_object(node) if isinstance(node, dict) else node
+
+
+def _strict_object(node: JsonObject) -> JsonObject:
+    if "$ref" in node:
+        return {
+            name: _strict_map(node[name]) if name in _SCHEMA_MAPS else node[name]
+            for name in ("$ref", "$defs")
+            if name in node
+        }
+    if any(name in node for name in _NON_STRICT_KEYWORDS) or not any(name in node for name in _TYPE_KEYWORDS):
+        raise ValueError("the schema accepts any value")
+    strict: JsonObject = {}
+    for name, value in node.items():
+        if name in _SCHEMA_MAPS:
+            strict[name] = _strict_map(value)
+        elif name not in _UNSUPPORTED_KEYWORDS:
+            strict["anyOf" if name == "oneOf" else name] = _strict_node(value)
+    if node.get("type") == "object":
+        members = node.get("properties")
+        if node.get("additionalProperties") or not isinstance(members, dict):
+            raise ValueError("the schema accepts any member")
+        strict |= {"additionalProperties": False, "required": list(members)}
+    if node.get("type") == "array" and not isinstance(node.get("items"), dict):
+        raise ValueError("the schema accepts any item")
+    return strict
+
+
+def _strict_map(nodes: JsonValue) -> JsonValue:
+    assert isinstance(nodes, dict)
+    return {name: _strict_node(node) for name, node in nodes.items()}

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, NonNegativeInt
 
 from replanning.llm import Completion, FinishReason, LLMOptions
+from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
-from replanning.providers._client import HTTPLLMProvider
-from replanning.providers._proposals import json_schema, system_prompt
+from replanning.providers._client import HTTPLLMProvider, system_prompt
 
 _API_VERSION: Final = "2023-06-01"
 _ANSWER_TOOL: Final = "answer"

@@ -16,7 +16,7 @@ from replanning.llm.quoting import DataSection, fit_sections
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import MIN_PROMPT_CHARS, encode_line
-from replanning.providers._proposals import (
+from replanning.providers.llm import (
     NewTask,
     ProposalParser,
     ProposalReply,

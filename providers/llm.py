@@ -1,21 +1,64 @@
-"""Alternatives proposed by a language model, which is not trusted, and told once what is wrong with them."""
+"""Alternatives proposed by a language model, which is not trusted, and told once what is wrong with them.
+
+Only what a model may state becomes a change: the parser allows no tools but the available ones, and some changes only
+with the approval of a person. The engine checks the alternatives against the plan.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
-from replanning import Alternative, ReplanRequest
-from replanning.errors import BudgetExceeded, LLMError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from replanning import Alternative, PlanView, ReplanRequest, Task
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+)
+from replanning.errors import BudgetExceeded, LLMError, UnknownTask
+from replanning.live import TaskState, TaskView
 from replanning.llm import LLMOptions, LLMProvider
+from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
+from replanning.plan.json_values import exceeds_depth
+from replanning.plan.messages import truncate
+from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
     MIN_PROMPT_CHARS,
     SYSTEM_PROMPT,
     PromptBuilder,
+    Redact,
     change_document,
 )
-from replanning.providers._proposals import ParsedCandidate, ProposalParser, ProposalReply
+
+MAX_CANDIDATES: Final = 20
+
+MAX_CHANGES: Final = 200
+"""Most changes and new tasks of a candidate."""
+
+_MAX_JSON_DEPTH: Final = 30
+_MAX_REASON_CHARS: Final = 1000
+_SATISFIED_STATES: Final = (TaskState.DONE, TaskState.SKIPPED)
+_INHERITED: Final = ("goal", "priority", "timeout", "retry", "optional", "when", "resources", "acceptance", "metadata")
 
 
 class LLMAlternatives:
@@ -64,31 +107,338 @@ class LLMAlternatives:
         redact = self.client.redactor.value
         prompts = await PromptBuilder.for_request(request, self._size, redact)
         parser = ProposalParser(request.view, prompts.used_tools, redact)
-        candidates, rejections = await self._ask(prompts.initial_prompt(), parser, request)
-        if candidates and all(rejections):
-            rejected = [_rejected_proposal(*pair) for pair in zip(candidates, rejections, strict=True)]
-            try:
-                candidates += (await self._ask(prompts.retry_prompt(rejected), parser, request))[0]
-            except (LLMError, BudgetExceeded) as error:
-                request.add_note(f"none of its proposals can be used, and it could not be asked again: {error}")
-        return [candidate.alternative for candidate in candidates if candidate.alternative is not None]
-
-    async def _ask(
-        self, prompt: str, parser: ProposalParser, request: ReplanRequest
-    ) -> tuple[list[ParsedCandidate], list[str]]:
-        """Return the candidates of an answer, and for each why it cannot be used, or an empty text."""
         options = LLMOptions(system=SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
-        candidates = list(parser.parse(await self.client.complete_json(prompt, ProposalReply, options)))
-        rejections = []
-        for candidate in candidates:
-            if candidate.alternative is None:
-                request.add_note(f"dropped {candidate.reason or 'a candidate'!r}: {candidate.problem}")
-                rejections.append(candidate.problem)
+        alternatives: list[Alternative] = []
+        rejected: list[JsonObject] = []
+        for attempt in ("first", "second"):
+            prompt = prompts.initial_prompt() if attempt == "first" else prompts.retry_prompt(rejected)
+            try:
+                reply = await self.client.complete_json(prompt, ProposalReply, options)
+            except (LLMError, BudgetExceeded) as error:
+                if attempt == "first":
+                    raise
+                request.add_note(f"none of its proposals can be used, and it could not be asked again: {error}")
+                break
+            usable = False
+            for candidate in parser.parse(reply):
+                changes: Sequence[PlanChange] = ()
+                problem = candidate.problem
+                if candidate.alternative is None:
+                    request.add_note(f"dropped {candidate.reason or 'a candidate'!r}: {problem}")
+                else:
+                    alternatives.append(candidate.alternative)
+                    changes = candidate.alternative.changes
+                    problem = request.rejection_reason(candidate.alternative)
+                if problem:
+                    documents: list[JsonValue] = [change_document(change) for change in changes]
+                    rejected.append({"why_not": problem, "reason": candidate.reason, "changes": documents})
+                else:
+                    usable = True
+            if usable or not rejected:
+                break
+        return alternatives
+
+
+class ReplyModel(BaseModel):
+    """A part of an answer, validated strictly, without additional members."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: object) -> object:
+        """Drop members that are null, as many models write it for omitted ones."""
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
+
+class NewTask(ReplyModel):
+    """A task that the plan does not have yet."""
+
+    id: str = Field(description="One that no task has or had.")
+    tool: str | None = Field(default=None, description="A tool of the library, by its name.")
+    arguments: JsonObject = Field(default={}, description="By parameter; may hold ${task.output} and ${context.name}.")
+    depends_on: list[str] = Field(default=[], description="The ids of the tasks that must be done before.")
+    goal: str | None = Field(default=None, description="What it is for.")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds; left out, as is usual here.")
+
+
+class Add(ReplyModel):
+    """Add a task; the tasks in `before` will wait for it."""
+
+    kind: Literal["add"]
+    task: NewTask
+    before: list[str] = []
+
+
+class Remove(ReplyModel):
+    """Take out a task that has not started and on which nothing that stays depends."""
+
+    kind: Literal["remove"]
+    task_id: str
+
+
+class Replace(ReplyModel):
+    """Replace a task by one or more new tasks, which inherit its dependencies."""
+
+    kind: Literal["replace"]
+    task_id: str
+    tasks: list[NewTask]
+
+
+class Modify(ReplyModel):
+    """Change a task that has not started; what is left out or null stays as it is."""
+
+    kind: Literal["modify"]
+    task_id: str
+    tool: str | None = None
+    arguments: JsonObject | None = None
+    depends_on: list[str] | None = None
+    goal: str | None = None
+    timeout: float | None = Field(default=None, gt=0)
+
+
+class Reorder(ReplyModel):
+    """Run these waiting tasks in this order."""
+
+    kind: Literal["reorder"]
+    order: list[str]
+
+
+class Retry(ReplyModel):
+    """Run a task again, after `delay` seconds."""
+
+    kind: Literal["retry"]
+    task_id: str
+    delay: float = Field(default=0.0, ge=0, le=86_400)
+
+
+class Skip(ReplyModel):
+    """Go on without a task; what depends on it runs without its output."""
+
+    kind: Literal["skip"]
+    task_id: str
+    reason: str = ""
+
+
+class Cancel(ReplyModel):
+    """Stop a task; what depends on it cannot run."""
+
+    kind: Literal["cancel"]
+    task_id: str
+    reason: str = ""
+
+
+class Abort(ReplyModel):
+    """Stop the whole run."""
+
+    kind: Literal["abort"]
+    reason: str = ""
+
+
+ProposedChange = Annotated[
+    Add | Remove | Replace | Modify | Reorder | Retry | Skip | Cancel | Abort, Field(discriminator="kind")
+]
+
+
+class ProposedAlternative(ReplyModel):
+    """One proposal of the model."""
+
+    reason: str = Field(description="Why this helps, in a sentence.")
+    changes: list[ProposedChange] = Field(description="Applied together, in this order.")
+    confidence: float = Field(ge=0, le=1, description="How likely it is that the goal is reached this way.")
+    _problem: str = PrivateAttr("")
+
+    @classmethod
+    def invalid(cls, problem: str) -> Self:
+        """Return a placeholder for an invalid candidate, so that the others are not lost with it."""
+        candidate = cls(reason="", changes=[], confidence=0.0)
+        candidate._problem = problem
+        return candidate
+
+
+def _validate_or_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    try:
+        return validate(value)
+    except ValidationError as error:
+        return ProposedAlternative.invalid(_problem_text(error, "the candidate"))
+
+
+class ProposalReply(ReplyModel):
+    """Answer of the model: alternatives, the best first; none if there is none."""
+
+    candidates: list[Annotated[ProposedAlternative, WrapValidator(_validate_or_invalid)]]
+
+
+class ParsedCandidate(NamedTuple):
+    """Result of a candidate: an alternative, or the reason why it is dropped."""
+
+    reason: str
+    alternative: Alternative | None = None
+    problem: str = ""
+
+
+class ProposalParser:
+    """Converts candidates into alternatives, and enforces the limits of a model.
+
+    Args:
+        view: the plan.
+        used_tools: the tools of the tasks that the model was shown, with None if some have none.
+        redact: takes secrets out of a value.
+    """
+
+    def __init__(self, view: PlanView, used_tools: Collection[str | None], redact: Redact) -> None:
+        self._view = view
+        self._used_tools = used_tools
+        self._redact = redact
+
+    def parse(self, reply: ProposalReply) -> Iterator[ParsedCandidate]:
+        """Yield the result of each candidate."""
+        for proposed in reply.candidates[:MAX_CANDIDATES]:
+            reason, problem = self._single_line(proposed.reason), proposed._problem
+            changes: tuple[PlanChange, ...] = ()
+            try:
+                size = sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes)
+                if size > MAX_CHANGES:
+                    raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
+                changes = tuple(map(self._convert_change, proposed.changes))
+            except _InvalidCandidate as error:
+                problem = str(error)
+            if problem:
+                yield ParsedCandidate(reason, problem=problem)
             else:
-                rejections.append(request.rejection_reason(candidate.alternative))
-        return candidates, rejections
+                ask = next(self._approval_reasons(changes), "")
+                alternative = Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask)
+                yield ParsedCandidate(reason, alternative)
+        if (more := len(reply.candidates) - MAX_CANDIDATES) > 0:
+            yield ParsedCandidate("", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored")
+
+    def _convert_change(self, change: ProposedChange) -> PlanChange:
+        match change:
+            case Add():
+                return AddTask(task=self._convert_task(change.task), before=tuple(change.before))
+            case Replace():
+                return self._convert_replacement(change)
+            case Modify():
+                return self._convert_modification(change)
+            case Remove():
+                return RemoveTask(task_id=change.task_id)
+            case Reorder():
+                return ReorderTasks(order=tuple(change.order))
+            case Retry():
+                return RetryTask(task_id=change.task_id, delay=change.delay)
+            case Skip():
+                return SkipTask(task_id=change.task_id, reason=self._single_line(change.reason))
+            case Cancel():
+                return CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
+            case Abort():
+                return AbortRun(reason=self._single_line(change.reason))
+
+    def _convert_replacement(self, change: Replace) -> ReplaceTask:
+        if not change.tasks:
+            raise _InvalidCandidate(f"{change.task_id!r} has no replacement tasks; use skip or remove")
+        replaced = self._find_task(change.task_id)
+        old = replaced.task if replaced is not None else None
+        parts = [self._convert_task(new, old) for new in change.tasks]
+        needed = {dep for part in parts for dep in part.depends_on}
+        # Tasks that only prepare others cannot meet the acceptance of the old task.
+        parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
+        if old is not None and len(parts) == 1:
+            new = parts[0]
+            for before in self._view.lineage(change.task_id):
+                is_permanent = before.failure is not None and not before.failure.transient
+                task = before.task
+                if is_permanent and (task.tool, task.arguments, task.goal) == (new.tool, new.arguments, new.goal):
+                    raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
+            left = [f for f in old.fallbacks if (f.tool, f.arguments) != (new.tool, new.arguments)]
+            parts = [new.model_copy(update={"fallbacks": tuple(left)})]
+        return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
+
+    def _convert_modification(self, change: Modify) -> ModifyTask:
+        fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
+        if not fields:
+            raise _InvalidCandidate(f"the modification of {change.task_id!r} changes no field")
+        self._check(fields, change.task_id)
+        return ModifyTask(task_id=change.task_id, fields=fields)
+
+    def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
+        fields: JsonObject = new.model_dump(exclude_none=True)
+        self._check({"tool": None, **fields}, new.id)
+        names = [name for name in _INHERITED if old is not None and name in old.model_fields_set]
+        try:
+            return Task.model_validate({**{name: getattr(old, name) for name in names}, **fields})
+        except ValidationError as error:
+            raise _InvalidCandidate(f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}") from None
+
+    def _check(self, fields: JsonObject, task_id: str) -> None:
+        """Reject deep values, unknown tools, which the engine accepts if a plan describes none, and a lack of a tool."""
+        if exceeds_depth(fields, _MAX_JSON_DEPTH):
+            raise _InvalidCandidate(f"the arguments of task {_quoted(task_id)} are nested too deeply")
+        if "tool" not in fields or (tool := fields["tool"]) in self._used_tools:
+            return
+        if tool is None:
+            raise _InvalidCandidate(f"task {_quoted(task_id)} names no tool of the library")
+        if not self._view.tools:
+            known = ", ".join(sorted(repr(name) for name in self._used_tools if name is not None)) or "none"
+            problem = f"there is no tool {_quoted(str(tool))}; the tools of the plan are: {known}"
+            raise _InvalidCandidate(f"task {_quoted(task_id)}: {problem}")
+
+    def _find_task(self, task_id: str) -> TaskView | None:
+        try:
+            return self._view.task(task_id)
+        except UnknownTask:
+            return None
+
+    def _approval_reasons(self, changes: Sequence[PlanChange]) -> Iterator[str]:
+        """Yield why changes need the approval of a person."""
+        view = self._view
+        # With stated facts, the engine itself checks that the goal is still reached.
+        stated = view.original_plan.facts is not None and bool(view.goal.facts)
+        for change in changes:
+            changed: Sequence[Task] = ()
+            old: Task | None = None
+            if isinstance(change, AbortRun):
+                yield "a model proposes to end the run"
+            elif isinstance(change, AddTask):
+                changed = (change.task,)
+            elif isinstance(change, ReorderTasks) or (task := self._find_task(change.task_id)) is None:
+                continue
+            elif isinstance(change, ReplaceTask):
+                changed, old = change.tasks, task.task
+            elif isinstance(change, ModifyTask):
+                fields = {name: value for name, value in change.fields.items() if name in ("tool", "timeout")}
+                changed, old = (task.task.model_copy(update=fields),), task.task
+                yield from () if stated else self._dropped_dependencies(change, task)
+            elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(task):
+                yield f"a model proposes to do without {task.id!r}, which the plan requires"
+            for new in changed:
+                tool = view.tool(new.tool)
+                limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
+                if limit is not None and new.timeout is not None and new.timeout > limit:
+                    yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
+
+    def _dropped_dependencies(self, change: ModifyTask, task: TaskView) -> Iterator[str]:
+        kept = change.fields.get("depends_on")
+        dropped = [dep for dep in task.task.depends_on if dep not in kept] if isinstance(kept, list) else []
+        for before in map(self._find_task, dropped):
+            if before is not None and self._is_required(before):
+                yield f"a model proposes to let {task.id!r} run without waiting for {before.id!r}"
+
+    def _is_required(self, task: TaskView) -> bool:
+        return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED_STATES)
+
+    def _single_line(self, text: str) -> str:
+        """Return a text for people on one line, without control characters."""
+        clean = str(self._redact(text[: 4 * _MAX_REASON_CHARS]))
+        return "".join(c if c.isprintable() else " " for c in clean).strip()[:_MAX_REASON_CHARS]
 
 
-def _rejected_proposal(candidate: ParsedCandidate, reason: str) -> JsonObject:
-    changes = candidate.alternative.changes if candidate.alternative else ()
-    return {"why_not": reason, "reason": candidate.reason, "changes": [change_document(change) for change in changes]}
+class _InvalidCandidate(Exception):
+    """A candidate is invalid for every plan."""
+
+
+def _quoted(text: str) -> str:
+    return repr(truncate(text, 81))
+
+
+def _problem_text(error: ValidationError, subject: str) -> str:
+    return validation_message(error, subject, most=5)[:_MAX_REASON_CHARS]

@@ -11,10 +11,10 @@ import httpx
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 
 from replanning.llm import Completion, FinishReason, LLMOptions
+from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._client import HTTPLLMProvider
-from replanning.providers._proposals import json_schema, system_prompt
+from replanning.providers._client import HTTPLLMProvider, system_prompt
 
 _DEFAULT_PORT: Final = 11434
 _EXPLICIT_PORT: Final = re.compile(r"^[^/]*:\d+(?:/|$)")

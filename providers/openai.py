@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, Final
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt
 
 from replanning.llm import Completion, FinishReason, LLMOptions
+from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._client import HTTPLLMProvider
-from replanning.providers._proposals import json_schema, schema_name, strict_schema, system_prompt
+from replanning.providers._client import HTTPLLMProvider, schema_name, strict_schema, system_prompt
 
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
     "stop": "stop",

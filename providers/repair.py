@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
-from replanning import Alternative, PlanView, ReplanRequest
-from replanning.journal import BetterPathFound, Trigger
+from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
+from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.errors import ExpressionError
+from replanning.journal import BetterPathFound, Failure
 from replanning.live import TaskState, TaskView
+from replanning.plan import JsonObject
 from replanning.providers._planner.bridge import complete_proposal, find_repairs
 from replanning.providers._planner.search import UnreachableKind
-from replanning.providers._planner.strategies import STUCK_STATES, NotApplicable, RepairCase, RepairOption
 
 MAX_STUCK_TASKS: Final = 1_000
 """Most stuck tasks that are examined when a trigger names none."""
@@ -19,7 +21,19 @@ MAX_STUCK_TASKS: Final = 1_000
 MAX_COMBINED_TASKS: Final = 20
 """Most tasks that are repaired together; of more, some are repaired alone, and the others with the next request."""
 
+MAX_RETRIES: Final = 3
+"""Most retries that are proposed for one task."""
+
+REVIVE_CONFIDENCE: Final = 0.9
+FALLBACK_CONFIDENCE: Final = 0.9
+EQUIVALENT_TOOL_CONFIDENCE: Final = 0.8
+SKIP_CONFIDENCE: Final = 0.7
+RETRY_CONFIDENCE: Final = 0.6
+
+_BASE_DELAY: Final = 5.0
+_MAX_DELAY: Final = 300.0
 _MAX_LISTED_ITEMS: Final = 5
+_STUCK_STATES: Final = (TaskState.FAILED, TaskState.BLOCKED)
 _WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 _REPAIRABLE_WAITING_STATES: Final = {
     "resource-changed": _WAITING_STATES,
@@ -85,6 +99,192 @@ class RepairProvider:
         return completed.alternative.model_copy(update={"source": "+".join(filter(None, sources))})
 
 
+class RepairOption(NamedTuple):
+    """One repair of one task."""
+
+    change: PlanChange
+    confidence: float
+    reason: str
+    cost: float | None = None
+
+
+class NotApplicable(NamedTuple):
+    """Reason why a strategy has no repair; `is_final` if no later event can alter that."""
+
+    reason: str
+    is_final: bool = True
+
+
+StrategyResult: TypeAlias = RepairOption | NotApplicable
+
+
+class RepairCase:
+    """A task that needs a repair, and the strategies that look for one.
+
+    Args:
+        task: the task.
+        trigger_kinds: the kinds of the triggers that name it.
+        view: the plan.
+        reserved_ids: ids that this request has given to new tasks; others are added.
+    """
+
+    def __init__(self, task: TaskView, trigger_kinds: set[str], view: PlanView, reserved_ids: set[str]) -> None:
+        self.task = task
+        self.is_stuck = task.state in _STUCK_STATES
+        self._trigger_kinds = trigger_kinds
+        self._view = view
+        self._reserved_ids = reserved_ids
+        # It failed before it began, because its condition or arguments refer to something that did not exist.
+        failure = task.failure
+        self._unprepared = self.is_stuck and failure is not None and failure.kind in ("condition", "arguments")
+
+    def options(self) -> tuple[list[RepairOption], list[NotApplicable]]:
+        """Return the repairs of the task, best first, and the reasons why there are no others."""
+        task = self.task
+        if task.state is TaskState.CANCELLED:
+            return [], [NotApplicable("it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False)]
+        if task.state is TaskState.BLOCKED and "human-request" not in self._trigger_kinds:  # by a limit
+            return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
+        results: list[StrategyResult] = []
+        if task.condition_not_met or self._unprepared:
+            results.append(self._revive())
+        if not self.is_stuck and (problem := self._missing_resource(task.task)):  # which may come back by itself
+            results.append(NotApplicable(problem, is_final=False))
+        if not task.condition_not_met:
+            results += self._declared_fallbacks()
+            if not self._unprepared:
+                results += self._equivalent_tools()
+            if self.is_stuck or self._trigger_kinds & {"goal-unreachable", "human-request"}:  # nothing else can run
+                results.append(self._skip())
+        if self.is_stuck and task.failure is not None and not self._unprepared:
+            results.append(self._retry(task.failure))
+        options = [result for result in results if isinstance(result, RepairOption)]
+        options.sort(key=lambda option: -option.confidence)
+        return options, [result for result in results if isinstance(result, NotApplicable)]
+
+    def _revive(self) -> StrategyResult:
+        """Run the task if its condition or arguments, which prevented that before, are available now."""
+        task, view = self.task, self._view
+        try:
+            view.arguments(task.id)
+            condition_holds = task.task.when is None or view.evaluate(task.task.when)
+            is_prepared = condition_holds or not task.condition_not_met
+        except ExpressionError:
+            is_prepared = False
+        if not is_prepared:
+            return NotApplicable("its condition or arguments refer to values that do not exist", is_final=False)
+        reason = f"run {task.id!r}, whose condition holds now"
+        if not task.condition_not_met:
+            by_condition = task.failure is not None and task.failure.kind == "condition"
+            what = "condition can be evaluated" if by_condition else "arguments exist"
+            reason = f"run {task.id!r} again, whose {what} now"
+        return self._option(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
+
+    def _declared_fallbacks(self) -> Iterator[StrategyResult]:
+        """Replace the task by a declared fallback, which gets its acceptance and the remaining fallbacks."""
+        task = self.task
+        declared = [
+            fallback
+            if fallback.acceptance or not task.task.acceptance
+            else fallback.model_copy(update={"acceptance": task.task.acceptance})
+            for fallback in task.task.fallbacks
+        ]
+        for index, fallback in enumerate(declared):
+            fields = {name: getattr(fallback, name) for name in fallback.model_fields_set}
+            fields["fallbacks"] = (*fallback.fallbacks, *declared[:index], *declared[index + 1 :])
+            name = fallback.name or fallback.tool or f"number {index + 1}"
+            reason = f"replace {task.id!r} by its declared fallback {name!r}"
+            yield self._replacement(Task(id=task.id, **fields), FALLBACK_CONFIDENCE, reason)
+        if not declared:
+            tried = self._view.task(task.root).task.fallbacks
+            yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
+
+    def _equivalent_tools(self) -> Iterator[StrategyResult]:
+        """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first."""
+        task, view = self.task, self._view
+        tool = view.tool(task.task.tool)
+        if tool is None or tool.capability is None:
+            yield NotApplicable("no other tool is known to do the same")
+            return
+        failed = {part.task.tool for part in view.lineage(task.id) if part.failure is not None}
+        others = [
+            other for other in view.tools.values() if other.capability == tool.capability and other.name != tool.name
+        ]
+        for other in sorted(others, key=lambda other: (other.cost is None, other.cost or 0.0)):
+            if other.name in failed:
+                yield NotApplicable(f"{other.name!r} has failed as well")
+            else:
+                yield self.replace_tool(other)
+        if not others:
+            yield NotApplicable(f"no other tool has the capability {tool.capability!r}")
+
+    def replace_tool(self, tool: ToolSpec) -> StrategyResult:
+        """Replace the tool of the task by another, with those of its arguments that the other tool takes."""
+        task = self.task.task
+        if missing := [name for name in tool.parameters if name not in task.arguments]:
+            return NotApplicable(f"{tool.name!r} needs the arguments {missing}, which {task.id!r} does not have")
+        arguments: JsonObject = {
+            name: value for name, value in task.arguments.items() if not tool.parameters or name in tool.parameters
+        }
+        dropped = ", ".join(repr(name) for name in task.arguments if name not in arguments)
+        without = f" (without {dropped}, which it does not take)" if dropped else ""
+        fields = {"tool": tool.name, "arguments": arguments, "depends_on": ()}
+        reason = f"do {task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}{without}"
+        return self._replacement(task.model_copy(update=fields), EQUIVALENT_TOOL_CONFIDENCE, reason)
+
+    def _skip(self) -> StrategyResult:
+        """Skip the task if it is optional."""
+        task = self.task
+        if not (task.task.optional or self._view.task(task.root).task.optional):
+            return NotApplicable("it is not optional")
+        change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
+        return self._option(change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional")
+
+    def _retry(self, failure: Failure) -> StrategyResult:
+        """Retry later if the error may be transient and the task does not declare its own retries."""
+        task = self.task
+        may_pass = failure.transient or failure.kind in ("timeout", "interrupted")
+        if not may_pass and "context-changed" not in self._trigger_kinds:
+            return NotApplicable("the error will not pass by itself")
+        if task.task.retry is not None:
+            return NotApplicable("the retries it declares are used up", is_final=False)
+        if task.failures > MAX_RETRIES:
+            return NotApplicable(f"it has failed {task.failures} times", is_final=False)
+        delay = 0.0 if failure.kind == "interrupted" else min(_BASE_DELAY * 2 ** (task.failures - 1), _MAX_DELAY)
+        when = f" in {delay:g} s" if delay else ""
+        why = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
+        reason = f"try {task.id!r} again{when}: {why}"
+        return self._option(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
+
+    def _replacement(self, new: Task, confidence: float, reason: str) -> StrategyResult:
+        """Replace the task by a new one, which gets an id such as `build~2`, then `build~3`."""
+        if problem := self._missing_resource(new):
+            return NotApplicable(problem, is_final=False)
+        task = self.task
+        base = task.root if task.id.startswith(f"{task.root}~") else task.id
+        new_id = self._view.unused_id(base, self._reserved_ids)
+        self._reserved_ids.add(new_id)
+        tool = self._view.tool(new.tool)
+        change = ReplaceTask(task_id=task.id, tasks=(new.model_copy(update={"id": new_id}),))
+        return self._option(change, confidence, reason, tool.cost if tool is not None else None)
+
+    def _option(self, change: PlanChange, confidence: float, reason: str, cost: float | None = None) -> StrategyResult:
+        if problems := self._view.check((change,)):
+            return NotApplicable(f"cannot {reason}: {problems[0]}", is_final=False)
+        return RepairOption(change, confidence, reason, cost)
+
+    def _missing_resource(self, task: Task) -> str:
+        """Return which tool or resource is not available for a task; an empty text if all are."""
+        view = self._view
+        tool = view.tool(task.tool)
+        if tool is not None and not tool.available:
+            return f"{tool.name!r} is unavailable"
+        for name, amount in view.demand(task).items():
+            if amount > (capacity := view.capacity.get(name, 0.0)):
+                return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {capacity:g}"
+        return ""
+
+
 def _task_repairs(request: ReplanRequest) -> Iterator[Alternative]:
     """Yield repairs of all tasks together, then of one task alone, then the verdict on tasks without a repair."""
     limit = request.max_alternatives
@@ -111,27 +311,22 @@ def _task_repairs(request: ReplanRequest) -> Iterator[Alternative]:
 
 
 def _repair_cases(request: ReplanRequest) -> list[RepairCase]:
-    """Return the tasks that need a repair, each once, with the kinds of the triggers that name it."""
-    kinds: dict[str, set[str]] = {}
-    tasks: dict[str, TaskView] = {}
+    """Return the tasks that need a repair, each once: those that triggers name, or else all stuck ones."""
+    view = request.view
+    kinds: dict[str, tuple[TaskView, set[str]]] = {}
     for trigger in request.triggers:
         unreachable = trigger.kind == "goal-unreachable"
-        for task in _named_tasks(trigger, request.view):
+        tasks = [view.task(task_id) for task_id in trigger.tasks]
+        if unreachable or (trigger.kind == "human-request" and not tasks):
+            free = (task for task in view.stuck() if not task.is_held)  # by a question to a person
+            tasks = [*islice(free, MAX_STUCK_TASKS), *tasks]
+        for task in tasks:
             waits = task.state in _REPAIRABLE_WAITING_STATES.get(trigger.kind, ())
             ended = task.condition_not_met or (task.state is TaskState.CANCELLED and unreachable)
-            if task.state in STUCK_STATES or waits or ended:
-                tasks[task.id] = task
-                kinds.setdefault(task.id, set()).add(trigger.kind)
+            if task.state in _STUCK_STATES or waits or ended:
+                kinds.setdefault(task.id, (task, set()))[1].add(trigger.kind)
     reserved_ids: set[str] = set()
-    return [RepairCase(task, frozenset(kinds[task.id]), request.view, reserved_ids) for task in tasks.values()]
-
-
-def _named_tasks(trigger: Trigger, view: PlanView) -> Iterator[TaskView]:
-    """Yield the tasks that a trigger names, or else all stuck tasks that no question to a person holds."""
-    if trigger.kind == "goal-unreachable" or (trigger.kind == "human-request" and not trigger.tasks):
-        yield from islice((task for task in view.stuck() if not task.is_held), MAX_STUCK_TASKS)
-    for task_id in trigger.tasks:
-        yield view.task(task_id)
+    return [RepairCase(task, own, view, reserved_ids) for task, own in kinds.values()]
 
 
 def _cheaper_tools(request: ReplanRequest) -> Iterator[Alternative]:
@@ -140,10 +335,9 @@ def _cheaper_tools(request: ReplanRequest) -> Iterator[Alternative]:
     for trigger in request.triggers:
         tool = request.view.tool(getattr(trigger, "tool", None))
         if tool is not None:
-            kinds = frozenset([trigger.kind])
             results = [
-                RepairCase(task, kinds, request.view, reserved_ids).replace_tool(tool)
-                for task in _named_tasks(trigger, request.view)
+                RepairCase(task, {trigger.kind}, request.view, reserved_ids).replace_tool(tool)
+                for task in map(request.view.task, trigger.tasks)
             ]
             if options := [result for result in results if isinstance(result, RepairOption)]:
                 yield _alternative(options)

@@ -27,7 +27,7 @@ from replanning.llm import Completion, LLMOptions, LLMProvider, Price, PriceTabl
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.plugins import load_plugin
-from replanning.providers._proposals import ProposalReply
+from replanning.providers.llm import ProposalReply
 from replanning.testing import (
     FaultSchedule,
     ScriptedExecutor,

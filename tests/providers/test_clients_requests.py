@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, create_model
 from replanning.errors import LLMError, LLMRequestRejected
 from replanning.llm import LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
-from replanning.providers._proposals import schema_name, strict_schema
+from replanning.providers._client import schema_name, strict_schema
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.ollama import OllamaProvider

@@ -9,8 +9,7 @@ import pytest
 from replanning import Answer
 from replanning.errors import LLMUnavailable
 from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked
-from replanning.providers._proposals import MAX_CANDIDATES, MAX_CHANGES
-from replanning.providers.llm import LLMAlternatives
+from replanning.providers.llm import MAX_CANDIDATES, MAX_CHANGES, LLMAlternatives
 from replanning.testing import ScriptedGate, ScriptedLLM, hangs
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
