@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from replanning.testing import VirtualClock
 
 # Derandomized: a test that fails here fails everywhere, and nothing is stored on disk.
 settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=25)
@@ -26,6 +29,13 @@ BOTH_LOOPS = {"engine", "run"}
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     """Run every async test on asyncio and on trio."""
     return str(request.param)
+
+
+@pytest.fixture
+async def clock() -> AsyncIterator[VirtualClock]:
+    """A virtual clock that runs while the test does."""
+    async with VirtualClock() as running:
+        yield running
 
 
 @pytest.hookimpl(tryfirst=True)

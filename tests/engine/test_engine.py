@@ -12,34 +12,47 @@ from replanning import (
     PlanMonitor,
     ReplanningEngine,
     ReplanRequest,
-    Settings,
+    Retry,
     Task,
     TaskContext,
+    TaskState,
     TransientError,
 )
-from replanning.changes import AbortRun, AddTask, RemoveTask, ReplaceTask, RetryTask, SkipTask
-from replanning.decision import AlternativeProvider
+from replanning.changes import AbortRun, AddTask, PlanChange, RemoveTask, ReplaceTask, RetryTask, SkipTask
 from replanning.engine import MonitorNotice
-from replanning.errors import PluginError, StoreError, UnknownRun
+from replanning.errors import LLMTimeout, PluginError
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptStarted,
+    AttemptSucceeded,
     DecisionMade,
     ErrorContained,
-    GoalUnreachable,
     MemoryStore,
     OutcomeRecorded,
     PlanRevised,
-    SqliteStore,
     TaskFailed,
     TriggerDropped,
     TriggerFired,
     Usage,
 )
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
-from replanning.testing import VirtualClock
-from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, kinds, plan
+from replanning.testing import ScriptedExecutor, ScriptedProvider, ScriptStep, VirtualClock, hangs, raises, returns
+from replanning.testing.clock import EPOCH
+from tests.support.llm_clients import CLIENTS, City, Network, client, fails, said
+from tests.support.runs import (
+    Proposer,
+    again,
+    alternative,
+    bodies,
+    chain,
+    environment,
+    failing,
+    kinds,
+    make_engine,
+    perform,
+    plan,
+)
 
 
 def decisions(engine: ReplanningEngine, run: str) -> list[tuple[str, str]]:
@@ -48,12 +61,22 @@ def decisions(engine: ReplanningEngine, run: str) -> list[tuple[str, str]]:
 
 
 async def test_failure_to_revision() -> None:
-    """A failed task is replaced while the run goes on, and its dependents get the replacement's result."""
-    engine = ReplanningEngine([Proposer(again)])
-    swarm = engine.attach(SwarmOrchestrator(failing("b"), max_concurrency=3))
-    result = await swarm.run(chain("a", "b", "c"))
-    assert result.status == "succeeded"
-    assert result.outputs == {"a": "a", "b": "b~2", "c": "c"}
+    """A failed task is replaced while the run goes on, and results of what is finished reach provider and replacement."""
+    seen: list[object] = []
+
+    def look(request: ReplanRequest) -> list[Alternative]:
+        seen.append((request.view.result("a"), request.triggers[0].reason))
+        return again(request)
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "b":
+            raise ValueError("broken")
+        return {"from": task.id, "has": sorted(context.results)}
+
+    engine = make_engine(look)
+    result = await engine.attach(SwarmOrchestrator(work, max_concurrency=3)).run(chain("a", "b", "c"))
+    assert seen == [({"from": "a", "has": []}, "task 'b' failed: ValueError: broken")]
+    assert (result.status, result.outputs["b"]) == ("succeeded", {"from": "b~2", "has": ["a"]})
     assert [(r.number, r.parent, r.by, r.chosen) for r in result.revisions] == [(1, 0, "policy", 0)]
     order = ["trigger-fired", "alternatives-considered", "revised", "decided"]
     assert [kind for kind in kinds(engine, result.run) if kind in order] == order
@@ -61,45 +84,31 @@ async def test_failure_to_revision() -> None:
 
 async def test_both_orchestrators_agree() -> None:
     """Sequential and swarm reach the same outputs through the same revision."""
-    outputs = []
     for kind in (SequentialOrchestrator, SwarmOrchestrator):
-        engine = ReplanningEngine([Proposer(again)])
-        result = await engine.attach(kind(failing("b"))).run(chain("a", "b", "c"))
-        outputs.append((result.status, result.outputs, len(result.revisions)))
-    assert outputs[0] == outputs[1]
+        result = await make_engine(again).attach(kind(failing("b"))).run(chain("a", "b", "c"))
+        assert (result.status, len(result.revisions)) == ("succeeded", 1)
+        assert result.outputs == {"a": "a", "b": "b~2", "c": "c"}
 
 
-async def test_the_rest_runs_on() -> None:
-    """While a provider thinks about one task, the tasks that it does not concern go on and finish."""
-    async with VirtualClock() as clock:
-        finished: dict[str, float] = {}
-
-        class Slow:
-            name = "slow"
-
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                await clock.sleep(20)
-                return again(request)
-
-        async def work(task: Task, context: TaskContext) -> None:
-            if task.id == "bad":
-                raise ValueError("broken")
-            await clock.sleep(5)
-            finished[task.id] = clock.elapsed
-
-        engine = ReplanningEngine([Slow()], environment=environment(clock))
-        tasks = (Task(id="bad"), Task(id="x"), Task(id="y", depends_on=("x",)), Task(id="z", depends_on=("bad",)))
-        result = await engine.execute(plan(*tasks), work)
-    assert result.status == "succeeded"
-    assert finished == {"x": 5, "y": 10, "bad~2": 25, "z": 30}
+async def test_the_rest_runs_on(clock: VirtualClock) -> None:
+    """While a provider thinks about one task, the others go on and finish; the run does not end before the decision."""
+    slow = ScriptedProvider(lambda request: returns(again(request), after=20), clock=clock)
+    work = ScriptedExecutor({"bad": raises(ValueError("broken"))}, default=returns(after=5), clock=clock)
+    engine = make_engine(slow, clock=clock)
+    tasks = (Task(id="bad"), Task(id="x"), Task(id="y", depends_on=("x",)), Task(id="z", depends_on=("bad",)))
+    result = await engine.execute(plan(*tasks), work)
+    ends = {r.body.task: r.at - EPOCH for r in engine.store.read(result.run) if isinstance(r.body, AttemptSucceeded)}
+    assert (result.status, ends) == ("succeeded", {"x": 5, "y": 10, "bad~2": 25, "z": 30})
 
 
 async def test_no_provider_helps() -> None:
-    """Without an alternative the plan is kept, the reason is on record, and the run fails truthfully."""
-    engine = ReplanningEngine([Proposer(lambda request: [])])
-    result = await engine.execute(chain("a", "b"), failing("a"))
-    assert (result.status, result.revisions) == ("failed", ())
-    assert "a is broken" in result.reason
+    """Without an alternative the plan is kept, what waits for the failed task never runs, and the run fails truthfully."""
+    engine = make_engine(lambda request: [])
+    both = Task(id="both", depends_on=("x", "c"))
+    result = await engine.execute(plan(*chain("a", "b", "c").tasks, Task(id="x"), both), failing("b"))
+    assert (result.status, result.revisions, result.outputs) == ("failed", (), {"a": "a", "x": "x"})
+    assert "b is broken" in result.reason
+    assert sorted(body.task for body in bodies(engine.store, result.run, AttemptStarted)) == ["a", "b", "x"]
     assert decisions(engine, result.run) == [("keep", "no-alternative"), ("keep", "no-alternative")]
     fired = [body.trigger.kind for body in bodies(engine.store, result.run, TriggerFired)]
     assert fired == ["task-failed", "goal-unreachable"]
@@ -107,107 +116,73 @@ async def test_no_provider_helps() -> None:
 
 async def test_invalid_alternatives_are_rejected() -> None:
     """Alternatives that do not fit the live plan are recorded with the reason, and the next best is taken."""
-
-    def propose(request: ReplanRequest) -> list[Alternative]:
-        return [
-            alternative(RemoveTask(task_id="nobody")),
-            alternative(ReplaceTask(task_id="a", tasks=(Task(id="b"),))),
-            alternative(
-                ReplaceTask(task_id="a", tasks=(Task(id="x", depends_on=("y",)), Task(id="y", depends_on=("x",))))
-            ),
-            alternative(AddTask(task=Task(id="n", depends_on=("ghost",)))),
-            alternative(SkipTask(task_id="a"), confidence=0.9),
-        ]
-
-    engine = ReplanningEngine([Proposer(propose)])
-    result = await engine.execute(chain("a", "b"), failing("a"))
-    assert result.status == "succeeded"
-    considered = bodies(engine.store, result.run, AlternativesConsidered)[0]
-    rejected = [candidate.rejected for candidate in considered.candidates if candidate.rejected]
-    assert len(rejected) == 4
-    for part in ("'nobody'", "'b' is already used", "x -> y -> x", "'ghost'"):
-        assert any(part in reason for reason in rejected), part
-
-
-async def test_failing_providers_are_contained() -> None:
-    """A provider that raises, hangs or answers nonsense is noted, and the others' answers are used."""
-    async with VirtualClock() as clock:
-
-        class Hangs:
-            name = "hangs"
-
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                await clock.sleep(1e9)
-                return []
-
-        def broken(request: ReplanRequest) -> list[Alternative]:
-            raise RuntimeError("no connection")
-
-        def nonsense(request: ReplanRequest) -> list[Alternative]:
-            return ["rm -rf"]  # type: ignore[list-item]
-
-        providers: list[AlternativeProvider | str] = [
-            Hangs(),
-            Proposer(broken, "broken"),
-            Proposer(nonsense, "nonsense"),
-            Proposer(again, "good"),
-        ]
-        engine = ReplanningEngine(providers, environment=environment(clock))
-        result = await engine.execute(chain("a"), failing("a"))
-    assert result.status == "succeeded"
-    assert 30 <= clock.elapsed < 31
+    cycle = (Task(id="x", depends_on=("y",)), Task(id="y", depends_on=("x",)))
+    wrong: dict[str, PlanChange] = {
+        "'nobody'": RemoveTask(task_id="nobody"),
+        "'a' cannot be removed": RemoveTask(task_id="a"),
+        "'done' is DONE": SkipTask(task_id="done"),
+        "'b' is already used": ReplaceTask(task_id="a", tasks=(Task(id="b"),)),
+        "x -> y -> x": ReplaceTask(task_id="a", tasks=cycle),
+        "'ghost'": AddTask(task=Task(id="n", depends_on=("ghost",))),
+    }
+    proposed = [*(alternative(change, confidence=1.0) for change in wrong.values()), alternative(SkipTask(task_id="a"))]
+    engine = make_engine(lambda request: proposed, alternatives={"max_count": 9})
+    result = await engine.execute(chain("done", "a", "b"), failing("a"))
+    assert (result.status, result.revisions[0].changes) == ("succeeded", (SkipTask(task_id="a"),))
     (considered,) = bodies(engine.store, result.run, AlternativesConsidered)
-    assert len(considered.notes) == 3
+    rejected = [candidate.rejected for candidate in considered.candidates if candidate.rejected]
+    assert len(rejected) == len(wrong)
+    assert [part for part in wrong if not any(part in reason for reason in rejected)] == []
+
+
+async def test_failing_providers_are_contained(clock: VirtualClock) -> None:
+    """Providers that raise, hang or answer nonsense are noted, cost 30 s together, and the others' answers are used."""
+    errors = [RuntimeError("no connection"), ExceptionGroup("both", [ValueError(), OSError()]), RecursionError()]
+    steps = [*map(raises, errors), hangs(), hangs(), returns(["rm -rf"])]
+    providers = [ScriptedProvider([step], name=f"bad-{number}") for number, step in enumerate(steps)]
+    engine = make_engine(*providers, Proposer(again, "good"), clock=clock)
+    result = await engine.execute(chain("a"), failing("a"))
+    assert (result.status, clock.elapsed) == ("succeeded", 30)
+    (considered,) = bodies(engine.store, result.run, AlternativesConsidered)
+    assert len(considered.notes) == len(steps)
     assert considered.candidates[0].alternative.source == "good"
 
 
-async def test_ties_go_by_provider() -> None:
+async def test_ties_go_by_provider(clock: VirtualClock) -> None:
     """Among equal scores the first provider's alternative is taken, however late it arrived."""
-    async with VirtualClock() as clock:
-
-        class Late:
-            name = "late"
-
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                await clock.sleep(3)
-                return [alternative(SkipTask(task_id="a"))]
-
-        early = Proposer(lambda request: [alternative(RetryTask(task_id="a"))], "early")
-        engine = ReplanningEngine([Late(), early], environment=environment(clock))
-        result = await engine.execute(chain("a"), failing("a"))
+    skip, repeat = alternative(SkipTask(task_id="a")), alternative(RetryTask(task_id="a"))
+    late = ScriptedProvider([returns([skip], after=3)], clock=clock)
+    result = await make_engine(late, Proposer(lambda request: [repeat], "early"), clock=clock).execute(
+        chain("a"), failing("a")
+    )
     assert result.revisions[0].changes[0].kind == "skip"
 
 
-async def test_limit_per_lineage() -> None:
-    """After three replans of one lineage the fourth ends in BLOCKED, and the run says why it failed."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
-
-        async def work(task: Task, context: TaskContext) -> None:
-            raise ValueError(f"{task.id} is broken")
-
-        result = await engine.execute(chain("a"), work)
-        live = bodies(engine.store, result.run, DecisionMade)
-    assert result.status == "failed"
-    assert len(result.revisions) == 3
-    blocked = [body for body in live if body.blocks]
-    assert [(body.rule, body.blocks) for body in blocked] == [("limit-lineage", ("a~4",))]
+async def test_limit_per_lineage(clock: VirtualClock) -> None:
+    """A replacement counts on in the lineage of its original, which is replanned three times; then it is BLOCKED."""
+    engine = make_engine(again, clock=clock)
+    async with engine.open(chain("a")) as run:
+        await perform(run, failing("a", "a~2", "a~3", "a~4"))
+    assert (run.result.status, len(run.result.revisions)) == ("failed", 3)
+    lineage = [(task.id, task.iteration, task.root) for task in run.view.tasks()]
+    assert lineage == [("a", 0, "a"), ("a~2", 1, "a"), ("a~3", 2, "a"), ("a~4", 3, "a")]
+    assert run.view.task("a~4").state is TaskState.BLOCKED
+    blocked = [(body.rule, body.blocks) for body in bodies(engine.store, run.id, DecisionMade) if body.blocks]
+    assert blocked == [("limit-lineage", ("a~4",))]
 
 
 async def test_limit_per_run() -> None:
     """A limit per run holds over all lineages, and is checked before any provider is asked."""
     provider = Proposer(again)
-    engine = ReplanningEngine([provider], settings=Settings.model_validate({"limits": {"replans_per_run": 1}}))
+    engine = make_engine(provider, limits={"replans_per_run": 1})
     result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a", "b"), max_concurrency=1)
-    assert result.status == "failed"
-    assert len(provider.requests) == 1
+    assert (result.status, len(provider.requests)) == ("failed", 1)
     assert ("keep", "limit-run") in decisions(engine, result.run)
 
 
 async def test_low_confidence_asks() -> None:
     """Without a gate a doubtful alternative is not applied: the run ends with a stored question."""
-    provider = Proposer(lambda request: [alternative(SkipTask(task_id="a"), confidence=0.4)])
-    engine = ReplanningEngine([provider])
+    engine = make_engine(lambda request: [alternative(SkipTask(task_id="a"), confidence=0.4)])
     result = await engine.execute(chain("a", "b"), failing("a"))
     assert (result.status, result.outputs) == ("needs_human", {})
     (question,) = engine.pending()
@@ -227,7 +202,7 @@ async def test_observe_mode() -> None:
 
 async def test_disabled_triggers() -> None:
     """A trigger kind that is not enabled never fires."""
-    engine = ReplanningEngine([Proposer(again)], settings=Settings(triggers=("timeout",)))
+    engine = make_engine(again, triggers=("timeout",))
     result = await engine.execute(chain("a"), failing("a"))
     assert result.status == "failed"
     assert bodies(engine.store, result.run, TriggerFired) == []
@@ -235,153 +210,105 @@ async def test_disabled_triggers() -> None:
 
 async def test_person_asks_for_replanning() -> None:
     """A request to replan with nothing failed reaches the providers with its reason."""
-
-    def propose(request: ReplanRequest) -> list[Alternative]:
-        return [alternative(AddTask(task=Task(id="extra", depends_on=("b",))))]
-
-    provider = Proposer(propose)
-    engine = ReplanningEngine([provider])
-    async with engine.open(chain("a", "b")) as run:
-        ran = []
-        async for task in run.ready():
-            async with run.attempt(task):
-                ran.append(task.id)
-                if task.id == "a":
-                    run.request_replan("add a check", by="ada")
+    extra = alternative(AddTask(task=Task(id="extra", depends_on=("b",))))
+    provider = Proposer(lambda request: [extra])
+    async with make_engine(provider).open(chain("a", "b")) as run:
+        run.request_replan("add a check", by="ada")
+        assert await perform(run) == ["a", "b", "extra"]
     assert run.result.status == "succeeded"
-    assert ran == ["a", "b", "extra"]
-    assert provider.requests[0].triggers[0].kind == "human-request"
-    assert "add a check" in provider.requests[0].triggers[0].reason
+    (trigger,) = provider.requests[0].triggers
+    assert (trigger.kind, "add a check" in trigger.reason) == ("human-request", True)
 
 
-async def test_cooldown_defers_a_repetition() -> None:
+async def test_nothing_failed(clock: VirtualClock) -> None:
+    """A person's request and a timeout are dealt with by the default provider where no task has failed."""
+    engine = ReplanningEngine(environment=environment(clock))
+    async with engine.open(plan(Task(id="a"), Task(id="late", timeout=5, optional=True))) as run:
+        run.request_replan("is this still right?", by="ada")
+        await perform(run, ScriptedExecutor({"late": hangs()}))
+    assert run.result.status == "succeeded"
+    assert bodies(engine.store, run.id, ErrorContained) == []
+    fired = [body.trigger.kind for body in bodies(engine.store, run.id, TriggerFired)]
+    assert fired == ["human-request", "timeout"]
+
+
+async def test_cooldown_defers_a_repetition(clock: VirtualClock) -> None:
     """The same failure within 30 s is put off until the cooldown is over, and never lost."""
-    async with VirtualClock() as clock:
-        times = []
-
-        async def work(task: Task, context: TaskContext) -> None:
-            times.append(clock.elapsed)
-            if len(times) < 3:
-                raise ValueError("same as before")
-
-        engine = ReplanningEngine(
-            [Proposer(lambda request: [alternative(RetryTask(task_id="a"))])], environment=environment(clock)
-        )
-        result = await engine.execute(chain("a"), work)
-    assert result.status == "succeeded"
-    assert times == [0, 0, 30]
+    work = ScriptedExecutor({"a": [raises(ValueError("same"))] * 2 + [returns()]})
+    engine = make_engine(lambda request: [alternative(RetryTask(task_id="a"))], clock=clock)
+    result = await engine.execute(chain("a"), work)
+    began = [record.at - EPOCH for record in engine.store.read(result.run) if isinstance(record.body, AttemptStarted)]
+    assert (result.status, began) == ("succeeded", [0, 0, 30])
 
 
-async def test_overlapping_triggers_coalesce() -> None:
+async def test_overlapping_triggers_coalesce(clock: VirtualClock) -> None:
     """Triggers whose footprints overlap become one request; others stay apart."""
-    async with VirtualClock() as clock:
-        requests: list[tuple[str, ...]] = []
 
-        class Slow:
-            name = "slow"
+    def skip(request: ReplanRequest) -> ScriptStep:
+        skipped = [SkipTask(task_id=task) for trigger in request.triggers for task in trigger.tasks]
+        return returns([alternative(*skipped)], after=1)
 
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                requests.append(tuple(t for trigger in request.triggers for t in trigger.tasks))
-                await clock.sleep(1)
-                return [alternative(*(SkipTask(task_id=t) for trigger in request.triggers for t in trigger.tasks))]
-
-        engine = ReplanningEngine([Slow()], environment=environment(clock))
-        tasks = (
-            Task(id="first"),
-            Task(id="a"),
-            Task(id="b"),
-            Task(id="ab", depends_on=("a", "b")),
-            Task(id="other"),
-        )
-
-        async def work(task: Task, context: TaskContext) -> None:
-            if task.id != "ab":
-                raise ValueError(task.id)
-
-        result = await engine.execute(plan(*tasks), work)
+    provider = ScriptedProvider(skip, clock=clock)
+    names = ("first", "a", "b", "other")
+    tasks = [*(Task(id=name) for name in names), Task(id="ab", depends_on=("a", "b"))]
+    result = await make_engine(provider, clock=clock).execute(plan(*tasks), failing(*names))
     assert result.status == "succeeded"
-    assert requests == [("first",), ("a", "b"), ("other",)]
+    asked = [tuple(task for trigger in request.triggers for task in trigger.tasks) for request in provider.requests]
+    assert asked == [("first",), ("a", "b"), ("other",)]
 
 
-async def test_moved_on_trigger_is_dropped() -> None:
+async def test_moved_on_trigger_is_dropped(clock: VirtualClock) -> None:
     """A trigger that an edit has made pointless is dropped, with the reason on record."""
-    async with VirtualClock() as clock:
 
-        class Slow:
-            name = "slow"
+    def skip(request: ReplanRequest) -> ScriptStep:
+        return returns([alternative(SkipTask(task_id=request.triggers[0].tasks[0]))], after=10)
 
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                await clock.sleep(10)
-                return [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))]
-
-        engine = ReplanningEngine([Slow()], environment=environment(clock))
-        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
-            run.failed(run.started("a"), "broken")
-            run.failed(run.started("b"), "broken")
-            await clock.sleep(1)
-            run.replace_task("b", Task(id="c"))
-            run.succeeded(run.started("c"))
-            await run.wait()
+    engine = make_engine(ScriptedProvider(skip, clock=clock), clock=clock)
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+        for name in "ab":
+            run.failed(run.started(name), "broken")
+        await clock.sleep(1)
+        run.replace_task("b", Task(id="c"))
+        await perform(run)
     assert run.result.status == "succeeded"
     (dropped,) = bodies(engine.store, run.id, TriggerDropped)
     assert "no longer failed" in dropped.reason
 
 
 @pytest.mark.parametrize("looks", [False, True])
-async def test_edit_while_a_provider_thinks(looks: bool) -> None:
+async def test_edit_while_a_provider_thinks(looks: bool, clock: VirtualClock) -> None:
     """An edit made meanwhile does not lose the trigger; a provider that reads the plan afterwards is asked anew."""
-    async with VirtualClock() as clock:
-        asked = []
+    asked = []
 
-        class Slow:
-            name = "slow"
+    class Slow:
+        name = "slow"
 
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                asked.append(request.view.revision)
-                await clock.sleep(10)
-                if looks:
-                    request.view.task("a")
-                return [alternative(SkipTask(task_id="a"))]
+        async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
+            asked.append(request.view.revision)
+            await clock.sleep(10)
+            if looks:
+                request.view.task("a")
+            return [alternative(SkipTask(task_id="a"))]
 
-        engine = ReplanningEngine([Slow()], environment=environment(clock))
-        async with engine.open(plan(Task(id="a"), Task(id="b", depends_on=("a",)))) as run:
-            run.failed(run.started("a"), "broken")
-            await clock.sleep(5)
-            run.add_task(Task(id="c"))
-            await clock.sleep(30)
-            for name in ("b", "c"):
-                run.succeeded(run.started(name))
-            await run.wait()
+    async with make_engine(Slow(), clock=clock).open(chain("a", "b")) as run:
+        run.failed(run.started("a"), "broken")
+        await clock.sleep(5)
+        run.add_task(Task(id="c"))
+        await clock.sleep(30)
+        assert sorted(await perform(run)) == ["b", "c"]
     assert run.result.status == "succeeded"
     assert asked == ([0, 1] if looks else [0])
-
-
-async def test_outcomes_are_recorded() -> None:
-    """The outcome of an applied alternative is recorded with that alternative."""
-    engine = ReplanningEngine([Proposer(again)])
-
-    async def work(task: Task, context: TaskContext) -> None:
-        if task.id in ("a", "a~2"):
-            raise ValueError(f"{task.id} is broken")
-
-    result = await engine.execute(chain("a"), work)
-    outcomes = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeRecorded)]
-    assert outcomes == [("r1", False), ("r2", True)]
 
 
 async def test_past_success_counts() -> None:
     """Earlier outcomes of a tool, in earlier runs too, move the score of alternatives that use it."""
     store = MemoryStore()
-
-    def propose(request: ReplanRequest) -> list[Alternative]:
-        return [alternative(ReplaceTask(task_id="bad", tasks=(Task(id=request.view.unused_id("bad"), tool="good"),)))]
-
+    instead = alternative(ReplaceTask(task_id="bad", tasks=(Task(id="bad~2", tool="good"),)))
+    engine = make_engine(lambda request: [instead], store=store)
     scores = []
     for _ in range(2):
-        engine = ReplanningEngine([Proposer(propose)], store=store)
-        result = await engine.execute(
-            plan(Task(id="x", tool="good"), Task(id="bad", depends_on=("x",))), failing("bad")
-        )
+        tasks = (Task(id="x", tool="good"), Task(id="bad", depends_on=("x",)))
+        result = await engine.execute(plan(*tasks), failing("bad"))
         (considered,) = bodies(store, result.run, AlternativesConsidered)
         scores.append(considered.candidates[0].score.past_success)
     assert scores == [pytest.approx(2 / 3), pytest.approx(4 / 5)]
@@ -389,44 +316,35 @@ async def test_past_success_counts() -> None:
 
 async def test_abort() -> None:
     """An alternative that aborts stops the run, and what was running is cancelled."""
-    engine = ReplanningEngine([Proposer(lambda request: [alternative(AbortRun(reason="pointless"))])])
-    async with VirtualClock() as clock:
-
-        async def work(task: Task, context: TaskContext) -> None:
-            if task.id == "a":
-                raise ValueError("broken")
-            await clock.sleep(100)
-
-        result = await engine.execute(plan(Task(id="a"), Task(id="b")), work)
+    engine = make_engine(lambda request: [alternative(AbortRun(reason="pointless"))])
+    work = ScriptedExecutor({"a": raises(ValueError("broken")), "b": hangs()})
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), work)
     assert (result.status, result.reason) == ("aborted", "pointless")
 
 
 async def test_budget_stops_the_run() -> None:
     """Usage that work charges counts against the budget of the plan, which ends the run when it is exceeded."""
-    engine = ReplanningEngine([])
 
     async def work(task: Task, context: TaskContext) -> None:
         context.charge(tokens=60)
 
-    result = await engine.execute(plan(*chain("a", "b", "c").tasks, budget={"tokens": 100}), work)
+    result = await make_engine().execute(plan(*chain("a", "b", "c").tasks, budget={"tokens": 100}), work)
     assert result.status == "aborted"
     assert "120 of 100 tokens" in result.reason
     assert (result.spent, list(result.outputs)) == (Usage(tokens=120), ["a", "b"])
 
 
 async def test_provider_beyond_the_budget() -> None:
-    """A provider whose estimate does not fit what is left is not asked, and the record says so."""
-
-    class Dear(Proposer):
-        def estimate(self, request: ReplanRequest) -> Usage:
-            return Usage(calls=1, tokens=5_000)
-
-    provider = Dear(again, "dear")
-    engine = ReplanningEngine([provider], settings=Settings.model_validate({"budget": {"tokens": 1_000}}))
-    result = await engine.execute(chain("a"), failing("a"))
-    assert (result.status, provider.requests) == ("failed", [])
+    """A provider whose estimate does not fit what is left is not asked; what one that failed has used is charged."""
+    dear = ScriptedProvider(again, estimate=Usage(calls=1, tokens=5_000))
+    usage = Usage(calls=1, tokens=700)
+    broken = ScriptedProvider([raises(RuntimeError("cut off"))] * 5, name="broken", estimate=usage, usage=usage)
+    engine = make_engine(dear, broken, budget={"tokens": 1_000})
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a", "b"), max_concurrency=1)
+    assert (result.status, result.spent) == ("failed", usage)
+    assert (len(dear.requests), len(broken.requests)) == (0, 1)
     considered = bodies(engine.store, result.run, AlternativesConsidered)[0]
-    assert "dear was not asked" in considered.notes[0]
+    assert "scripted was not asked" in considered.notes[0]
 
 
 async def test_handlers_are_told() -> None:
@@ -440,7 +358,7 @@ async def test_handlers_are_told() -> None:
     def breaks(event: TaskFailed) -> None:
         raise RuntimeError("listener")
 
-    engine = ReplanningEngine([Proposer(again)])
+    engine = make_engine(again)
     engine.monitor.on(TaskFailed, breaks)
     engine.monitor.on(TaskFailed, later)
     engine.monitor.on(PlanRevised, heard.append)
@@ -469,48 +387,26 @@ async def test_failing_detector_is_contained() -> None:
 
     engine = ReplanningEngine([], monitor=PlanMonitor([Broken()]))  # type: ignore[list-item]
     result = await engine.execute(chain("a"), failing("a"))
-    assert result.status == "failed"
     (contained,) = bodies(engine.store, result.run, ErrorContained)
-    assert "task-failed" in contained.where
+    assert (result.status, "task-failed" in contained.where) == ("failed", True)
 
 
-async def test_failure_threshold() -> None:
-    """With a threshold of two, one used-up failure only runs the task again, and the second one triggers."""
-    async with VirtualClock() as clock:
-        tries = []
-
-        async def work(task: Task, context: TaskContext) -> None:
-            tries.append(clock.elapsed)
-            raise ValueError("broken")
-
-        engine = ReplanningEngine([], settings=Settings(failure_threshold=2), environment=environment(clock))
-        result = await engine.execute(chain("a"), work)
-    assert (result.status, len(tries)) == ("failed", 2)
-    fired = [body.trigger for body in bodies(engine.store, result.run, TriggerFired)]
-    assert [type(trigger) for trigger in fired] == [TaskFailed, GoalUnreachable]
-
-
-async def test_retries_come_first() -> None:
-    """A trigger follows only when the retries of the task itself are used up."""
-    async with VirtualClock() as clock:
-        provider = Proposer(again)
-        engine = ReplanningEngine([provider], environment=environment(clock))
-
-        async def work(task: Task, context: TaskContext) -> None:
-            if task.id == "a":
-                raise TransientError("busy")
-
-        result = await engine.execute(chain("a"), work)
+async def test_retries_come_first(clock: VirtualClock) -> None:
+    """A trigger follows only when the retries of the task itself are used up; every task has its own."""
+    provider = Proposer(again)
+    work = ScriptedExecutor({"a~2": returns(), "b~2": returns()}, default=raises(TransientError("busy")))
+    tasks = (Task(id="a"), Task(id="b", retry=Retry(max_attempts=2)))
+    result = await make_engine(provider, clock=clock).execute(plan(*tasks), work)
     assert result.status == "succeeded"
-    assert [t.attempts for t in provider.requests[0].triggers] == [3]
+    assert sorted(request.triggers[0].attempts for request in provider.requests) == [2, 3]
 
 
 async def test_unknown_provider() -> None:
     """A provider that is not installed is named, with those that are."""
     with pytest.raises(PluginError, match=r"no plugin 'repiar'.*repair"):
-        ReplanningEngine(["repiar"])
+        make_engine("repiar")
     with pytest.raises(TypeError, match="is not a provider"):
-        ReplanningEngine([object()])  # type: ignore[list-item]
+        make_engine(object())  # type: ignore[arg-type]
 
 
 async def test_no_plan() -> None:
@@ -519,53 +415,113 @@ async def test_no_plan() -> None:
         await ReplanningEngine().execute("plan.yaml", failing())  # type: ignore[arg-type] # that is the mistake
 
 
-async def test_fork() -> None:
-    """A fork starts a new run from the moment a revision had been applied, with the results of that moment."""
-    engine = ReplanningEngine([Proposer(again)])
-    result = await engine.execute(chain("a", "b", "c"), failing("b"))
-    new = engine.fork(result.run, 1)
-    orchestrator = engine.attach(SequentialOrchestrator(failing()))
-    forked = await orchestrator.resume(new)
-    assert forked.status == "succeeded"
-    started = [body.task for body in bodies(engine.store, new, AttemptStarted)]
-    assert started == ["a", "b", "b~2", "c"]
-    with pytest.raises(StoreError, match="no revision 7"):
-        engine.fork(result.run, 7)
-    with pytest.raises(UnknownRun):
-        engine.fork("nobody", 0)
-
-
-async def test_resume_takes_up_an_undecided_trigger(tmp_path: object) -> None:
-    """A trigger that was on record when the process stopped is decided after the resume."""
-    store = SqliteStore(f"{tmp_path}/history.db")
-    async with VirtualClock() as clock:
-
-        class Hangs:
-            name = "hangs"
-
-            async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-                await clock.sleep(1e6)
-                return []
-
-        first = ReplanningEngine([Hangs()], store=store, environment=environment(clock))
-        async with first.open(chain("a", "b")) as run:
-            run.failed(run.started("a"), "broken")
-            await clock.sleep(1)
-        second = ReplanningEngine([Proposer(again)], store=store, environment=environment(clock))
-        result = await second.attach(SequentialOrchestrator(failing())).resume(run.id)
-    assert result.status == "succeeded"
-    assert result.outputs == {"a": "a~2", "b": "b"}
-    store.close()
-
-
-async def test_wall_clock_budget() -> None:
+async def test_wall_clock_budget(clock: VirtualClock) -> None:
     """A run whose wall clock is used up is aborted, and what runs is stopped."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([], environment=environment(clock))
-
-        async def work(task: Task, context: TaskContext) -> None:
-            await clock.sleep(60)
-
-        result = await engine.execute(plan(*chain("a", "b", "c").tasks, budget={"wall_clock": 100}), work)
+    work = ScriptedExecutor(default=returns(after=60), clock=clock)
+    document = plan(*chain("a", "b", "c").tasks, budget={"wall_clock": 100})
+    result = await make_engine(clock=clock).execute(document, work)
     assert (result.status, clock.elapsed) == ("aborted", 100)
     assert "100 s" in result.reason
+
+
+async def test_an_interrupted_replan_is_taken_up(clock: VirtualClock) -> None:
+    """A trigger that was on record when the process stopped, in the middle of its replan, is decided after the resume."""
+    store = MemoryStore()
+    async with make_engine(ScriptedProvider([hangs()]), store=store, clock=clock).open(chain("a", "b")) as run:
+        run.failed(run.started("a"), "broken")
+        await clock.sleep(10)
+    resumed = make_engine(again, store=store, clock=clock).attach(SequentialOrchestrator(failing()))
+    result = await resumed.resume(run.id)
+    assert (result.status, result.outputs) == ("succeeded", {"a": "a~2", "b": "b"})
+    assert [body.trigger.id for body in bodies(store, run.id, TriggerFired)] == ["t1"]
+
+
+async def test_outcomes_belong_to_their_replans(clock: VirtualClock) -> None:
+    """An outcome is recorded with the replan that brought it, also where a later replan shows its outcome first."""
+    engine = make_engine(again, clock=clock)
+    broken = raises(ValueError())
+    script = {"a": broken, "b": broken, "a~2": raises(ValueError(), after=50), "b~2": returns(after=10)}
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), ScriptedExecutor(script, clock=clock))
+    known = [(body.replan, body.succeeded) for body in bodies(engine.store, result.run, OutcomeRecorded)]
+    assert known == [("r2", True), ("r1", False), ("r3", True)]
+    outcomes = {event.triggers[0].tasks[0]: event.outcome for event in engine.history(result.run).events}
+    assert outcomes == {"a": "failure", "b": "success", "a~2": "success"}
+
+
+async def test_sub_plan() -> None:
+    """Every task of a sub-plan that replaced another runs, at once where it waits for nothing, and hands its result on."""
+    parts = (Task(id="left"), Task(id="right"), Task(id="join", depends_on=("left", "right")))
+    engine = make_engine(lambda request: [alternative(ReplaceTask(task_id="b", tasks=parts))])
+    result = await engine.execute(chain("a", "b", "c"), failing("b"))
+    assert (result.status, result.outputs) == ("succeeded", {"a": "a", "b": "join", "c": "c"})
+    started = [body.task for body in bodies(engine.store, result.run, AttemptStarted)]
+    assert (started[:2], sorted(started[2:4]), started[4:]) == (["a", "b"], ["left", "right"], ["join", "c"])
+
+
+async def test_an_id_is_never_used_again() -> None:
+    """An id that an alternative has brought in is never used again: a later one with the same id is refused."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        return [alternative(ReplaceTask(task_id=request.triggers[0].tasks[0], tasks=(Task(id="new", goal="other"),)))]
+
+    engine = make_engine(propose)
+    result = await engine.execute(chain("a", "b"), failing("a", "b"), max_concurrency=1)
+    assert (result.status, len(result.revisions)) == ("failed", 1)
+    considered = bodies(engine.store, result.run, AlternativesConsidered)
+    rejected = [candidate.rejected for body in considered for candidate in body.candidates]
+    assert any("'new' is already used" in reason for reason in rejected)
+
+
+async def test_what_changes_nothing() -> None:
+    """An alternative that changes nothing is rejected, and takes nothing from the limits."""
+    nothing = Alternative(changes=(), reason="carry on", confidence=1.0)
+    engine = make_engine(ScriptedProvider([nothing]), limits={"replans_per_run": 1})
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a"))
+    first = bodies(engine.store, result.run, AlternativesConsidered)[0]
+    assert (first.candidates[0].rejected, result.revisions) == ("it changes nothing", ())
+    assert engine.history(result.run).metrics.executed == 0
+
+
+WORDS = {"text": "ERROR: Traceback (most recent call last): task failed, connection refused, 429, timed out"}
+
+
+@pytest.mark.parametrize("output", [None, "", [], {}, 0, False, WORDS])
+async def test_any_output_is_a_result(output: object) -> None:
+    """An empty output, and one that speaks of errors, is a result like any other: nothing is triggered."""
+    engine = make_engine(again)
+    result = await engine.execute(chain("a", "b"), ScriptedExecutor(default=returns(output)))
+    assert (result.status, result.outputs) == ("succeeded", {"a": output, "b": output})
+    assert bodies(engine.store, result.run, TriggerFired, PlanRevised) == []
+
+
+async def test_the_band_in_which_a_person_is_asked(clock: VirtualClock) -> None:
+    """From the lower threshold up to the upper one a person is asked, lower edge included; above nobody is."""
+    decided = {}
+    for confidence in (0.3, 0.5, 0.62, 0.625, 0.9):
+        skip = ScriptedProvider([alternative(SkipTask(task_id="a"), confidence=confidence)])
+        engine = make_engine(skip, clock=clock, alternatives={"min_confidence": 0.57})
+        result = await engine.execute(chain("a"), failing("a"))
+        decided[confidence] = bodies(engine.store, result.run, DecisionMade)[0].decision
+    assert decided == {0.3: "ask", 0.5: "ask", 0.62: "ask", 0.625: "execute", 0.9: "execute"}
+
+
+async def test_weight_and_confidence_of_zero() -> None:
+    """A weight of 0 takes its part out of the score, and a confidence of 0 is 0; only a missing one is 0.5."""
+    weights = {"self_assessment": 1, "past_success": 0, "availability": 0, "simplicity": 0}
+    for confidence, total in ((0.9, 0.9), (0.0, 0.0), (None, 0.5)):
+        skip = Alternative(changes=(SkipTask(task_id="a"),), reason="x", confidence=confidence)
+        engine = make_engine(ScriptedProvider([skip]), weights=weights)
+        result = await engine.execute(chain("a"), failing("a"))
+        candidate = bodies(engine.store, result.run, AlternativesConsidered)[0].candidates[0]
+        assert candidate.score.total == candidate.score.self_assessment == total
+        assert bool(candidate.rejected) is (confidence == 0.0)
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_tries_of_a_model_end_in_time(kind, clock: VirtualClock) -> None:
+    """All tries of a call of a language model, and the second question for its shape, end within thirty seconds."""
+    busy, shapeless = fails(503), said(kind, "no shape at all")
+    network = Network(busy, shapeless, busy, shapeless, clock=clock, takes=9)
+    with pytest.raises(LLMTimeout):
+        await client(kind, network).complete_json("Which?", City)
+    assert (clock.elapsed, network.moments, network.abandoned) == (30, [0, 9.5, 18.5, 28], 1)

@@ -24,15 +24,14 @@ SIDE = plan(Task(id="a"), Task(id="b", depends_on=("a",)), Task(id="other"))
 # Gates that fail
 
 
-async def test_a_gate_that_raises() -> None:
+async def test_a_gate_that_raises(clock: VirtualClock) -> None:
     """A failing gate is contained: the rest runs, and the question stays open for an answer from elsewhere."""
-    async with VirtualClock() as clock:
-        engine = asking(clock, gate=ScriptedGate([raises(ConnectionError("no web hook"), after=5)], clock=clock))
-        result = await engine.execute(SIDE, failing("a"))
-        assert (result.status, result.outputs) == ("needs_human", {"other": "other"})
-        engine.answer(result.questions[0], "approve", by="ada", choice=1)
-        engine.gate = None
-        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    engine = asking(clock, gate=ScriptedGate([raises(ConnectionError("no web hook"), after=5)], clock=clock))
+    result = await engine.execute(SIDE, failing("a"))
+    assert (result.status, result.outputs) == ("needs_human", {"other": "other"})
+    engine.answer(result.questions[0], "approve", by="ada", choice=1)
+    engine.gate = None
+    resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None, "b": "b", "other": "other"})
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (contained.where, contained.error) == ("gate", "ConnectionError('no web hook')")
@@ -59,17 +58,16 @@ async def test_a_gate_that_raises() -> None:
     ],
     ids=repr,
 )
-async def test_a_gate_that_talks_nonsense(answer: object) -> None:
+async def test_a_gate_that_talks_nonsense(answer: object, clock: VirtualClock) -> None:
     """Nonsense is refused with the reason, asked again a few times and no more, and changes nothing."""
-    async with VirtualClock() as clock:
-        questions: list[Question] = []
+    questions: list[Question] = []
 
-        def ask(question: Question) -> object:
-            questions.append(question)
-            return answer
+    def ask(question: Question) -> object:
+        questions.append(question)
+        return answer
 
-        engine = asking(clock, gate=CallbackGate(ask))  # type: ignore[arg-type]
-        result = await engine.execute(SIDE, failing("a"))
+    engine = asking(clock, gate=CallbackGate(ask))  # type: ignore[arg-type]
+    result = await engine.execute(SIDE, failing("a"))
     assert (result.status, result.outputs, result.revisions) == ("needs_human", {"other": "other"}, ())
     assert 1 < len(questions) < 10
     reasons = {body.reason for body in bodies(engine.store, result.run, AnswerRefused)}
@@ -78,75 +76,62 @@ async def test_a_gate_that_talks_nonsense(answer: object) -> None:
     assert dialogue(engine, result.run) == ["asked q1", "ask low-confidence"]
 
 
-async def test_changes_given_as_json() -> None:
+async def test_changes_given_as_json(clock: VirtualClock) -> None:
     """A gate may give changes as JSON, as they come from a form."""
-    async with VirtualClock() as clock:
-        said = Answer("modify", "ada", changes=({"kind": "skip", "task_id": "a"},))  # type: ignore[arg-type]
-        engine = asking(clock, gate=ScriptedGate([said]))
-        result = await engine.execute(chain("a"), failing("a"))
+    said = Answer("modify", "ada", changes=({"kind": "skip", "task_id": "a"},))  # type: ignore[arg-type]
+    engine = asking(clock, gate=ScriptedGate([said]))
+    result = await engine.execute(chain("a"), failing("a"))
     assert result.status == "succeeded"
     assert bodies(engine.store, result.run, PlanRevised)[0].changes == (SkipTask(task_id="a"),)
 
 
-async def test_a_gate_that_hangs() -> None:
+async def test_a_gate_that_hangs(clock: VirtualClock) -> None:
     """A gate that never comes back, with all the time in the world, is let go when the answer comes from elsewhere."""
-    async with VirtualClock() as clock:
-        gate = ScriptedGate([hangs()])
-        engine = asking(clock, gate=gate, approval={"timeout": None})
-        async with engine.open(SIDE) as run:
-            for name in ("a", "other"):
-                run.failed(run.started(name), "broken") if name == "a" else run.succeeded(run.started(name))
-            await clock.sleep(1e6)
-            assert gate.questions[0].deadline is None
-            engine.answer(gate.questions[0].id, "approve", choice=1)
-            run.succeeded(run.started("b"))
-            result = await run.wait()
+    gate = ScriptedGate([hangs()])
+    engine = asking(clock, gate=gate, approval={"timeout": None})
+    async with engine.open(SIDE) as run:
+        for name in ("a", "other"):
+            run.failed(run.started(name), "broken") if name == "a" else run.succeeded(run.started(name))
+        await clock.sleep(1e6)
+        assert gate.questions[0].deadline is None
+        engine.answer(gate.questions[0].id, "approve", choice=1)
+        run.succeeded(run.started("b"))
+        result = await run.wait()
     assert result.status == "succeeded"
 
 
 @pytest.mark.parametrize("reminder", ["raises", "hangs"])
-async def test_a_reminder_that_fails(reminder: str) -> None:
+async def test_a_reminder_that_fails(reminder: str, clock: VirtualClock) -> None:
     """A reminder that raises is contained, one that hangs holds up neither answer nor end."""
-    async with VirtualClock() as clock:
 
-        class Forgetful(ScriptedGate):
-            async def remind(self, question: Question) -> None:
-                if reminder == "raises":
-                    raise RuntimeError("no mail")
-                await clock.sleep(1e6)
+    class Forgetful(ScriptedGate):
+        async def remind(self, question: Question) -> None:
+            if reminder == "raises":
+                raise RuntimeError("no mail")
+            await clock.sleep(1e6)
 
-        engine = asking(clock, gate=Forgetful([returns(APPROVE, after=280)], clock=clock))
-        result = await engine.execute(chain("a"), failing("a"))
+    engine = asking(clock, gate=Forgetful([returns(APPROVE, after=280)], clock=clock))
+    result = await engine.execute(chain("a"), failing("a"))
     assert (result.status, clock.elapsed) == ("succeeded", 280)
     assert len(bodies(engine.store, result.run, QuestionReminded)) == 1
     contained = [(body.where, body.error) for body in bodies(engine.store, result.run, ErrorContained)]
     assert contained == ([("gate reminder", "RuntimeError('no mail')")] if reminder == "raises" else [])
 
 
-async def test_a_gate_is_cancelled_when_its_time_is_up() -> None:
+async def test_a_gate_is_cancelled_when_its_time_is_up(clock: VirtualClock) -> None:
     """The call of a gate is cancelled when the deadline passes."""
-    async with VirtualClock() as clock:
-        closed = []
+    closed = []
 
-        async def ask(question: Question) -> Answer:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                closed.append(clock.elapsed)
-            raise AssertionError
+    async def ask(question: Question) -> Answer:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            closed.append(clock.elapsed)
+        raise AssertionError
 
-        engine = asking(clock, gate=CallbackGate(ask), approval={"on_timeout": "skip"})
-        result = await engine.execute(chain("a"), failing("a"))
+    engine = asking(clock, gate=CallbackGate(ask), approval={"on_timeout": "skip"})
+    result = await engine.execute(chain("a"), failing("a"))
     assert (result.status, closed) == ("succeeded", [300])
-
-
-async def test_secrets_in_the_error_of_a_gate() -> None:
-    """An exception of a gate is recorded without the secrets in it."""
-    secret = "sk-4f9c2a7be01d4c5e8b3a6f"
-    async with VirtualClock() as clock:
-        engine = asking(clock, gate=ScriptedGate([raises(ValueError(f"401 for {secret}"))]))
-        result = await engine.execute(chain("a"), failing("a"))
-    assert secret not in repr(list(engine.store.read(result.run)))
 
 
 # Gates that come with the library
@@ -179,40 +164,38 @@ async def test_callback() -> None:
         assert len(reminded) == (remind is not None)
 
 
-async def test_store_gate(tmp_path: Path) -> None:
+async def test_store_gate(tmp_path: Path, clock: VirtualClock) -> None:
     """The store gate keeps the run waiting for an answer that is left in the store, and takes it within a second."""
     store = SqliteStore(f"{tmp_path}/history.db")
-    async with VirtualClock() as clock:
-        engine = asking(clock, gate=StoreGate(), store=store)
-        elsewhere = asking(clock, store=SqliteStore(f"{tmp_path}/history.db"))
-        swarm = engine.attach(SwarmOrchestrator(failing("a")))
-        results = []
+    engine = asking(clock, gate=StoreGate(), store=store)
+    elsewhere = asking(clock, store=SqliteStore(f"{tmp_path}/history.db"))
+    swarm = engine.attach(SwarmOrchestrator(failing("a")))
+    results = []
 
-        async def run() -> None:
-            results.append(await swarm.run(chain("a", "b")))
+    async def run() -> None:
+        results.append(await swarm.run(chain("a", "b")))
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            await clock.sleep(100)
-            (question,) = elsewhere.pending()
-            assert "+ a [SKIPPED]" in question.diffs[1]
-            assert [trigger.kind for trigger in question.triggers] == ["task-failed"]
-            elsewhere.answer(question.id, "approve", by="ada", choice=1)
-        elsewhere.store.close()
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await clock.sleep(100)
+        (question,) = elsewhere.pending()
+        assert "+ a [SKIPPED]" in question.diffs[1]
+        assert [trigger.kind for trigger in question.triggers] == ["task-failed"]
+        elsewhere.answer(question.id, "approve", by="ada", choice=1)
+    elsewhere.store.close()
     assert (results[0].status, results[0].revisions[0].by) == ("succeeded", "person:ada")
     assert 100 <= clock.elapsed <= 101
     store.close()
 
 
-async def test_store_gate_is_left_by_its_deadline(tmp_path: Path) -> None:
+async def test_store_gate_is_left_by_its_deadline(tmp_path: Path, clock: VirtualClock) -> None:
     """A run without an answer through the store pauses, and can be resumed."""
     store = SqliteStore(f"{tmp_path}/history.db")
-    async with VirtualClock() as clock:
-        engine = asking(clock, gate=StoreGate(), store=store)
-        result = await engine.execute(chain("a"), failing("a"))
-        assert (result.status, clock.elapsed) == ("paused", 300)
-        engine.answer(result.questions[0], "approve", choice=1)
-        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    engine = asking(clock, gate=StoreGate(), store=store)
+    result = await engine.execute(chain("a"), failing("a"))
+    assert (result.status, clock.elapsed) == ("paused", 300)
+    engine.answer(result.questions[0], "approve", choice=1)
+    resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert resumed.status == "succeeded"
     store.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from random import Random
+from typing import Any
 
 import anyio
 import pytest
@@ -12,11 +13,9 @@ from replanning import (
     Alternative,
     Answer,
     PlanRun,
-    ReplanningEngine,
     ReplanningError,
     ReplanRequest,
     RunResult,
-    Settings,
     Task,
 )
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
@@ -34,7 +33,7 @@ from replanning.testing import (
 )
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.questions import DOUBT, asked, asking, dialogue
-from tests.support.runs import Propose, alternative, environment, failing, plan
+from tests.support.runs import Propose, alternative, failing, make_engine, plan
 
 SHARED = (Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b")))
 """Two tasks for which one and the same waits."""
@@ -148,13 +147,14 @@ class World:
         first, count = self.chance.randrange(2, 60), self.chance.choice([0, 0, 1, 3])
         flaky = FlakyStore(self.store, lambda operation, n: operation == "append" and first <= n < first + count)
         outcome = self.chance.choice(["abort", "skip", "continue", "pause"])
-        settings = {"approval": {"timeout": self.chance.choice([5, 300]), "on_timeout": outcome}}
-        self.engine = ReplanningEngine(
-            [ScriptedProvider(self.propose, clock=clock)],
+        settings: dict[str, Any] = {"approval": {"timeout": self.chance.choice([5, 300]), "on_timeout": outcome}}
+        self.engine = make_engine(
+            ScriptedProvider(self.propose, clock=clock),
             gate=ScriptedGate(lambda question: self.answer(), clock=clock) if self.chance.random() < 0.75 else None,
             store=flaky,
-            settings=Settings.model_validate({**settings, "cooldown": self.chance.choice([0, 30])}),
-            environment=environment(clock),
+            **settings,
+            cooldown=self.chance.choice([0, 30]),
+            clock=clock,
         )
         self.work = ScriptedExecutor(lambda call: self.attempt(call.task.id), clock=clock)
 
@@ -231,16 +231,15 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(60))
-async def test_at_any_time(seed: int) -> None:
+async def test_at_any_time(seed: int, clock: VirtualClock) -> None:
     """The journal keeps every promise and replays to the live plan, however answers, edits and failures interleave."""
-    async with VirtualClock() as clock:
-        world = World(seed, clock)
-        run_id = None
-        for _ in range(5):
-            run = await world.turn(run_id)
-            run_id = run.id
-            records = list(world.store.read(run.id))
-            assert invariant_violations(records) == []
-            assert replay_differences(run, records, clock.now()) == []
-            if run.result.status not in ("paused", "needs_human"):
-                break
+    world = World(seed, clock)
+    run_id = None
+    for _ in range(5):
+        run = await world.turn(run_id)
+        run_id = run.id
+        records = list(world.store.read(run.id))
+        assert invariant_violations(records) == []
+        assert replay_differences(run, records, clock.now()) == []
+        if run.result.status not in ("paused", "needs_human"):
+            break

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
 
-from replanning import Answer, PlanMonitor, PlanRun, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning import Answer, PlanMonitor, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
 from replanning.changes import SkipTask
 from replanning.errors import NotRunning
 from replanning.journal import (
     AttemptFenced,
-    AttemptSucceeded,
-    AttemptTimedOut,
     DecisionMade,
     MemoryStore,
     QuestionAnswered,
@@ -34,11 +33,11 @@ from replanning.testing import (
     virtual_environment,
 )
 from tests.support.invariants import invariant_violations, replay_differences
-from tests.support.runs import again, alternative, bodies, kinds, plan
+from tests.support.runs import again, alternative, bodies, chain, failing, kinds, make_engine, perform, plan
 from tests.support.simulation_play import cut
 from tests.support.simulation_world import RUN
 
-ASKING = Settings.model_validate({"alternatives": {"require_approval": True}})
+ASKING: dict[str, Any] = {"alternatives": {"require_approval": True}}
 
 
 def out_of_order(clock: VirtualClock, first: float, last: float) -> FlakyStore:
@@ -46,177 +45,125 @@ def out_of_order(clock: VirtualClock, first: float, last: float) -> FlakyStore:
     return FlakyStore(fails=lambda operation, number: operation == "append" and first <= clock.elapsed < last)
 
 
-async def drive(run: PlanRun, work: ScriptedExecutor) -> None:
-    """Work as one worker does."""
-    async for task in run.ready():
-        async with run.attempt(task) as attempt:
-            attempt.output = await work(task, attempt.context)
-
-
-async def test_success_while_the_store_fails_does_not_time_out() -> None:
-    """An attempt that succeeded while the store failed is not timed out when its deadline passes before it works."""
-    async with VirtualClock() as clock:
-        store = out_of_order(clock, 2, 10)
-        environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([], store=store, environment=environment, monitor=PlanMonitor([]))
-        work = ScriptedExecutor({"a": returns("fine", after=3)}, clock=clock)
-        result = await engine.execute(plan(Task(id="a", timeout=5.0)), work)
-        assert (result.status, result.outputs) == ("succeeded", {"a": "fine"})
-        assert len(bodies(store, result.run, AttemptSucceeded)) == 1
-        assert bodies(store, result.run, AttemptTimedOut) == []
-
-
-async def test_output_that_is_not_json_survives_a_failing_store() -> None:
+async def test_output_that_is_not_json_survives_a_failing_store(clock: VirtualClock) -> None:
     """An output that only this process can hold is handed on, also where its record had to wait for the store."""
     thing = object()
-    async with VirtualClock() as clock:
-        store = out_of_order(clock, 2, 10)
-        environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([], store=store, environment=environment, monitor=PlanMonitor([]))
-        work = ScriptedExecutor({"a": returns(thing, after=3)}, clock=clock)
-        async with engine.open(plan(Task(id="a"), Task(id="b", depends_on=("a",)))) as run:
-            await drive(run, work)
-            assert replay_differences(run, store.read(run.id), clock.now()) == []
-        assert run.result.outputs["a"] is thing
-        assert work.calls_of("b")[0].context.results["a"] is thing
+    store = out_of_order(clock, 2, 10)
+    work = ScriptedExecutor({"a": returns(thing, after=3)}, clock=clock)
+    async with make_engine(store=store, clock=clock).open(chain("a", "b")) as run:
+        await perform(run, work)
+        assert replay_differences(run, store.read(run.id), clock.now()) == []
+    assert run.result.outputs["a"] is thing
+    assert work.calls_of("b")[0].context.results["a"] is thing
 
 
-async def test_triggers_that_wait_at_an_early_end_are_dropped() -> None:
+async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualClock) -> None:
     """Triggers that wait when the goal is reached early are dropped on record, before the end and not after."""
-    async with VirtualClock() as clock:
-        environment = virtual_environment(clock=clock)
-        provider = ScriptedProvider([hangs()], clock=clock)
-        engine = ReplanningEngine([provider], environment=environment)
-        goal = {"objective": "test", "facts": ["made(it)"], "stop_when_reached": True}
-        tools = [{"name": "maker", "adds": ["made(it)"]}, {"name": "other"}]
-        made = plan(Task(id="a", tool="other"), Task(id="b", tool="maker"), goal=goal, tools=tools, facts=[])
-        work = ScriptedExecutor({"a": raises(ValueError("no")), "b": returns(after=5)}, clock=clock)
-        result = await engine.execute(made, work)
-        assert (result.status, result.reason) == ("succeeded", "the goal was reached early")
-        assert kinds(engine, result.run)[-2:] == ["trigger-dropped", "run-ended"]
-        assert len(bodies(engine.store, result.run, TriggerFired)) == 1
-        assert len(bodies(engine.store, result.run, TriggerDropped)) == 1
-        assert invariant_violations(list(engine.store.read(result.run))) == []
+    engine = make_engine(ScriptedProvider([hangs()]), clock=clock)
+    goal = {"objective": "test", "facts": ["made(it)"], "stop_when_reached": True}
+    tools = [{"name": "maker", "adds": ["made(it)"]}, {"name": "other"}]
+    made = plan(Task(id="a", tool="other"), Task(id="b", tool="maker"), goal=goal, tools=tools, facts=[])
+    work = ScriptedExecutor({"a": raises(ValueError("no")), "b": returns(after=5)}, clock=clock)
+    result = await engine.execute(made, work)
+    assert (result.status, result.reason) == ("succeeded", "the goal was reached early")
+    assert kinds(engine, result.run)[-2:] == ["trigger-dropped", "run-ended"]
+    assert len(bodies(engine.store, result.run, TriggerFired, TriggerDropped)) == 2
+    assert invariant_violations(list(engine.store.read(result.run))) == []
 
 
-async def test_nothing_is_concluded_after_a_pause() -> None:
+async def test_nothing_is_concluded_after_a_pause(clock: VirtualClock) -> None:
     """A failure with which a paused run ends is left to whoever resumes it: it is not attached to a question after the end."""
-    async with VirtualClock() as clock:
-        environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([ScriptedProvider(again)], environment=environment, settings=ASKING)
-        work = ScriptedExecutor({"a": raises(ValueError("no"), after=9)}, clock=clock)
-        async with engine.open(plan(Task(id="a"), Task(id="b", depends_on=("a",)))) as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    run.request_replan("do b in another way", tasks=["b"])
-                    await clock.sleep(1)
-                    run.pause()
-                    attempt.output = await work(task, attempt.context)
-            await clock.sleep(60)
-        assert run.result.status == "paused"
-        assert len(run.result.questions) == 1
-        assert kinds(engine, run.id)[-2:] == ["trigger-fired", "run-ended"]
+    engine = make_engine(again, clock=clock, **ASKING)
+
+    async def work(task: Task, context: TaskContext) -> None:
+        run.request_replan("do b in another way", tasks=["b"])
+        await clock.sleep(1)
+        run.pause()
+        await clock.sleep(9)
+        raise ValueError("no")
+
+    async with engine.open(chain("a", "b")) as run:
+        await perform(run, work)
+        await clock.sleep(60)
+    assert (run.result.status, len(run.result.questions)) == ("paused", 1)
+    assert kinds(engine, run.id)[-2:] == ["trigger-fired", "run-ended"]
 
 
-async def test_nobody_is_reminded_after_the_end() -> None:
+async def test_nobody_is_reminded_after_the_end(clock: VirtualClock) -> None:
     """Nobody is reminded of a question once its run has ended, while the program around it goes on."""
-    async with VirtualClock() as clock:
-        gate = ScriptedGate(clock=clock)
-        environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine(
-            [ScriptedProvider(again)],
-            gate=gate,
-            environment=environment,
-            settings=ASKING,
-            store=FlakyStore(durable=True),
-        )
-        work = ScriptedExecutor({"a": raises(ValueError("no")), "b": returns(after=5)}, clock=clock)
-        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    attempt.output = await work(task, attempt.context)
-                if task.id == "b":
-                    run.pause()
-            await clock.sleep(1_000)
-        assert run.result.status == "paused"
-        assert (len(gate.questions), gate.reminders) == (1, [])
-        assert bodies(engine.store, run.id, QuestionReminded) == []
-        assert kinds(engine, run.id)[-1] == "run-ended"
+    gate = ScriptedGate()
+    engine = make_engine(again, gate=gate, clock=clock, store=FlakyStore(durable=True), **ASKING)
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+        run.failed(run.started("a"), "no")
+        await clock.sleep(5)
+        run.pause()
+        await clock.sleep(1_000)
+    assert (run.result.status, len(gate.questions), gate.reminders) == ("paused", 1, [])
+    assert bodies(engine.store, run.id, QuestionReminded) == []
+    assert kinds(engine, run.id)[-1] == "run-ended"
 
 
-async def test_answer_that_aborts_is_decided_before_the_end() -> None:
+async def test_answer_that_aborts_is_decided_before_the_end(clock: VirtualClock) -> None:
     """A process that is killed right after an answer leaves it to the next, which puts the decision before the end."""
-    async with VirtualClock() as clock:
-        settings = Settings.model_validate(
-            {"alternatives": {"require_approval": True}, "approval": {"on_timeout": "abort"}}
-        )
 
-        def engine(store: MemoryStore) -> ReplanningEngine:
-            gate, environment = ScriptedGate(clock=clock), virtual_environment(clock=clock)
-            provider = ScriptedProvider(again)
-            return ReplanningEngine([provider], gate=gate, settings=settings, environment=environment, store=store)
+    def engine(store: MemoryStore) -> ReplanningEngine:
+        gate = ScriptedGate()
+        return make_engine(again, gate=gate, clock=clock, store=store, approval={"on_timeout": "abort"}, **ASKING)
 
-        work = ScriptedExecutor({"a": raises(ValueError("no"))}, clock=clock)
-        whole = MemoryStore()
-        result = await engine(whole).execute(plan(Task(id="a")), work)
-        assert (result.status, result.run) == ("aborted", RUN)
-        answered = next(r.seq for r in whole.read(RUN) if isinstance(r.body, QuestionAnswered))
-        left = cut(whole, answered)
-        async with engine(left).resume(RUN) as run:
-            await drive(run, work)
-        assert run.result.status == "aborted"
-        assert [record.body.kind for record in left.read(RUN)][answered:] == [
-            "run-resumed",
-            "revised",
-            "decided",
-            "run-ended",
-        ]
+    whole, work = MemoryStore(), failing("a")
+    result = await engine(whole).execute(chain("a"), work)
+    assert (result.status, result.run) == ("aborted", RUN)
+    answered = next(r.seq for r in whole.read(RUN) if isinstance(r.body, QuestionAnswered))
+    left = cut(whole, answered)
+    async with engine(left).resume(RUN) as run:
+        await perform(run, work)
+    assert run.result.status == "aborted"
+    later = [record.body.kind for record in left.read(RUN)][answered:]
+    assert later == ["run-resumed", "revised", "decided", "run-ended"]
 
 
-async def test_limit_per_run_also_counts_what_is_approved_meanwhile() -> None:
+async def test_limit_per_run_also_counts_what_is_approved_meanwhile(clock: VirtualClock) -> None:
     """A replan for which providers are asked while a person approves the last one that the limit allows is not applied."""
-    async with VirtualClock() as clock:
-        settings = Settings.model_validate(
-            {"limits": {"replans_per_run": 1}, "approval": {"always_for": ["human-request"]}}
-        )
-        gate = ScriptedGate([returns(Answer("approve", by="ada"), after=5)], clock=clock)
-        slowly = ScriptedProvider(
-            lambda request: returns(again(request), after=len(request.triggers[0].tasks)), clock=clock
-        )
-        engine = ReplanningEngine([slowly], gate=gate, settings=settings, environment=virtual_environment(clock=clock))
-        work = ScriptedExecutor({"a": raises(ValueError("no"), after=5.5), "b": returns(after=9)}, clock=clock)
-        tasks = plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("b",)))
-        async with engine.open(tasks) as run, anyio.create_task_group() as group:
-            group.start_soon(drive, run, work)
-            group.start_soon(drive, run, work)
-            run.request_replan("do c in another way", tasks=["c"])
-        assert [(revised.by, revised.number) for revised in run.result.revisions] == [("person:ada", 1)]
-        assert run.result.status == "failed"
-        assert invariant_violations(list(engine.store.read(run.id))) == []
+    settings = Settings.model_validate(
+        {"limits": {"replans_per_run": 1}, "approval": {"always_for": ["human-request"]}}
+    )
+    gate = ScriptedGate([returns(Answer("approve", by="ada"), after=5)], clock=clock)
+    slowly = ScriptedProvider(
+        lambda request: returns(again(request), after=len(request.triggers[0].tasks)), clock=clock
+    )
+    engine = ReplanningEngine([slowly], gate=gate, settings=settings, environment=virtual_environment(clock=clock))
+    work = ScriptedExecutor({"a": raises(ValueError("no"), after=5.5), "b": returns(after=9)}, clock=clock)
+    tasks = plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=("b",)))
+    async with engine.open(tasks) as run, anyio.create_task_group() as group:
+        group.start_soon(perform, run, work)
+        group.start_soon(perform, run, work)
+        run.request_replan("do c in another way", tasks=["c"])
+    assert [(revised.by, revised.number) for revised in run.result.revisions] == [("person:ada", 1)]
+    assert run.result.status == "failed"
+    assert invariant_violations(list(engine.store.read(run.id))) == []
 
 
-async def test_what_was_concluded_late_is_not_dropped() -> None:
+async def test_what_was_concluded_late_is_not_dropped(clock: VirtualClock) -> None:
     """A decision that is recorded late, because the store failed, is the last that is heard of its trigger."""
-    async with VirtualClock() as clock:
-        store = FlakyStore(fails=lambda operation, number: operation == "append" and number == 25)
+    store = FlakyStore(fails=lambda operation, number: operation == "append" and number == 25)
 
-        def skip_the_last(request: ReplanRequest) -> ScriptStep:
-            task = request.triggers[-1].tasks[0]
-            return returns([alternative(SkipTask(task_id=task))], after=9 if task == "first" else 0)
+    def skip_the_last(request: ReplanRequest) -> ScriptStep:
+        task = request.triggers[-1].tasks[0]
+        return returns([alternative(SkipTask(task_id=task))], after=9 if task == "first" else 0)
 
-        provider = ScriptedProvider(skip_the_last, clock=clock)
-        engine = ReplanningEngine([provider], store=store, environment=virtual_environment(clock=clock))
-        # While the first failure is considered, three more follow. Those of a and b, on which c waits, are then
-        # considered together, and as only b is skipped, that of a waits behind that of d.
-        names = ["first", "a", "b", "d"]
-        script = {name: raises(ValueError("no"), after=after) for after, name in enumerate(names)}
-        tasks = [*(Task(id=name) for name in names), Task(id="c", depends_on=("a", "b"), when="false")]
-        result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
-        records = list(store.read(result.run))
-        assert (result.status, store.failures, records[24].body.kind) == ("succeeded", 1, "decided")
-        assert records[24].at > records[23].at
-        assert invariant_violations(records) == []
-        assert bodies(store, result.run, TriggerDropped) == []
+    provider = ScriptedProvider(skip_the_last, clock=clock)
+    engine = make_engine(provider, store=store, clock=clock)
+    # While the first failure is considered, three more follow. Those of a and b, on which c waits, are then
+    # considered together, and as only b is skipped, that of a waits behind that of d.
+    names = ["first", "a", "b", "d"]
+    script = {name: raises(ValueError("no"), after=after) for after, name in enumerate(names)}
+    tasks = [*(Task(id=name) for name in names), Task(id="c", depends_on=("a", "b"), when="false")]
+    result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
+    records = list(store.read(result.run))
+    assert (result.status, store.failures, records[24].body.kind) == ("succeeded", 1, "decided")
+    assert records[24].at > records[23].at
+    assert invariant_violations(records) == []
+    assert bodies(store, result.run, TriggerDropped) == []
 
 
 async def decisions_about_two_failures(
@@ -225,7 +172,7 @@ async def decisions_about_two_failures(
     """Run a plan in which two tasks fail at once while the store fails now and then; return the decisions."""
     async with VirtualClock() as clock:
         store = FlakyStore(fails=fails)
-        engine = ReplanningEngine([ScriptedProvider(again)], store=store, environment=virtual_environment(clock=clock))
+        engine = make_engine(ScriptedProvider(again), store=store, clock=clock)
         script = {name: raises(ValueError("no")) for name in ("a", "b")}
         tasks = Task(id="a"), Task(id="b"), Task(id="c", depends_on=("a", "b"))
         result = await engine.execute(plan(*tasks), ScriptedExecutor(script, clock=clock))
@@ -241,28 +188,20 @@ async def test_what_is_concluded_late_leaves_out_the_same() -> None:
     assert late == [("r1", "execute", ("t1",)), ("r2", "execute", ("t2",))]
 
 
-async def test_what_waits_for_the_store_does_not_begin_after_a_pause() -> None:
+async def test_what_waits_for_the_store_does_not_begin_after_a_pause(clock: VirtualClock) -> None:
     """A task that was handed out before a pause, and could not begin for the store, does not begin after it."""
-    async with VirtualClock() as clock:
-        store = out_of_order(clock, 5, 10)
-        environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([], store=store, environment=environment, monitor=PlanMonitor([]))
-        work = ScriptedExecutor({"a": returns(after=20)}, clock=clock)
-        async with engine.open(plan(Task(id="a"), Task(id="b"))) as run, anyio.create_task_group() as group:
-
-            async def late() -> None:
-                await clock.sleep(6)
-                await drive(run, work)
-
-            group.start_soon(drive, run, work)
-            group.start_soon(late)
-            await clock.sleep(8)
-            run.pause()
-        assert run.result.status == "paused"
-        assert [call.task.id for call in work.calls] == ["a"]
-        fenced = bodies(store, run.id, AttemptFenced)
-        assert [body.report for body in fenced] == ["not started: the run is to pause"]
-        assert invariant_violations(list(store.read(run.id))) == []
+    store = out_of_order(clock, 5, 10)
+    work = ScriptedExecutor({"a": returns(after=20)}, clock=clock)
+    engine = make_engine(store=store, clock=clock)
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run, anyio.create_task_group() as group:
+        group.start_soon(perform, run, work)
+        await clock.sleep(6)
+        group.start_soon(perform, run, work)
+        await clock.sleep(2)
+        run.pause()
+    assert (run.result.status, [call.task.id for call in work.calls]) == ("paused", ["a"])
+    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == ["not started: the run is to pause"]
+    assert invariant_violations(list(store.read(run.id))) == []
 
 
 async def test_nothing_is_reported_as_started_after_a_pause() -> None:

@@ -16,12 +16,12 @@ import pytest
 
 from replanning import Environment, Plan, ReplanningEngine, Task, TaskContext, TaskState
 from replanning.errors import RunOwned, StoreError
-from replanning.journal import AttemptStarted, MemoryStore, ProcessStarted, Record, RunResumed, SqliteStore
+from replanning.journal import Lease, ProcessStarted, Record, RunResumed, RunStore, SqliteStore
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
-from tests.support.crash import RUN, STORES, campaign, journal, spin, started, text
-from tests.support.resume import cut, through
-from tests.support.runs import plan
+from tests.support.crash import RUN, STORES, Process, campaign, journal, spin, started, text
+from tests.support.resume import cut
+from tests.support.runs import make_engine, perform, plan
 
 PATIENCE = 20.0
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised on Linux alone")
@@ -41,13 +41,20 @@ def test_killed_at_any_moment(kind: str, kills: int, tmp_path: Path) -> None:
     assert tally.kills == kills
 
 
+@contextmanager
+def begun(kind: str, folder: Path, **options: str) -> Iterator[Process]:
+    """A process that has finished its first task."""
+    with started(kind, folder, **options) as process:
+        process.go()
+        next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
+        yield process
+
+
 @pytest.mark.parametrize("kind", STORES)
 def test_race_to_resume(kind: str, tmp_path: Path) -> None:
     """Of two processes that resume the same run at the same time one gets it, and the other is told which."""
-    with started(kind, tmp_path) as process:
-        process.go()
-        next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
-        process.kill()
+    with begun(kind, tmp_path) as process:
+        process.process.kill()
         process.finish()
     with started(kind, tmp_path) as one, started(kind, tmp_path) as other:
         one.ready()
@@ -65,9 +72,7 @@ def test_race_to_resume(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
     """A process that was suspended until another had its run writes nothing when it wakes, and ends paused, saying why."""
-    with started(kind, tmp_path, lease="0.2") as process:
-        process.go()
-        next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
+    with begun(kind, tmp_path, lease="0.2") as process:
         suspend(process)
         with closing(STORES[kind](tmp_path / "history")) as store:
             store.release(taken_over(store, process))
@@ -84,33 +89,26 @@ def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
     assert list(map(text, journal(kind, tmp_path))) == whole
 
 
-def suspend(process):
+def suspend(process: Process) -> None:
     """Stop a process where it is."""
     process.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.process.pid, os.WSTOPPED)
 
 
-def taken_over(store, process):
+def taken_over(store: RunStore, process: Process) -> Lease:
     """Take the run of a process that is suspended; one that holds the file locked is suspended a little later."""
+    end = time.perf_counter() + PATIENCE
     while True:
         try:
-            return patiently(lambda: store.acquire(RUN, "another", Environment().clock.now(), 30.0))
+            return store.acquire(RUN, "another", Environment().clock.now(), 30.0)
+        except RunOwned:
+            assert time.perf_counter() < end
         except StoreError as error:
-            if isinstance(error, RunOwned) or "kept the file locked" not in str(error):
+            if "kept the file locked" not in str(error):
                 raise
             process.process.send_signal(signal.SIGCONT)
             spin(0.01)
             suspend(process)
-
-
-def patiently(acquire):
-    """Try to get a run until its lease has ended."""
-    end = time.perf_counter() + PATIENCE
-    while True:
-        try:
-            return acquire()
-        except RunOwned:
-            assert time.perf_counter() < end
 
 
 # Processes that tools started
@@ -189,56 +187,49 @@ def process_of(key: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+async def note(context: TaskContext, group: int) -> None:
+    """Note a process group, as work that starts one does."""
+    context.record_process(group)
+
+
 async def noting(group: int) -> list[Record]:
     """The journal of a run that was cut off after it had noted a process group."""
-    store = MemoryStore()
-    async with ReplanningEngine([], store=store).open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                attempt.context.record_process(group)
-    return list(store.read(RUN))[:3]
+    engine = make_engine()
+    async with engine.open(plan(Task(id="a", idempotent=True)), run_id=RUN) as run:
+        await perform(run, lambda task, context: note(context, group))
+    return list(engine.store.read(RUN))[:3]
 
 
-def noted_as(records: list[Record], born: float = 1.0, host: str = "") -> list[Record]:
-    """The same journal, as if another process had been noted under this number."""
-    *first, noted = records
-    assert isinstance(noted.body, ProcessStarted)
-    return [*first, noted._replace(body=replace(noted.body, born=born, host=host or noted.body.host))]
-
-
-async def goes_on(records: list[Record]) -> None:
-    """Resume the run with this journal."""
-    async with ReplanningEngine([], store=cut(records)).resume(RUN) as run:
-        assert await through(run) == ["a"]
+async def goes_on(records: list[Record], **noted: float | str) -> None:
+    """Resume the run with this journal, in which the process that was noted may have been another one."""
+    *first, last = records
+    assert isinstance(last.body, ProcessStarted)
+    store = cut([*first, last._replace(body=replace(last.body, **noted))])  # type: ignore[arg-type]
+    async with make_engine(store=store).resume(RUN) as run:
+        assert await perform(run) == ["a"]
     assert run.live.entry("a").state is TaskState.DONE
 
 
 @LINUX
-async def test_known_by_its_birth() -> None:
-    """A process group that was noted is killed, whatever its environment says."""
-    with process_of("unknown") as process:
-        await goes_on(await noting(process.pid))
-        assert process.wait(PATIENCE) == -signal.SIGKILL
-
-
-@LINUX
-@pytest.mark.parametrize("key", [f"{RUN}/a", f"{RUN}/a#continued-2"])
-async def test_known_by_its_key(key: str) -> None:
-    """A process group whose first process is another by now is killed if somebody in it works for the attempt."""
+@pytest.mark.parametrize(
+    ("key", "noted"), [("unknown", {}), (f"{RUN}/a", {"born": 1.0}), (f"{RUN}/a#continued-2", {"born": 1.0})]
+)
+async def test_known_by_its_birth_or_its_key(key: str, noted: dict[str, float]) -> None:
+    """A process group that was noted is killed; if its first process is another by now, if it works for the attempt."""
     with process_of(key) as process:
-        await goes_on(noted_as(await noting(process.pid), born=1.0))
+        await goes_on(await noting(process.pid), **noted)
         assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 @LINUX
 @pytest.mark.parametrize(
-    ("key", "changes"),
+    ("key", "noted"),
     [(f"{RUN}/b", {}), ("run-2/a", {}), (f"{RUN}/a2", {}), (f"{RUN}/a", {"host": "elsewhere"})],
 )
-async def test_others_are_left_alone(key: str, changes: dict[str, str]) -> None:
+async def test_others_are_left_alone(key: str, noted: dict[str, str]) -> None:
     """A process that only has the number of one that was noted, or has it on another machine, is not touched."""
     with process_of(key) as process:
-        await goes_on(noted_as(await noting(process.pid), 1.0, **changes))
+        await goes_on(await noting(process.pid), born=1.0, **noted)
         assert process.poll() is None
 
 
@@ -246,20 +237,16 @@ async def test_others_are_left_alone(key: str, changes: dict[str, str]) -> None:
 async def test_finished_work_keeps_its_processes() -> None:
     """A process that a successful attempt left running on purpose is killed neither by a resume nor by a fork."""
     with process_of(f"{RUN}/a") as process:
-        store = MemoryStore()
-        engine = ReplanningEngine([], store=store)
+        engine = make_engine()
 
         async def work(task: Task, context: TaskContext) -> None:
             context.record_process(process.pid)
+            run.pause()
 
         async with engine.open(plan(Task(id="a"), Task(id="b")), run_id=RUN) as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    await work(task, attempt.context)
-                    run.pause()
+            assert await perform(run, work) == ["a"]
         async with engine.resume(RUN) as run:
-            assert await through(run) == ["b"]
+            assert await perform(run) == ["b"]
         async with engine.resume(engine.fork(RUN, 0)) as run:
-            assert await through(run) == ["a", "b"]
+            assert await perform(run) == ["a", "b"]
         assert process.poll() is None
-    assert len([body for body in (r.body for r in store.read(RUN)) if isinstance(body, AttemptStarted)]) == 2

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 - only there does other code come upon cancellations of its own
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from replanning import (
-    Alternative,
-    Answer,
-    Goal,
-    Plan,
-    Question,
-    ReplanningEngine,
-    ReplanRequest,
-    RunResult,
-    Task,
-    TaskContext,
-)
+from replanning import Alternative, Answer, Goal, Plan, Question, ReplanningEngine, ReplanRequest, Task, TaskContext
 from replanning.changes import SkipTask
-from replanning.journal import AttemptInterrupted, ErrorContained, MemoryStore, TaskFailed
+from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.orchestrators import SwarmOrchestrator
+from replanning.run import Work
 from replanning.telemetry import Exporter
-from replanning.testing import ScriptedGate
-from tests.engine.test_regressions import ASKING
-from tests.support.runs import Proposer, again, bodies, plan
+from replanning.testing import ScriptedExecutor, ScriptedGate
+from tests.support.runs import Proposer, again, bodies, make_engine, plan
 
 BESIDE = [Task(id="a", tool="broken"), Task(id="b", depends_on=("a",)), Task(id="c")]
 
@@ -80,11 +70,11 @@ def replaced(request: ReplanRequest) -> list[Alternative]:
     return [found.model_copy(update={"changes": (change.model_copy(update={"tasks": tasks}),)})]
 
 
-async def carried_out(engine: ReplanningEngine) -> RunResult:
-    """Return the result of a run in which one task fails."""
+async def carried_out(engine: ReplanningEngine, work: Work = work) -> tuple[str, list[str]]:
+    """Return how a run ends in which one task fails and no other is interrupted, and where errors were contained."""
     result = await engine.execute(plan(*BESIDE), work)
     assert bodies(engine.store, result.run, AttemptInterrupted) == []
-    return result
+    return result.status, [body.where for body in bodies(engine.store, result.run, ErrorContained)]
 
 
 async def test_provider(break_down) -> None:
@@ -97,8 +87,8 @@ async def test_provider(break_down) -> None:
             await break_down()
             return []
 
-    assert (await carried_out(ReplanningEngine([Broken(), Proposer(replaced)]))).status == "succeeded"
-    assert (await carried_out(ReplanningEngine([Broken()]))).status == "failed"
+    assert await carried_out(make_engine(Broken(), replaced)) == ("succeeded", [])
+    assert await carried_out(make_engine(Broken())) == ("failed", [])
 
 
 async def test_gate(break_down) -> None:
@@ -109,10 +99,9 @@ async def test_gate(break_down) -> None:
             await break_down()
             return Answer("approve")
 
-    engine = ReplanningEngine([Proposer(replaced)], gate=Broken([]), settings=ASKING)
-    result = await carried_out(engine)
-    assert (result.status, len(result.questions)) == ("needs_human", 1)
-    assert [contained.where for contained in bodies(engine.store, result.run, ErrorContained)] == ["gate"]
+    engine = make_engine(replaced, gate=Broken(), alternatives={"require_approval": True})
+    assert await carried_out(engine) == ("needs_human", ["gate"])
+    assert len(engine.pending()) == 1
 
 
 async def test_listener(break_down) -> None:
@@ -121,11 +110,11 @@ async def test_listener(break_down) -> None:
     async def listen(event: TaskFailed) -> None:
         await break_down()
 
-    engine = ReplanningEngine([Proposer(replaced)])
+    engine = make_engine(replaced)
     engine.monitor.on(TaskFailed, listen)
-    result = await carried_out(engine)
-    assert result.status == "succeeded"
-    assert len(bodies(engine.store, result.run, ErrorContained)) == 1
+    status, (where,) = await carried_out(engine)
+    assert status == "succeeded"
+    assert "listen" in where
 
 
 async def test_exporter(break_down) -> None:
@@ -141,10 +130,8 @@ async def test_exporter(break_down) -> None:
             await break_down()
 
     engine = ReplanningEngine([Proposer(replaced)], exporters=[Broken()])
-    result = await carried_out(engine)
+    assert await carried_out(engine) == ("succeeded", ["exporter 'broken'"])
     await engine.aclose()
-    assert result.status == "succeeded"
-    assert len(bodies(engine.store, result.run, ErrorContained)) == 1
 
 
 async def test_work(break_down) -> None:
@@ -155,10 +142,7 @@ async def test_work(break_down) -> None:
             await break_down()
         return await work(task, context)
 
-    engine = ReplanningEngine([Proposer(replaced)])
-    result = await engine.execute(plan(*BESIDE), breaks_down)
-    assert (result.status, len(result.revisions)) == ("succeeded", 1)
-    assert bodies(engine.store, result.run, AttemptInterrupted) == []
+    assert await carried_out(make_engine(replaced), breaks_down) == ("succeeded", [])
 
 
 def flat(size: int) -> Plan:
@@ -173,59 +157,48 @@ class Heart:
         self.beats = self.most = self._before = 0
         self._happened = happened
 
-    async def beat(self) -> None:
-        """Beat at every turn."""
+    async def _beat(self) -> None:
         while True:
             self.beats += 1
             now = self._happened()
             self.most, self._before = max(self.most, now - self._before), now
             await anyio.lowlevel.checkpoint()
 
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Beat at every turn of the loop while the body runs."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._beat)
+            yield
+            group.cancel_scope.cancel()
+
 
 async def test_opening_a_large_plan() -> None:
     """While a plan of 5,000 tasks is opened, others have a turn at least every 500 tasks."""
     heart = Heart()
-    async with anyio.create_task_group() as group:
-        group.start_soon(heart.beat)
-        async with ReplanningEngine().open(flat(5_000)) as run:
-            beats = heart.beats
-            run.pause()
-        group.cancel_scope.cancel()
-    assert beats >= 10
+    async with heart.beating(), ReplanningEngine().open(flat(5_000)):
+        assert heart.beats >= 10
 
 
 async def test_taking_up_a_long_journal() -> None:
     """While a journal of 2,000 records is read and replayed, others have a turn at least every 100 records."""
-    store, heart = MemoryStore(), Heart()
-    async with ReplanningEngine(store=store).open(flat(1_001)) as run:
+    engine, heart = ReplanningEngine(), Heart()
+    async with engine.open(flat(1_001)) as run:
         ready = run.ready()
         for _ in range(1_000):
             run.succeeded(run.started((await anext(ready)).id))
-        run.pause()
-    async with anyio.create_task_group() as group:
-        group.start_soon(heart.beat)
-        async with ReplanningEngine(store=store).resume(run.id) as again:
-            beats = heart.beats
-            again.pause()
-        group.cancel_scope.cancel()
-    assert beats >= 40
+    async with heart.beating(), engine.resume(run.id):
+        assert heart.beats >= 40
 
 
 @pytest.mark.parametrize(("workers", "tasks", "most"), [(1, 1_000, 257), (100, 3_000, 356)])
 async def test_work_that_never_waits(workers: int, tasks: int, most: int) -> None:
     """Other tasks have a turn after a few hundred tasks of work that never waits, by one worker or a hundred."""
-    done = 0
-
-    async def work(task: Task, context: TaskContext) -> None:
-        nonlocal done
-        done += 1
-
-    heart = Heart(lambda: done)
-    async with anyio.create_task_group() as group:
-        group.start_soon(heart.beat)
+    work = ScriptedExecutor()
+    heart = Heart(lambda: len(work.calls))
+    async with heart.beating():
         result = await ReplanningEngine().attach(SwarmOrchestrator(work, max_concurrency=workers)).run(flat(tasks))
-        group.cancel_scope.cancel()
-    assert (result.status, done) == ("succeeded", tasks)
+    assert (result.status, len(work.calls)) == ("succeeded", tasks)
     assert 1 <= heart.most <= 2 * most  # trio gives turns in any order, so that two may pass between two beats
 
 
@@ -239,14 +212,11 @@ async def test_hash_worked_out_with_pauses() -> None:
         for each in (run, other):
             each.apply([SkipTask(task_id="t1")])
         assert (sum(1 for _ in hashing), other.live.hash) == (3, run.live.hash)
-        run.pause()
-        other.pause()
 
 
 @pytest.mark.deep
 async def test_opening_leaves_little_for_the_collector() -> None:
     """The objects of a plan of 20,000 tasks do not wait for the garbage collector to go through them all at once."""
     new = sum(len(gc.get_objects(generation)) for generation in (0, 1))
-    async with ReplanningEngine().open(flat(20_000)) as run:
+    async with ReplanningEngine().open(flat(20_000)):
         assert sum(len(gc.get_objects(generation)) for generation in (0, 1)) - new < 10_000
-        run.pause()

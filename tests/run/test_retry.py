@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replanning import Retry, Settings, Task
 from replanning.journal import Failure
 from replanning.plan import TaskId
-from replanning.run.reports import schedule_retry
+from replanning.run.reports import failure_from, schedule_retry
 from tests.support.live import journaled
 
 PASSING = Failure("OSError", "reset", transient=True)
@@ -31,13 +31,16 @@ def after(
 
 
 def test_what_may_pass_is_tried_again() -> None:
-    """An error that may pass is tried up to the maximum, the first attempt included, ever later."""
+    """An error that may pass is tried up to the maximum, ever later; any other uses up a task's retries at once."""
     assert [after(PASSING, n) for n in (1, 2, 3)] == [(100.5, False), (101.0, False), (None, True)]
-
-
-def test_what_lasts_is_not() -> None:
-    """Any other error uses up a task's retries at once."""
     assert after(LASTING) == (None, True)
+
+
+@pytest.mark.parametrize(("status", "passes"), [(401, False), (404, False), (429, True), (503, True)])
+def test_errors_of_http(status: int, passes: bool) -> None:
+    """Whether an error of a library for HTTP may pass is told by its status."""
+    error = type("HttpError", (Exception,), {"status_code": status})
+    assert failure_from(error()).transient is passes
 
 
 def test_threshold() -> None:
@@ -49,26 +52,18 @@ def test_threshold() -> None:
 
 @pytest.mark.parametrize("failure", [LATE, CUT_OFF])
 def test_what_may_have_taken_effect(failure: Failure) -> None:
-    """After a timeout or an interruption only an idempotent task is run again, whatever the threshold."""
+    """After a timeout or an interruption only an idempotent task is run again, after the latter at once and always."""
     assert after(failure, threshold=9) == (None, True)
     assert after(failure, threshold=9, idempotent=True)[0] is not None
-
-
-def test_interruption_costs_nothing() -> None:
-    """An idempotent task that was cut off is run again at once, however often it was tried."""
     assert after(CUT_OFF, 99, idempotent=True) == (100.0, False)
 
 
-def test_own_word() -> None:
-    """The retries that a task declares take precedence over the default."""
+@given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True), st.booleans())
+def test_own_retries(round_: int, delay: float, chance: float, exponential: bool) -> None:
+    """The retries that a task declares take precedence, and a delay is at most an hour after any number of attempts."""
     own = {"max_attempts": 2, "delay": 4, "exponential": False, "jitter": True}
     assert after(PASSING, 1, chance=0.25, retry=own) == (103.0, False)
     assert after(PASSING, 2, retry=own) == (None, True)
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True), st.booleans())
-def test_delays_are_bounded(round_: int, delay: float, chance: float, exponential: bool) -> None:
-    """The delay of a retry is at most an hour, after any number of attempts."""
     retry = {"max_attempts": round_ + 1, "delay": delay, "exponential": exponential}
     due, used_up = after(PASSING, round_, chance=chance, retry=retry)
     assert not used_up

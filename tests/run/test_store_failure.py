@@ -10,10 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import PlanRun, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
-from replanning.changes import AddTask, ReplaceTask
+from replanning import Task, TaskContext, TaskState, open_run
+from replanning.changes import AddTask
 from replanning.errors import NotRunning, RecordNotSerializable, StoreError, UnknownTask
 from replanning.journal import (
+    AlternativesConsidered,
     AttemptFailed,
     AttemptStarted,
     AttemptSucceeded,
@@ -27,24 +28,35 @@ from replanning.journal import (
     RunEnded,
     RunStore,
     SqliteStore,
+    TriggerDropped,
 )
-from replanning.testing import FlakyStore, VirtualClock
+from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
-from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story, through
-from tests.support.runs import Proposer, again, alternative, bodies, chain, environment, failing, plan
+from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
+from tests.support.runs import (
+    again,
+    bodies,
+    chain,
+    failing,
+    make_engine,
+    perform,
+    plan,
+)
 
 
 class Refusing(MemoryStore):
-    """Refuses the records of which a function says why; keeps the others."""
+    """Refuses the records of which a function says why, the first so many; keeps the others."""
 
-    def __init__(self, why: Callable[[Record], Exception | None]) -> None:
+    def __init__(self, why: Callable[[Record], Exception | None], times: int = 10**9) -> None:
         super().__init__()
         self.refused: list[Record] = []
         self._why = why
+        self._times = times
 
     def append(self, lease: Lease, record: Record) -> None:
         """Keep a record, or raise what the function says."""
-        if (error := self._why(record)) is not None:
+        error = self._why(record)
+        if error is not None and len(self.refused) < self._times:
             self.refused.append(record)
             raise error
         super().append(lease, record)
@@ -58,20 +70,19 @@ def outage(clock: VirtualClock, begin: float, end: float, store: RunStore | None
 # For a while
 
 
-async def test_transient() -> None:
+async def test_transient(clock: VirtualClock) -> None:
     """While the store fails nothing new begins and what ends is kept; then the run goes on and its journal is whole."""
-    async with VirtualClock() as clock:
-        began: list[tuple[str, float]] = []
+    began: list[tuple[str, float]] = []
 
-        async def work(task: Task, context: TaskContext) -> float:
-            began.append((task.id, clock.elapsed))
-            await clock.sleep(3)
-            return clock.elapsed
+    async def work(task: Task, context: TaskContext) -> float:
+        began.append((task.id, clock.elapsed))
+        await clock.sleep(3)
+        return clock.elapsed
 
-        store = outage(clock, 5, 12)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        tasks = [Task(id=f"t{number}") for number in range(12)]
-        result = await keeper.execute(plan(*tasks), work, max_concurrency=3)
+    store = outage(clock, 5, 12)
+    keeper = make_engine(store=store, clock=clock)
+    tasks = [Task(id=f"t{number}") for number in range(12)]
+    result = await keeper.execute(plan(*tasks), work, max_concurrency=3)
     records = list(store.read(result.run))
     assert (result.status, result.unjournaled, len(result.outputs)) == ("succeeded", False, 12)
     assert [round(when) for _, when in began] == [0, 0, 0, 3, 3, 3, 12, 12, 12, 15, 15, 15]
@@ -85,10 +96,7 @@ async def test_failure_at_any_record() -> None:
     """A run ends with the same results and decisions if the store refuses any one record three times."""
     result, records = await from_start()
     for seq in range(2, len(records) + 1):
-        left = iter(range(3))
-        store = Refusing(
-            lambda record, seq=seq, left=left: StoreError("full") if record.seq == seq and next(left, 9) < 3 else None  # type: ignore[misc]
-        )
+        store = Refusing(lambda record, seq=seq: StoreError("full") if record.seq == seq else None, times=3)  # type: ignore[misc]
         async with VirtualClock() as clock, engine_for(store, clock).open(eventful(), run_id=RUN) as run:
             await carry_on(run, clock)
         assert len(store.refused) == 3
@@ -97,122 +105,77 @@ async def test_failure_at_any_record() -> None:
         assert replay_differences(run, store.read(RUN), clock.now()) == []
 
 
-async def test_no_start_no_work() -> None:
+async def test_no_start_no_work(clock: VirtualClock) -> None:
     """Work whose start cannot be put on record does not run, not even its first line."""
-    ran = []
-
-    async def work(task: Task, context: TaskContext) -> None:
-        ran.append(task.id)
-
+    work = ScriptedExecutor()
     store = Refusing(lambda record: StoreError("full") if isinstance(record.body, AttemptStarted) else None)
-    async with VirtualClock() as clock:
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        result = await keeper.execute(chain("a"), work)
-        assert ran == []
-        async with keeper.open(chain("a"), run_id="own") as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    with pytest.raises(NotRunning, match="no attempt at 'a' was started"):
-                        attempt.context  # noqa: B018
-                    await anyio.lowlevel.checkpoint()
-                    ran.append("more")
-    assert ran == []
-    assert [result.status, run.result.status] == ["paused", "paused"]
+    engine = make_engine(store=store, clock=clock)
+    result = await engine.execute(chain("a"), work)
+    async with engine.open(chain("a")) as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                with pytest.raises(NotRunning, match="no attempt at 'a' was started"):
+                    attempt.context  # noqa: B018
+                await anyio.lowlevel.checkpoint()
+                raise AssertionError
+    assert (result.status, run.result.status, work.calls) == ("paused", "paused", [])
     assert [record.body.kind for record in store.read(result.run)] == ["run-opened", "run-ended"]
 
 
-async def test_rare_failures_do_not_add_up() -> None:
+async def test_rare_failures_do_not_add_up(clock: VirtualClock) -> None:
     """Patience begins anew whenever the store has taken a record, or was not needed for long."""
-    async with VirtualClock() as clock:
-
-        async def work(task: Task, context: TaskContext) -> None:
-            await clock.sleep(600)
-
-        store = FlakyStore(fails=lambda operation, number: operation == "append" and number % 3 == 0)
-        settings = Settings(store_patience=0.15)
-        keeper = ReplanningEngine([], store=store, settings=settings, environment=environment(clock))
-        result = await keeper.execute(chain(*"abcdefgh"), work)
+    store = FlakyStore(fails=lambda operation, number: operation == "append" and number % 3 == 0)
+    work = ScriptedExecutor(default=returns(after=600), clock=clock)
+    result = await make_engine(store=store, clock=clock, store_patience=0.15).execute(chain(*"abcdefgh"), work)
     assert (result.status, store.failures > 5) == ("succeeded", True)
 
 
-async def test_deadline_of_what_has_ended() -> None:
-    """A deadline that passes while the end of its attempt cannot be recorded does not time the attempt out."""
-    async with VirtualClock() as clock:
-        store = outage(clock, 2, 20)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-
-        async def work(task: Task, context: TaskContext) -> str:
-            await clock.sleep(3)
-            return "done"
-
-        result = await keeper.execute(plan(Task(id="a", timeout=10)), work)
-    assert (result.status, result.outputs) == ("succeeded", {"a": "done"})
-    assert bodies(store, result.run, AttemptTimedOut) == []
+async def test_deadline_meanwhile(clock: VirtualClock) -> None:
+    """A deadline that passes while the store fails stops work that goes on, and not what has ended before."""
+    store = outage(clock, 2, 20)
+    work = ScriptedExecutor({"a": hangs(), "b": returns("fine", after=3)}, clock=clock)
+    tasks = (Task(id="a", timeout=10), Task(id="b", timeout=10))
+    result = await make_engine(store=store, clock=clock).execute(plan(*tasks), work)
+    assert (result.status, result.outputs) == ("failed", {"b": "fine"})
+    assert [body.attempt for body in bodies(store, result.run, AttemptTimedOut)] == ["a#1"]
+    assert invariant_violations(list(store.read(result.run))) == []
 
 
-async def test_deadline_meanwhile() -> None:
-    """A deadline that passes while the store fails stops the work in time, and is on record later."""
-    async with VirtualClock() as clock:
-        store = outage(clock, 2, 20)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        stopped: list[float] = []
-
-        async def work(task: Task, context: TaskContext) -> None:
-            try:
-                await clock.sleep(1000)
-            finally:
-                stopped.append(clock.elapsed)
-
-        result = await keeper.execute(plan(Task(id="a", timeout=10)), work)
-    assert (result.status, stopped) == ("failed", [10])
-    assert len(bodies(store, result.run, AttemptTimedOut)) == 1
-
-
-async def test_wall_clock_meanwhile() -> None:
+async def test_wall_clock_meanwhile(clock: VirtualClock) -> None:
     """A wall clock that is used up while the store fails ends the run as soon as the store works."""
-    async with VirtualClock() as clock:
-        store = outage(clock, 5, 20)
-        settings = Settings.model_validate({"budget": {"wall_clock": 10}})
-        keeper = ReplanningEngine([], store=store, settings=settings, environment=environment(clock))
-        async with keeper.open(chain("a"), run_id=RUN) as run:
-            run.started("a")
-            await clock.sleep(6)
-            with pytest.raises(StoreError):
-                run.apply([AddTask(task=Task(id="b"))])
-            result = await run.wait()
+    store = outage(clock, 5, 20)
+    async with make_engine(store=store, clock=clock, budget={"wall_clock": 10}).open(chain("a")) as run:
+        run.started("a")
+        await clock.sleep(6)
+        with pytest.raises(StoreError):
+            run.apply([AddTask(task=Task(id="b"))])
+        result = await run.wait()
     assert (result.status, bodies(store, RUN, RunEnded)) == ("aborted", [RunEnded("aborted", result.reason)])
 
 
-async def test_edits_are_refused() -> None:
+async def test_edits_are_refused(clock: VirtualClock) -> None:
     """While the store fails an edit raises, and the plan is as it was; afterwards the same edit is taken."""
-    async with VirtualClock() as clock:
-        store = outage(clock, 1, 3)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        async with keeper.open(chain("a"), run_id=RUN) as run:
-            await clock.sleep(2)
-            for _ in range(2):
-                with pytest.raises(StoreError, match="fail"):
-                    run.apply([AddTask(task=Task(id="b"))])
-            assert (run.live.revision, "b" in run.live) == (0, False)
-            await clock.sleep(2)
-            assert run.apply([AddTask(task=Task(id="b"))]) == 1
+    store = outage(clock, 1, 3)
+    async with make_engine(store=store, clock=clock).open(chain("a")) as run:
+        await clock.sleep(2)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="fail"):
+                run.apply([AddTask(task=Task(id="b"))])
+        assert (run.live.revision, "b" in run.live) == (0, False)
+        await clock.sleep(2)
+        assert run.apply([AddTask(task=Task(id="b"))]) == 1
     assert len(bodies(store, RUN, PlanRevised)) == 1
 
 
-async def test_processes_that_cannot_be_noted() -> None:
+async def test_processes_that_cannot_be_noted(clock: VirtualClock) -> None:
     """A process that cannot be put on record is an error to the work that started it, which is run again."""
 
     async def work(task: Task, context: TaskContext) -> str:
         context.record_process(999_999_999)
         return "noted"
 
-    left = iter(range(1))
-    store = Refusing(
-        lambda record: StoreError("full") if record.body.kind == "process-started" and next(left, 9) < 1 else None
-    )
-    async with VirtualClock() as clock:
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        result = await keeper.execute(chain("a"), work)
+    store = Refusing(lambda record: StoreError("full") if record.body.kind == "process-started" else None, times=1)
+    result = await make_engine(store=store, clock=clock).execute(chain("a"), work)
     assert (result.status, result.outputs) == ("succeeded", {"a": "noted"})
     assert [body.failure.type for body in bodies(store, result.run, AttemptFailed)] == ["StoreError"]
 
@@ -230,72 +193,55 @@ async def test_lasting() -> None:
             finished.append((task.id, clock.elapsed))
 
         kept = MemoryStore()
-        store = outage(clock, 3, 1e9, kept)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
+        engine = make_engine(store=outage(clock, 3, 1e9, kept), clock=clock)
         tasks = [Task(id="long", idempotent=True), *(Task(id=f"t{number}") for number in range(9))]
-        result = await keeper.execute(plan(*tasks), work, max_concurrency=2)
+        result = await engine.execute(plan(*tasks), work, max_concurrency=2)
     assert result.status == "paused"
     assert result.reason.startswith("the store has failed for 30 s: call ")
     assert finished == [("t0", 2), ("t1", 4), ("long", 100)]
-    journaled = [body.task for body in bodies(store, result.run, AttemptSucceeded)]
-    assert journaled == ["t0"]
-    async with VirtualClock() as clock:
-        keeper = ReplanningEngine([], store=kept, environment=environment(clock))
-        async with keeper.resume(result.run) as run:
-            ran = await through(run)
-    assert set(ran) == {"long", *(f"t{number}" for number in range(2, 9))}
+    assert [body.task for body in bodies(kept, result.run, AttemptSucceeded)] == ["t0"]
+    async with VirtualClock() as clock, make_engine(store=kept, clock=clock).resume(result.run) as run:
+        assert set(await perform(run)) == {"long", *(f"t{number}" for number in range(2, 9))}
 
 
-async def test_back_when_the_run_is_left() -> None:
+async def test_back_when_the_run_is_left(clock: VirtualClock) -> None:
     """A task that finished after patience was over is on record if the store works when the run is left."""
-    async with VirtualClock() as clock:
-
-        async def work(task: Task, context: TaskContext) -> str:
-            await clock.sleep(100)
-            return "done"
-
-        store = outage(clock, 3, 90)
-        keeper = ReplanningEngine([], store=store, settings=Settings(store_patience=1), environment=environment(clock))
-        async with keeper.open(chain("a", "b"), run_id=RUN) as run:
-            run.started("a")
-            await clock.sleep(5)
-            run.observe(holds=["on(a)"])
-            await run.wait()
-            assert (run.result.status, clock.elapsed) == ("paused", 6)
-            await clock.sleep(90)
-            run.succeeded("a#1", "late")  # type: ignore[arg-type]
+    store = outage(clock, 3, 90)
+    async with make_engine(store=store, store_patience=1, clock=clock).open(chain("a", "b")) as run:
+        attempt = run.started("a")
+        await clock.sleep(5)
+        run.observe(holds=["on(a)"])
+        await run.wait()
+        assert (run.result.status, clock.elapsed) == ("paused", 6)
+        await clock.sleep(90)
+        run.succeeded(attempt, "late")
     assert [body.output for body in bodies(store, RUN, AttemptSucceeded)] == ["late"]
     assert bodies(store, RUN, RunEnded) == [RunEnded("paused", run.result.reason)]
     assert invariant_violations(list(store.read(RUN))) == []
 
 
-async def test_left_while_the_store_fails() -> None:
+async def test_left_while_the_store_fails(clock: VirtualClock) -> None:
     """A run that is left while its store fails is paused, and its result says that the journal does not know."""
-    async with VirtualClock() as clock:
-        store = outage(clock, 0.5, 1e9)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        async with keeper.open(chain("a", "b"), run_id=RUN) as run:
-            attempt = run.started("a")
-            await clock.sleep(1)
-            run.succeeded(attempt, 1)
+    store = outage(clock, 0.5, 1e9)
+    async with make_engine(store=store, clock=clock).open(chain("a", "b")) as run:
+        attempt = run.started("a")
+        await clock.sleep(1)
+        run.succeeded(attempt, 1)
     assert run.result.status == "paused"
-    assert (
-        "left before the end; the store fails, so this and what happened last is not in the journal"
-        in run.result.reason
+    assert "left before the end; the store fails, so this and what happened last is not in the journal" in (
+        run.result.reason
     )
     assert bodies(store, RUN, AttemptSucceeded) == []
 
 
-async def test_no_patience() -> None:
+async def test_no_patience(clock: VirtualClock) -> None:
     """Without patience the first failure ends the run."""
-    async with VirtualClock() as clock:
-        store = outage(clock, 0.5, 1e9)
-        keeper = ReplanningEngine([], store=store, settings=Settings(store_patience=0), environment=environment(clock))
-        async with keeper.open(chain("a", "b"), run_id=RUN) as run:
-            await clock.sleep(1)
-            with pytest.raises(StoreError):
-                run.started("a")
-            assert (run.result.status, clock.elapsed) == ("paused", 1)
+    store = outage(clock, 0.5, 1e9)
+    async with make_engine(store=store, store_patience=0, clock=clock).open(chain("a", "b")) as run:
+        await clock.sleep(1)
+        with pytest.raises(StoreError):
+            run.started("a")
+        assert (run.result.status, clock.elapsed) == ("paused", 1)
 
 
 async def test_other_peoples_errors() -> None:
@@ -304,38 +250,27 @@ async def test_other_peoples_errors() -> None:
     class Odd(FlakyStore):
         durable = True
 
-        def _through(self, operation: str) -> RunStore:
+        def _forward(self, operation: str) -> RunStore:
             if operation not in ("create", "append", "read"):
                 raise OSError(f"no {operation} today")
             return super()._forward(operation)
 
     async with VirtualClock() as clock:
-        store = Odd(durable=True)
-        keeper = ReplanningEngine([Proposer(again)], store=store, environment=environment(clock))
-
-        async def work(task: Task, context: TaskContext) -> None:
-            await clock.sleep(100)
-
-        result = await keeper.execute(chain("a"), work)
+        work = ScriptedExecutor(default=returns(after=100), clock=clock)
+        result = await make_engine(again, store=Odd(durable=True), clock=clock).execute(chain("a"), work)
     assert result.status == "succeeded"
     refusing = Refusing(lambda record: OSError("cable") if record.seq == 2 else None)
     async with VirtualClock() as clock:
-        result = await ReplanningEngine([], store=refusing, environment=environment(clock)).execute(
-            chain("a"), failing()
-        )
-    assert (result.status, result.reason) == (
-        "paused",
-        "the store has failed for 30 s: the store failed: OSError('cable')",
-    )
+        result = await make_engine(store=refusing, clock=clock).execute(chain("a"), failing())
+    reason = "the store has failed for 30 s: the store failed: OSError('cable')"
+    assert (result.status, result.reason) == ("paused", reason)
 
 
-async def test_continue_unjournaled() -> None:
+async def test_continue_unjournaled(clock: VirtualClock) -> None:
     """On request a run goes on without its store; the result is marked, and nothing more is written."""
-    async with VirtualClock() as clock:
-        store = Refusing(lambda record: StoreError("full") if record.seq == 4 else None)
-        settings = Settings(on_store_failure="continue_unjournaled")
-        keeper = ReplanningEngine([Proposer(again)], store=store, settings=settings, environment=environment(clock))
-        result = await keeper.execute(chain("a", "b", "c"), failing("b"))
+    store = Refusing(lambda record: StoreError("full") if record.seq == 4 else None)
+    engine = make_engine(again, store=store, clock=clock, on_store_failure="continue_unjournaled")
+    result = await engine.execute(chain("a", "b", "c"), failing("b"))
     assert (result.status, result.unjournaled) == ("succeeded", True)
     assert result.outputs == {"a": "a", "b": "b~2", "c": "c"}
     assert [record.seq for record in store.read(result.run)] == [1, 2, 3]
@@ -344,74 +279,61 @@ async def test_continue_unjournaled() -> None:
 
 async def test_first_record_refused() -> None:
     """A run whose opening cannot be recorded is not opened, and its id can be used again."""
-    left = iter(range(1))
-    store = Refusing(lambda record: StoreError("full") if next(left, 9) < 1 else None)
-    keeper = ReplanningEngine([], store=store)
+    engine = make_engine(store=Refusing(lambda record: StoreError("full"), times=1))
     with pytest.raises(StoreError, match="full"):
-        async with keeper.open(chain("a"), run_id=RUN):
+        async with engine.open(chain("a"), run_id=RUN):
             pass
-    async with keeper.open(chain("a"), run_id=RUN) as run:
+    async with engine.open(chain("a"), run_id=RUN) as run:
         assert run.live.counts[TaskState.READY] == 1
 
 
 # Another process has the run
 
 
-async def test_lease_lost() -> None:
+async def test_lease_lost(clock: VirtualClock) -> None:
     """A process that loses the lease stops its attempts, writes nothing more and says why."""
     store = MemoryStore()
-    async with VirtualClock() as clock:
-        stopped = []
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
+    stopped = []
 
-        async def work(task: Task, context: TaskContext) -> None:
-            try:
-                await clock.sleep(50 if task.id == "a" else 1000)
-            finally:
-                stopped.append((task.id, clock.elapsed))
+    async def work(task: Task, context: TaskContext) -> None:
+        try:
+            await clock.sleep(50 if task.id == "a" else 1000)
+        finally:
+            stopped.append((task.id, clock.elapsed))
 
-        async def worker(run: PlanRun) -> None:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    await work(task, attempt.context)
-
-        tasks = plan(Task(id="a"), Task(id="b"))
-        async with keeper.open(tasks, run_id=RUN) as run, anyio.create_task_group() as group:
-            group.start_soon(worker, run)
-            group.start_soon(worker, run)
-            await clock.sleep(40)
-            store.acquire(RUN, "another process", clock.now(), 30)
-        assert stopped == [("a", 50), ("b", 50)]
+    engine = make_engine(store=store, clock=clock)
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run, anyio.create_task_group() as group:
+        group.start_soon(perform, run, work)
+        group.start_soon(perform, run, work)
+        await clock.sleep(40)
+        store.acquire(RUN, "another process", clock.now(), 30)
+    assert stopped == [("a", 50), ("b", 50)]
     assert run.result.status == "paused"
     assert run.result.reason.startswith("another process has taken the run over: run 'run-1' is no longer owned under")
     assert [record.body.kind for record in store.read(RUN)] == ["run-opened", "attempt-started", "attempt-started"]
 
 
-async def test_lease_lost_while_nothing_happens() -> None:
+async def test_lease_lost_while_nothing_happens(clock: VirtualClock) -> None:
     """The loss of a lease is noticed also when there is nothing to write, by whoever renews it."""
     inner = MemoryStore()
     store = FlakyStore(inner, durable=True, fails=lambda operation, number: operation == "renew" and number < 4)
-    async with VirtualClock() as clock:
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        async with keeper.open(chain("a"), run_id=RUN) as run:
-            run.started("a")
-            await clock.sleep(31)
-            inner.acquire(RUN, "another process", clock.now(), 30)
-            result = await run.wait()
-        assert (result.status, clock.elapsed) == ("paused", 40)
+    async with make_engine(store=store, clock=clock).open(chain("a")) as run:
+        run.started("a")
+        await clock.sleep(31)
+        inner.acquire(RUN, "another process", clock.now(), 30)
+        result = await run.wait()
+    assert (result.status, clock.elapsed) == ("paused", 40)
     assert "another process has taken the run over" in result.reason
 
 
-async def test_lease_is_renewed() -> None:
+async def test_lease_is_renewed(clock: VirtualClock) -> None:
     """As long as its process lives, nobody else gets a run, however long nothing happens in it."""
     store = FlakyStore(MemoryStore(), durable=True)
-    async with VirtualClock() as clock:
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        async with keeper.open(chain("a"), run_id=RUN):
-            for _ in range(50):
-                await clock.sleep(7)
-                with pytest.raises(StoreError, match="is owned by process"):
-                    store.acquire(RUN, "another", clock.now(), 1)
+    async with make_engine(store=store, clock=clock).open(chain("a")):
+        for _ in range(50):
+            await clock.sleep(7)
+            with pytest.raises(StoreError, match="is owned by process"):
+                store.acquire(RUN, "another", clock.now(), 1)
 
 
 # What can never be kept
@@ -440,22 +362,20 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-async def test_outputs_that_cannot_be_kept(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_outputs_that_cannot_be_kept(odd: object, clock: VirtualClock, tmp_path: Path) -> None:
     """An output that no journal can have is done all the same, found while the process lives, and said to be lost later."""
-    odd = ODD[name]
     with closing(SqliteStore(tmp_path / "history.db")) as store:
-        async with VirtualClock() as clock:
-            keeper = ReplanningEngine([], store=store, environment=environment(clock))
-            async with keeper.open(chain("a", "b"), run_id=RUN) as run:
-                run.succeeded(run.started("a"), odd)
-                assert run.live.results.output_of("a") is odd
-            assert clock.elapsed == 0
-            assert bodies(store, RUN, AttemptSucceeded)[0].recoverable is False
-            async with keeper.resume(RUN) as run:
-                with pytest.raises(UnknownTask, match="could not be stored and was lost"):
-                    run.live.results.output_of("a")
-                assert await through(run) == ["b"]
+        engine = make_engine(store=store, clock=clock)
+        async with engine.open(chain("a", "b")) as run:
+            run.succeeded(run.started("a"), odd)
+            assert run.live.results.output_of("a") is odd
+        assert clock.elapsed == 0
+        assert bodies(store, RUN, AttemptSucceeded)[0].recoverable is False
+        async with engine.resume(RUN) as run:
+            with pytest.raises(UnknownTask, match="could not be stored and was lost"):
+                run.live.results.output_of("a")
+            assert await perform(run) == ["b"]
         assert run.result.status == "succeeded"
 
 
@@ -497,61 +417,45 @@ async def test_values_that_cannot_be_kept(tmp_path: Path) -> None:
         assert bodies(store, RUN, ContextUpdated) == [ContextUpdated({"x": 1})]
 
 
-async def test_proposals_that_cannot_be_kept(tmp_path: Path) -> None:
+async def test_proposals_that_cannot_be_kept(clock: VirtualClock) -> None:
     """Replanning that cannot be put on record is given up for its triggers, and the run goes on."""
-
-    def propose(request: object) -> list[object]:
-        odd = Task(id="odd", metadata={"x": float("nan")})
-        return [alternative(ReplaceTask(task_id="a", tasks=(odd,)))]
-
-    with closing(SqliteStore(tmp_path / "history.db")) as store:
-        async with VirtualClock() as clock:
-            keeper = ReplanningEngine([Proposer(propose)], store=store, environment=environment(clock))  # type: ignore[arg-type]
-            result = await keeper.execute(plan(Task(id="a"), Task(id="b")), failing("a"))
-            assert clock.elapsed < 1
-        assert (result.status, result.outputs) == ("failed", {"b": "b"})
-        assert result.revisions == ()
+    refusal = RecordNotSerializable("no JSON")
+    store = Refusing(lambda record: refusal if isinstance(record.body, AlternativesConsidered) else None)
+    result = await make_engine(again, store=store, clock=clock).execute(plan(Task(id="a"), Task(id="b")), failing("a"))
+    assert (result.status, result.outputs, result.revisions) == ("failed", {"b": "b"}, ())
+    reasons = {body.reason for body in bodies(store, RUN, TriggerDropped)}
+    assert (reasons, clock.elapsed) == ({"replanning failed: RecordNotSerializable"}, 0)
 
 
-async def test_store_that_takes_less() -> None:
+def no_nul(record: Record) -> Exception | None:
+    """Refuse what a store cannot keep: a character of the code 0."""
+    return RecordNotSerializable("no NUL") if "\x00" in repr(record.body) or "\\x00" in repr(record.body) else None
+
+
+async def test_store_that_takes_less(clock: VirtualClock) -> None:
     """A value that the store cannot keep is left out of its record, and the run goes on."""
-
-    def why(record: Record) -> Exception | None:
-        return RecordNotSerializable("no NUL") if "\x00" in repr(record.body) or "\\x00" in repr(record.body) else None
-
-    store = Refusing(why)
-    async with VirtualClock() as clock:
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        async with keeper.open(plan(Task(id="a"), Task(id="b"), Task(id="c")), run_id=RUN) as run:
-            run.succeeded(run.started("a"), "\x00")
-            run.failed(run.started("b"), ValueError("bad \x00 byte"))
-            with pytest.raises(RecordNotSerializable):
-                run.observe(holds=["seen(\x00)"])
-            run.pause("\x00")
-        assert clock.elapsed == 0
+    store = Refusing(no_nul)
+    async with make_engine(store=store, clock=clock).open(plan(Task(id="a"), Task(id="b"), Task(id="c"))) as run:
+        run.succeeded(run.started("a"), "\x00")
+        run.failed(run.started("b"), ValueError("bad \x00 byte"))
+        with pytest.raises(RecordNotSerializable):
+            run.observe(holds=["seen(\x00)"])
+        run.pause("\x00")
+    assert (run.result.status, clock.elapsed) == ("paused", 0)
     assert bodies(store, RUN, AttemptSucceeded) == [AttemptSucceeded("a#1", "a", None, recoverable=False)]  # type: ignore[arg-type]
     assert "left out" in bodies(store, RUN, AttemptFailed)[0].failure.message
-    assert run.result.status == "paused"
 
 
-async def test_unstorable_after_an_outage() -> None:
+async def test_unstorable_after_an_outage(clock: VirtualClock) -> None:
     """A deferred record that proves to be unstorable is replaced by a record that says so."""
-    async with VirtualClock() as clock:
-
-        def why(record: Record) -> Exception | None:
-            if 1 <= clock.elapsed < 3:
-                return StoreError("full")
-            return RecordNotSerializable("no NUL") if "\\x00" in repr(record.body) else None
-
-        store = Refusing(why)
-        keeper = ReplanningEngine([], store=store, environment=environment(clock))
-        async with keeper.open(plan(Task(id="a"), Task(id="b")), run_id=RUN) as run:
-            attempt = run.started("a")
-            await clock.sleep(2)
-            run.observe(holds=["seen(it)"])
-            run.observe(holds=["seen(\x00)"])
-            run.succeeded(attempt, "\x00")
-            await clock.sleep(5)
-            assert run.live.entry("a").state is TaskState.DONE
+    store = Refusing(lambda record: StoreError("full") if 1 <= clock.elapsed < 3 else no_nul(record))
+    async with make_engine(store=store, clock=clock).open(plan(Task(id="a"), Task(id="b"))) as run:
+        attempt = run.started("a")
+        await clock.sleep(2)
+        run.observe(holds=["seen(it)"])
+        run.observe(holds=["seen(\x00)"])
+        run.succeeded(attempt, "\x00")
+        await clock.sleep(5)
+        assert run.live.entry("a").state is TaskState.DONE
     assert bodies(store, RUN, ErrorContained) == [ErrorContained("record 'facts-observed'", "no NUL")]
     assert invariant_violations(list(store.read(RUN))) == []

@@ -21,11 +21,7 @@ from replanning import (
     CallbackGate,
     Environment,
     Plan,
-    PlanRun,
-    Question,
-    ReplanningEngine,
     RunResult,
-    Settings,
     Task,
     TaskContext,
     TransientError,
@@ -33,9 +29,9 @@ from replanning import (
 from replanning.errors import RunOwned
 from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
 from replanning.plan import RunId
-from replanning.run import Work
 from replanning.tools import ToolExecutor
 from tests.support.invariants import replay_differences
+from tests.support.runs import make_engine, perform
 
 BLOCKS = 3
 
@@ -56,25 +52,21 @@ def plan_of(effects: str) -> Plan:
         {"name": "absent", "kind": "shell", "command": "no-such-program-here", "capability": "write"},
         {"name": "present", **python, "capability": "write"},
     ]
-    tasks: list[dict[str, object]] = []
-    before: list[str] = []
-    for block in range(BLOCKS):
-        names = {
-            name: f"{name}-{block}"
-            for name in ("plain", "python", "shell", "pipeline", "flaky", "fall", "equal", "once")
-        }
-        at = {"depends_on": before, "idempotent": True}
-        tasks += [
-            {"id": names["plain"], **at},
-            {"id": names["python"], "tool": "python", **at},
-            {"id": names["shell"], "tool": "shell", **at},
-            {"id": names["pipeline"], "tool": "pipeline", **at},
-            {"id": names["flaky"], **at, "retry": {"max_attempts": 9, "delay": 0.002, "exponential": False}},
-            {"id": names["fall"], "tool": "refuses", **at, "fallbacks": [{"tool": "python", "idempotent": True}]},
-            {"id": names["equal"], "tool": "absent", **at},
-            {"id": names["once"], "tool": "once", "depends_on": before},
-        ]
-        before = list(names.values())
+    block: dict[str, dict[str, object]] = {
+        "plain": {},
+        "python": {"tool": "python"},
+        "shell": {"tool": "shell"},
+        "pipeline": {"tool": "pipeline"},
+        "flaky": {"retry": {"max_attempts": 9, "delay": 0.002, "exponential": False}},
+        "fall": {"tool": "refuses", "fallbacks": [{"tool": "python", "idempotent": True}]},
+        "equal": {"tool": "absent"},
+        "once": {"tool": "once", "idempotent": False},
+    }
+    tasks = []
+    for number in range(BLOCKS):
+        before = [f"{name}-{number - 1}" for name in block if number]
+        common = {"depends_on": before, "idempotent": True}
+        tasks += [{"id": f"{name}-{number}", **common, **fields} for name, fields in block.items()]
     return Plan.model_validate({"goal": {"objective": "survive"}, "tools": tools, "tasks": tasks})
 
 
@@ -87,17 +79,6 @@ async def take_effect(context: TaskContext) -> str:
     finally:
         os.close(file)
     return "done"
-
-
-async def approve(question: Question) -> Answer:
-    """Somebody who is asked, and agrees."""
-    await anyio.lowlevel.checkpoint()
-    return Answer("approve", by="ada")
-
-
-def settings() -> Settings:
-    """As often as processes are killed here, the same may happen again and again."""
-    return Settings.model_validate({"cooldown": 0, "limits": {"replans_per_lineage": 20}})
 
 
 def store_at(kind: str, place: str, ticks: int) -> RunStore:
@@ -129,20 +110,19 @@ async def run(store: RunStore, run_id: str, effects: str) -> tuple[RunResult, li
             raise TransientError("the first time it never works")
         return await take_effect(context)
 
-    engine = ReplanningEngine(["repair"], store=store, gate=CallbackGate(approve), settings=settings())
+    engine = make_engine(
+        "repair",
+        store=store,
+        gate=CallbackGate(lambda question: Answer("approve", by="ada")),
+        cooldown=0,
+        limits={"replans_per_lineage": 20},  # as often as processes are killed here, the same may happen again
+    )
     known = any(info.run == run_id and info.records for info in store.runs())
     source = engine.resume(run_id) if known else engine.open(plan, run_id=run_id)
     async with source as live, anyio.create_task_group() as group:
         for _ in range(3):
-            group.start_soon(pull, live, work)
+            group.start_soon(perform, live, work)
     return live.result, replay_differences(live, store.read(live.id), Environment().clock.now())
-
-
-async def pull(live: PlanRun, work: Work) -> None:
-    """One of several workers."""
-    async for task in live.ready():
-        async with live.attempt(task) as attempt:
-            attempt.output = await work(task, attempt.context)
 
 
 def main() -> None:
@@ -154,16 +134,10 @@ def main() -> None:
     with closing(store_at(kind, place, int(ticks))) as store:
         try:
             result, differences = anyio.run(run, store, run_id, effects)
+            told = {"status": result.status, "reason": result.reason, "outputs": dict(result.outputs)}
+            json.dump({**told, "differences": differences}, sys.stdout)
         except RunOwned as error:
             json.dump({"refused": str(error)}, sys.stdout)
-            return
-    told = {
-        "status": result.status,
-        "reason": result.reason,
-        "outputs": dict(result.outputs),
-        "differences": differences,
-    }
-    json.dump(told, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from replanning import (
     Alternative,
     Answer,
-    CallbackGate,
     Plan,
     PlanRun,
     ReplanningEngine,
     ReplanRequest,
     RunResult,
-    Settings,
     Task,
     TaskContext,
     ToolSpec,
@@ -31,9 +29,9 @@ from replanning.journal import (
     RunStore,
 )
 from replanning.plan import RunId
-from replanning.testing import VirtualClock
-from tests.support.invariants import invariant_violations
-from tests.support.runs import Proposer, alternative, environment, plan
+from replanning.testing import ScriptedGate, VirtualClock, returns
+from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.runs import alternative, make_engine, perform, plan
 
 RUN = RunId("run-1")
 
@@ -81,25 +79,13 @@ def propose(request: ReplanRequest) -> Sequence[Alternative]:
 
 def engine_for(store: RunStore, clock: VirtualClock) -> ReplanningEngine:
     """An engine with somebody who approves of everything, after a while."""
-
-    async def approve(question: object) -> Answer:
-        await clock.sleep(20)
-        return Answer("approve", by="ada")
-
-    return ReplanningEngine(
-        [Proposer(propose)],
-        gate=CallbackGate(approve),
-        store=store,
-        settings=Settings.model_validate({"budget": {"wall_clock": 500, "calls": 1000}}),
-        environment=environment(clock),
-    )
+    gate = ScriptedGate(lambda question: returns(Answer("approve", by="ada"), after=20), clock=clock)
+    return make_engine(propose, clock=clock, gate=gate, store=store, budget={"wall_clock": 500, "calls": 1000})
 
 
 async def carry_on(run: PlanRun, clock: VirtualClock) -> None:
     """Work through a run, one task after another."""
-    async for task in run.ready():
-        async with run.attempt(task) as attempt:
-            attempt.output = await work(task, attempt.context, run, clock)
+    await perform(run, lambda task, context: work(task, context, run, clock))
 
 
 async def work(task: Task, context: TaskContext, run: PlanRun, clock: VirtualClock) -> str:
@@ -128,15 +114,6 @@ async def from_start() -> tuple[RunResult, list[Record]]:
     return run.result, list(store.read(RUN))
 
 
-async def through(run: PlanRun) -> list[str]:
-    """Work through a run without doing anything; says what was run."""
-    ran = []
-    async for task in run.ready():
-        async with run.attempt(task):
-            ran.append(task.id)
-    return ran
-
-
 def cut(records: Sequence[Record]) -> MemoryStore:
     """A store that holds what a process had written when it was killed."""
     store = MemoryStore()
@@ -148,11 +125,13 @@ def cut(records: Sequence[Record]) -> MemoryStore:
 
 
 async def resumed(records: Sequence[Record], *, away: float = 1.0) -> tuple[RunResult, list[Record]]:
-    """The run resumed some time after these records."""
+    """The run resumed some time after these records; its live plan equals a replay of its journal."""
     store = cut(records)
     async with VirtualClock(records[-1].at + away) as clock, engine_for(store, clock).resume(RUN) as run:
         await carry_on(run, clock)
-    return run.result, list(store.read(RUN))
+    journal = list(store.read(RUN))
+    assert replay_differences(run, journal, clock.now()) == []
+    return run.result, journal
 
 
 def story(records: Sequence[Record]) -> dict[str, object]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from opentelemetry.trace import TracerProvider
 
 from replanning import (
     Alternative,
     Environment,
     Goal,
     Plan,
+    PlanRun,
     ReplanningEngine,
     ReplanRequest,
     Settings,
@@ -16,8 +20,10 @@ from replanning import (
     TaskContext,
 )
 from replanning.changes import PlanChange, ReplaceTask
+from replanning.decision import AlternativeProvider, HumanGate
 from replanning.history import ReplanHistory
 from replanning.journal import RecordBody, RunStore
+from replanning.run import Work
 from replanning.testing import VirtualClock
 
 Propose = Callable[[ReplanRequest], Sequence[Alternative]]
@@ -67,6 +73,36 @@ def environment(clock: VirtualClock) -> Environment:
     return Environment(clock=clock, chance=lambda: 0.5, new_id=lambda: f"run-{next(numbers)}")
 
 
+def make_engine(
+    *providers: Propose | AlternativeProvider | str,
+    clock: VirtualClock | None = None,
+    gate: HumanGate | None = None,
+    store: RunStore | None = None,
+    tracer_provider: TracerProvider | None = None,
+    **settings: Any,
+) -> ReplanningEngine:
+    """Return an engine with these providers, of which functions are those of a `Proposer`, and these settings."""
+    return ReplanningEngine(
+        [Proposer(provider) if callable(provider) else provider for provider in providers],
+        settings=Settings.model_validate(settings),
+        gate=gate,
+        store=store,
+        environment=None if clock is None else environment(clock),
+        tracer_provider=tracer_provider,
+    )
+
+
+async def perform(run: PlanRun, work: Work | None = None) -> list[str]:
+    """Work on a run as one worker does, without work by doing nothing; return the ids of the tasks that ran."""
+    ran = []
+    async for task in run.ready():
+        async with run.attempt(task) as attempt:
+            ran.append(task.id)
+            if work is not None:
+                attempt.output = await work(task, attempt.context)
+    return ran
+
+
 def failing(*names: str) -> Callable[[Task, TaskContext], Awaitable[str]]:
     """Work that fails for these tasks and returns the id of every other."""
 
@@ -78,17 +114,10 @@ def failing(*names: str) -> Callable[[Task, TaskContext], Awaitable[str]]:
     return work
 
 
-async def history_of(
-    document: Plan, *failures: str, propose: Propose = again, gate: object = None, **settings: object
-) -> ReplanHistory:
+async def history_of(document: Plan, *failures: str, propose: Propose = again, **options: Any) -> ReplanHistory:
     """The history of a run of a plan in which some tasks fail."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(
-            [Proposer(propose)],
-            gate=gate,  # type: ignore[arg-type]
-            environment=environment(clock),
-            settings=Settings.model_validate(settings),
-        )
+        engine = make_engine(propose, clock=clock, **options)
         result = await engine.execute(document, failing(*failures))
         return engine.history(result.run)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -122,19 +124,22 @@ def _value(value: AnyValue) -> object:
 def tree(spans: Iterable[Flat]) -> tuple[Node, ...]:
     """Spans as trees; those that began at the same time are in the order in which they ended."""
     ordered = sorted(spans, key=lambda span: span.start)
-    return _below(None, ordered, {span.id: span for span in ordered})
+    labels = {span.id: str(span.attributes.get("replanning.attempt.id", span.name)) for span in ordered}
+
+    def below(parent: str | None) -> tuple[Node, ...]:
+        return tuple(node(span) for span in ordered if span.parent == parent)
+
+    def node(span: Flat) -> Node:
+        assert span.kind == ("CLIENT" if span.attributes.get("gen_ai.operation.name") == "chat" else "INTERNAL")
+        links = tuple((labels[to], how) for to, how in span.links)
+        attributes = {key.removeprefix("replanning."): value for key, value in span.attributes.items()}
+        return Node(span.name, attributes, below(span.id), links, span.error, (span.end - span.start) / 1e9)
+
+    return below(None)
 
 
-def _below(parent: str | None, spans: Sequence[Flat], by_id: dict[str, Flat]) -> tuple[Node, ...]:
-    return tuple(_node(span, _below(span.id, spans, by_id), by_id) for span in spans if span.parent == parent)
-
-
-def _node(span: Flat, children: tuple[Node, ...], by_id: dict[str, Flat]) -> Node:
-    assert span.kind == ("CLIENT" if span.attributes.get("gen_ai.operation.name") == "chat" else "INTERNAL")
-    links = tuple((_label(by_id[to]), how) for to, how in span.links)
-    attributes = {key.removeprefix("replanning."): value for key, value in span.attributes.items()}
-    return Node(span.name, attributes, children, links, span.error, (span.end - span.start) / 1e9)
-
-
-def _label(span: Flat) -> str:
-    return str(span.attributes.get("replanning.attempt.id", span.name))
+def output_of(program: str, *arguments: str) -> str:
+    """Return what a Python program prints; it must end well, without a word about errors."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout

@@ -6,10 +6,9 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,8 +25,8 @@ from replanning.errors import SettingsError
 from replanning.exporters.otlp import OtlpExporter
 from replanning.journal import RunOpened
 from replanning.testing import ScriptedExecutor, ScriptedProvider, VirtualClock, raises, returns, virtual_environment
-from tests.support.runs import again, bodies, chain, failing
-from tests.support.tracing import Flat, Spans, plain, received, tree
+from tests.support.runs import again, bodies, chain
+from tests.support.tracing import Flat, Spans, output_of, plain, received, tree
 
 LOG = "replanning.exporters.otlp"
 
@@ -92,21 +91,19 @@ class Collector:
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     """A receiver that takes everything."""
-    made = Collector()
-    yield made
-    made.close()
+    with closing(Collector()) as made:
+        yield made
 
 
 @pytest.fixture
 def nowhere() -> str:
     """An address at which nothing listens."""
-    collector = Collector()
-    collector.close()
-    return collector.url
+    with closing(Collector()) as closed:
+        return closed.url
 
 
 async def repaired(exporter: OtlpExporter) -> tuple[ReplanningEngine, RunResult]:
-    """A run with a failure, a replan and a replacement, on virtual time, that is sent by an exporter."""
+    """A run with a failure, a replan and a replacement, on virtual time, that is sent by an exporter, closed after it."""
     async with VirtualClock() as clock:
         engine = ReplanningEngine(
             [ScriptedProvider(lambda request: returns(again(request), after=3), clock=clock)],
@@ -116,28 +113,29 @@ async def repaired(exporter: OtlpExporter) -> tuple[ReplanningEngine, RunResult]
         )
         script = {"a": returns(after=1), "b": raises(ValueError("broken"), after=2), "b~2": returns(after=4)}
         result = await engine.execute(chain("a", "b", "c"), ScriptedExecutor(script, clock=clock))
+    await engine.aclose()
+    assert result.status == "succeeded"
     return engine, result
+
+
+async def send(exporter: OtlpExporter, name: str = "one") -> None:
+    """Send one span of this name, and close the exporter."""
+    exporter.tracer_provider().get_tracer("mine").start_span(name).end()
+    await exporter.aclose()
 
 
 async def test_the_same_tree_over_the_wire(collector: Collector) -> None:
     """What a collector receives is the tree of the run: names, parents, links, attributes, kinds, status, times."""
     exporter = OtlpExporter(collector.url)
     spans = Spans(exporter.tracer_provider())
-    engine, result = await repaired(exporter)
-    await engine.aclose()
-    assert result.status == "succeeded"
+    await repaired(exporter)
     (run,) = tree(collector.spans)
     assert (run,) == spans.tree()
-    shape = [(node.name, [child.name for child in node.children], node.links, node.error) for node in run.children]
-    assert shape == [
+    replanned = ["propose scripted", "replanning.score", "replanning.apply"]
+    assert [(node.name, [child.name for child in node.children], node.links, node.error) for node in run.children] == [
         ("replanning.attempt", [], (), None),
         ("replanning.attempt", [], (), "broken"),
-        (
-            "plan replanning",
-            ["propose scripted", "replanning.score", "replanning.apply"],
-            (("b#1", "caused-by"),),
-            None,
-        ),
+        ("plan replanning", replanned, (("b#1", "caused-by"),), None),
         ("replanning.attempt", [], (("b#1", "replaces"),), None),
         ("replanning.attempt", [], (), None),
     ]
@@ -146,32 +144,20 @@ async def test_the_same_tree_over_the_wire(collector: Collector) -> None:
 
 async def test_resource(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans come from the service `replanning` in its version, or under the name that is asked for."""
-    for name in (None, "nightly"):
-        exporter = OtlpExporter(collector.url, service_name=name)
-        await ReplanningEngine([], exporters=[exporter]).execute(chain("a"), failing())
-        await exporter.aclose()
+    await send(OtlpExporter(collector.url))
     monkeypatch.setenv("OTEL_SERVICE_NAME", "from the environment")
-    exporter = OtlpExporter(collector.url)
-    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
-    await exporter.aclose()
-    assert [resource["service.name"] for resource in collector.resources] == [
-        "replanning",
-        "nightly",
-        "from the environment",
-    ]
+    await send(OtlpExporter(collector.url))
+    await send(OtlpExporter(collector.url, service_name="nightly"))
+    names = [resource["service.name"] for resource in collector.resources]
+    assert names == ["replanning", "from the environment", "nightly"]
     assert {resource["service.version"] for resource in collector.resources} == {__version__}
 
 
-@pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1/traces", " {} "])
+@pytest.mark.parametrize("form", ["http://{}", "http://{}/", "http://{}/v1/traces", " http://{} ", "{}"])
 async def test_forms_of_an_address(collector: Collector, form: str) -> None:
     """An address reaches the collector with and without a slash, a path for spans, or a scheme."""
-    exporter = OtlpExporter.from_target(form.format(collector.url))
-    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
-    await exporter.aclose()
-    bare = OtlpExporter.from_target(collector.url.removeprefix("http://"))
-    bare.tracer_provider().get_tracer("mine").start_span("two").end()
-    await bare.aclose()
-    assert [span.name for span in collector.spans] == ["one", "two"]
+    await send(OtlpExporter.from_target(form.format(collector.url.removeprefix("http://"))))
+    assert [span.name for span in collector.spans] == ["one"]
 
 
 @pytest.mark.parametrize("address", ["ftp://host:4318", "http://", "http://host:99999", "http://a b", "?"])
@@ -185,20 +171,16 @@ def test_no_address(address: str) -> None:
 
 async def test_headers(collector: Collector) -> None:
     """Headers that the collector wants are sent with every request."""
-    exporter = OtlpExporter(collector.url, headers={"x-key": "abc"})
-    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
-    await exporter.aclose()
+    await send(OtlpExporter(collector.url, headers={"x-key": "abc"}))
     assert [headers["x-key"] for _, headers, _ in collector.requests] == ["abc"]
 
 
 async def test_metrics_only_when_asked_for(collector: Collector) -> None:
     """Metrics go to the collector only if wanted, since not every one takes them."""
     for metrics in (False, True):
-        engine, _ = await repaired(OtlpExporter(collector.url, metrics=metrics))
-        await engine.aclose()
-    found = [body for path, _, body in collector.requests if path == "/v1/metrics"]
-    assert len(found) == 1
-    groups = ExportMetricsServiceRequest.FromString(found[0]).resource_metrics
+        await repaired(OtlpExporter(collector.url, metrics=metrics))
+    (found,) = [body for path, _, body in collector.requests if path == "/v1/metrics"]
+    groups = ExportMetricsServiceRequest.FromString(found).resource_metrics
     names = {metric.name for group in groups for scope in group.scope_metrics for metric in scope.metrics}
     assert {"replanning.replans", "replanning.attempts", "replanning.replan.duration"} <= names
 
@@ -206,9 +188,7 @@ async def test_metrics_only_when_asked_for(collector: Collector) -> None:
 async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
     """Where nothing listens, the run is as ever, and what was lost is said once, with the address."""
     exporter = OtlpExporter(nowhere, timeout=0.1)
-    engine, result = await repaired(exporter)
-    await engine.aclose()
-    assert result.status == "succeeded"
+    await repaired(exporter)
     assert exporter.problem.startswith(f"9 spans could not be sent to {nowhere}; is a collector listening there?")
     assert [(record.name, record.message) for record in caplog.records] == [(LOG, exporter.problem)]
 
@@ -216,33 +196,25 @@ async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) ->
 async def test_absent_collector_is_not_waited_for(nowhere: str) -> None:
     """Where nothing listens at the end, a program does not wait for that to change."""
     exporter = OtlpExporter(nowhere, timeout=600, close_limit=600)
-    engine, _ = await repaired(exporter)
-    await engine.aclose()
+    await repaired(exporter)
     assert exporter.problem == f"spans could not be sent: no collector listens at {nowhere}"
 
 
 async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
     """A collector that answers with an error harms nobody, and its answer is part of what is said."""
-    collector = Collector(status=403)
-    exporter = OtlpExporter(collector.url)
-    engine, result = await repaired(exporter)
-    await engine.aclose()
-    collector.close()
-    assert result.status == "succeeded"
-    assert "403" in exporter.problem
-    assert len(caplog.records) == 1
+    with closing(Collector(status=403)) as collector:
+        exporter = OtlpExporter(collector.url)
+        await repaired(exporter)
+    assert ("403" in exporter.problem, len(caplog.records)) == (True, 1)
 
 
 async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
     """A collector that never answers holds up neither the run nor, beyond the limit, the end of the program."""
-    collector = Collector(stuck=True)
-    exporter = OtlpExporter(collector.url, timeout=600, close_limit=0.05)
-    engine, result = await repaired(exporter)
-    await engine.aclose()
-    assert result.status == "succeeded"
+    with closing(Collector(stuck=True)) as collector:
+        exporter = OtlpExporter(collector.url, timeout=600, close_limit=0.05)
+        await repaired(exporter)
     assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
     assert len(caplog.records) == 1
-    collector.close()
 
 
 async def test_closing_twice(collector: Collector) -> None:
@@ -256,35 +228,27 @@ async def test_closing_twice(collector: Collector) -> None:
 async def test_passwords_in_addresses_are_not_shown(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
     """A password in the address is in no message."""
     exporter = OtlpExporter(nowhere.replace("//", "//ada:hunter2@"), timeout=0.1)
-    exporter.tracer_provider().get_tracer("mine").start_span("one").end()
-    await exporter.aclose()
+    await send(exporter)
     assert "hunter2" not in repr(exporter) + exporter.problem + caplog.text
 
 
 async def test_others_keep_their_log(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK's complaints about exporters that are not ours are logged as ever."""
-    collector = Collector(status=403)
-    await OtlpExporter(collector.url).aclose()
-    other = OTLPSpanExporter(endpoint=f"{collector.url}/v1/traces")
-    other.export([])
-    other.shutdown()
-    collector.close()
+    with closing(Collector(status=403)) as collector:
+        await OtlpExporter(collector.url).aclose()
+        other = OTLPSpanExporter(endpoint=f"{collector.url}/v1/traces")
+        other.export([])
+        other.shutdown()
     assert [record.levelno >= logging.WARNING for record in caplog.records] == [True]
 
 
 UNCLOSED = """
 import anyio, sys
-from replanning import Goal, Plan, ReplanningEngine, Task
+from replanning import ReplanningEngine
 from replanning.exporters.otlp import OtlpExporter
+from tests.support.runs import chain, failing
 
-async def work(task, context):
-    pass
-
-async def main():
-    engine = ReplanningEngine([], exporters=[OtlpExporter(sys.argv[1])])
-    await engine.execute(Plan(goal=Goal(objective="x"), tasks=(Task(id="a"),)), work)
-
-anyio.run(main)
+anyio.run(ReplanningEngine([], exporters=[OtlpExporter(sys.argv[1])]).execute, chain("a"), failing())
 """
 
 MISSING = """
@@ -299,22 +263,15 @@ except PluginError as error:
 """
 
 
-def said(program: str, *arguments: str) -> str:
-    """What a program prints; it must end well."""
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 def test_end_of_the_program(collector: Collector) -> None:
     """A program that does not close the exporter still sends its spans when it ends."""
-    said(UNCLOSED, collector.url)
+    output_of(UNCLOSED, collector.url)
     assert sorted(span.name for span in collector.spans) == ["replanning.attempt", "replanning.run"]
 
 
 def test_missing_extra() -> None:
     """Where the optional part is not installed, the message says how to install it."""
-    assert "pip install 'replanning[otlp]'" in said(MISSING)
+    assert "pip install 'replanning[otlp]'" in output_of(MISSING)
 
 
 JAEGER_PROGRAMS = ("jaeger", "jaeger-all-in-one")
@@ -348,7 +305,6 @@ async def test_jaeger(jaeger: tuple[str, str]) -> None:
     endpoint, query = jaeger
     exporter = OtlpExporter(endpoint, service_name="replanning-test")
     engine, result = await repaired(exporter)
-    await engine.aclose()
     assert exporter.problem == ""
     (opened,) = bodies(engine.store, result.run, RunOpened)
     spans = [_shown(span) for span in _stored(f"{query}/api/traces/{opened.trace.split('-')[1]}", count=9)]
