@@ -19,15 +19,13 @@ from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock
 from tests.support.forges import FULL, TOKEN, US, FakeForge, FakeGitHub, FakeGitLab, Fault, Line, on, served
 
-FAKES = [FakeGitHub, FakeGitLab]
-both = pytest.mark.parametrize("kind", FAKES)
+github = pytest.mark.parametrize("fake", [FakeGitHub], indirect=True)
+gitlab = pytest.mark.parametrize("fake", [FakeGitLab], indirect=True)
+both = pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
 
 
-@both
-async def test_comments_are_created_and_edited(kind: type[FakeForge]) -> None:
+async def test_comments_are_created_and_edited(fake, forge):
     """A comment that is posted is there once, is edited in place, and is known as our own when it is read."""
-    fake = kind()
-    forge = on(fake)
     fake.says("ada", "hello\r\nthere")
     first = await forge.post("## News\n\nof today")
     await forge.edit(first, "## News\n\nof tomorrow")
@@ -55,11 +53,8 @@ async def test_over_real_http(kind: type[FakeForge]) -> None:
         await forge.aclose()
 
 
-@both
-async def test_many_comments(kind: type[FakeForge]) -> None:
+async def test_many_comments(fake, forge):
     """All pages are read in order; pages that have not changed cost nothing, and a page more is found."""
-    fake = kind()
-    forge = on(fake)
     for number in range(2 * FULL):
         fake.says("ada", f"{number}")
     assert [comment.body for comment in await forge.comments()] == [f"{n}" for n in range(2 * FULL)]
@@ -71,11 +66,8 @@ async def test_many_comments(kind: type[FakeForge]) -> None:
     assert fake.count("GET", 304) == 4
 
 
-@both
-async def test_nothing_new_costs_nothing(kind: type[FakeForge]) -> None:
+async def test_nothing_new_costs_nothing(fake, forge):
     """Looking again where nothing has changed is answered with 304."""
-    fake = kind()
-    forge = on(fake)
     fake.says("ada", "hello")
     first = await forge.comments()
     asked = len(fake.asked)
@@ -83,45 +75,32 @@ async def test_nothing_new_costs_nothing(kind: type[FakeForge]) -> None:
     assert [one.status for one in fake.asked[asked:]] == [304]
 
 
-# What fails
-
-
-@both
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
-async def test_what_may_pass_is_tried_again(kind: type[FakeForge], status: int) -> None:
+async def test_what_may_pass_is_tried_again(fake, forge, clock, status):
     """A failure that may pass does not show; a wait that the forge asks for is kept."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        headers = {"retry-after": "7"} if status == 429 else {}
-        fake.faults = [Fault("GET", status, headers, path="comments"), Fault("GET", status, headers, path="notes")]
-        fake.says("ada", "hello")
-        assert len(await on(fake, clock).comments()) == 1
-        assert clock.elapsed == (7 if status == 429 else 0.5)
+    headers = {"retry-after": "7"} if status == 429 else {}
+    fake.faults = [Fault("GET", status, headers, path="comments"), Fault("GET", status, headers, path="notes")]
+    fake.says("ada", "hello")
+    assert len(await forge.comments()) == 1
+    assert clock.elapsed == (7 if status == 429 else 0.5)
 
 
-@both
 @pytest.mark.parametrize("status", [0, 500, 502, 504])
-async def test_a_post_that_arrived_is_not_repeated(kind: type[FakeForge], status: int) -> None:
+async def test_a_post_that_arrived_is_not_repeated(fake, forge, status):
     """A comment that arrived although its connection was cut, or its answer was an error, is there once."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock)
-        old = await forge.post("news")
-        fake.faults = [Fault("POST", status, done=True)]
-        new = await forge.post("news")
+    old = await forge.post("news")
+    fake.faults = [Fault("POST", status, done=True)]
+    new = await forge.post("news")
     assert fake.texts() == [f"news{AUTHORSHIP_MARKER}", f"news{AUTHORSHIP_MARKER}"]
     assert [str(one["id"]) for one in fake.comments] == [old, new]
     assert fake.count("POST") == 2
 
 
-@both
 @pytest.mark.parametrize("status", [0, 500])
-async def test_a_post_that_did_not_arrive_is_repeated(kind: type[FakeForge], status: int) -> None:
+async def test_a_post_that_did_not_arrive_is_repeated(fake, forge, status):
     """A comment that did not arrive is sent again, after it was looked for."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        fake.faults = [Fault("POST", status)]
-        posted = await on(fake, clock).post("news")
+    fake.faults = [Fault("POST", status)]
+    posted = await forge.post("news")
     assert [str(one["id"]) for one in fake.comments] == [posted]
     posts = [number for number, one in enumerate(fake.asked) if one.method == "POST"]
     between = fake.asked[posts[0] + 1 : posts[1]]
@@ -129,18 +108,14 @@ async def test_a_post_that_did_not_arrive_is_repeated(kind: type[FakeForge], sta
     assert [one.method for one in between] == ["GET"]
 
 
-@both
-async def test_a_post_given_up_is_looked_for_later(kind: type[FakeForge]) -> None:
+async def test_a_post_given_up_is_looked_for_later(fake, forge):
     """A comment of which nobody knew whether it arrived is looked for when it is posted anew, much later."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock)
-        await forge.comments()
-        fake.faults = [Fault("POST", 0, done=True), *[Fault("GET", 500) for _ in range(4)]]
-        with pytest.raises(ForgeError, match="gave up after 5 attempts") as caught:
-            await forge.post("news")
-        assert not caught.value.final
-        posted = await forge.post("news")
+    await forge.comments()
+    fake.faults = [Fault("POST", 0, done=True), *[Fault("GET", 500) for _ in range(4)]]
+    with pytest.raises(ForgeError, match="gave up after 5 attempts") as caught:
+        await forge.post("news")
+    assert not caught.value.final
+    posted = await forge.post("news")
     assert [str(one["id"]) for one in fake.comments] == [posted]
     assert fake.count("POST") == 1
 
@@ -159,34 +134,27 @@ async def test_a_real_connection_that_is_cut(kind: type[FakeForge]) -> None:
     assert (fake.count("POST"), len(fake.comments)) == (1, 1)
 
 
-@both
-async def test_an_edit_is_repeated(kind: type[FakeForge]) -> None:
+async def test_an_edit_is_repeated(fake, forge):
     """An edit whose connection was cut is made again: that does no harm."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock)
-        posted = await forge.post("one")
-        fake.faults = [Fault("PATCH", done=True), Fault("PUT")]
-        await forge.edit(posted, "two")
+    posted = await forge.post("one")
+    fake.faults = [Fault("PATCH", done=True), Fault("PUT")]
+    await forge.edit(posted, "two")
     assert fake.texts() == [f"two{AUTHORSHIP_MARKER}"]
 
 
-@both
-async def test_one_deadline(kind: type[FakeForge]) -> None:
+async def test_one_deadline(fake, forge, clock):
     """A call ends within its time, retries included, and says when trying again makes sense."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock, timeout=20)
-        fake.faults = [Fault("GET", 429, {"retry-after": "90"})]
-        with pytest.raises(ForgeError, match=r"rate limit reached.*in 90 s.*HTTP 429, request F00D") as caught:
-            await forge.comments()
-        assert (caught.value.status, caught.value.retry_after, caught.value.final) == (429, 90, False)
-        asked = len(fake.asked)
-        with pytest.raises(ForgeError, match="rate limit reached"):
-            await forge.comments()
-        assert (clock.elapsed, len(fake.asked)) == (0, asked)
-        await clock.sleep(90)
-        assert await forge.comments() == []
+    forge = on(fake, clock, timeout=20)
+    fake.faults = [Fault("GET", 429, {"retry-after": "90"})]
+    with pytest.raises(ForgeError, match=r"rate limit reached.*in 90 s.*HTTP 429, request F00D") as caught:
+        await forge.comments()
+    assert (caught.value.status, caught.value.retry_after, caught.value.final) == (429, 90, False)
+    asked = len(fake.asked)
+    with pytest.raises(ForgeError, match="rate limit reached"):
+        await forge.comments()
+    assert (clock.elapsed, len(fake.asked)) == (0, asked)
+    await clock.sleep(90)
+    assert await forge.comments() == []
 
 
 class Silent(httpx.AsyncBaseTransport):
@@ -200,99 +168,81 @@ class Silent(httpx.AsyncBaseTransport):
         raise AssertionError("it never wakes up")
 
 
-@both
-async def test_no_answer(kind: type[FakeForge]) -> None:
+async def test_no_answer(fake, forge, clock):
     """A forge that never answers is given up at the deadline."""
-    async with VirtualClock() as clock:
-        forge = on(kind(clock.now), clock, transport=Silent(clock))
-        with pytest.raises(ForgeError, match="no response within 30 s"):
-            await forge.comments()
-        assert clock.elapsed == pytest.approx(30)
+    forge = on(fake, clock, transport=Silent(clock))
+    with pytest.raises(ForgeError, match="no response within 30 s"):
+        await forge.comments()
+    assert clock.elapsed == pytest.approx(30)
 
 
-async def test_the_limit_of_github() -> None:
+@github
+async def test_the_limit_of_github(fake, forge, clock):
     """A limit that is used up is waited for, not hammered on, until the moment that GitHub has named."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        forge = on(fake, clock)
-        await forge.comments()
-        fake.limit = 1
-        fake.says("ada", "hello")
-        await forge.comments()
-        asked = len(fake.asked)
-        with pytest.raises(ForgeError) as caught:
-            await forge.post("news")
-        assert caught.value.retry_after == pytest.approx(3600, abs=1)
-        assert len(fake.asked) == asked
-        await clock.sleep(3600)
-        fake.limit = None
+    await forge.comments()
+    fake.limit = 1
+    fake.says("ada", "hello")
+    await forge.comments()
+    asked = len(fake.asked)
+    with pytest.raises(ForgeError) as caught:
         await forge.post("news")
+    assert caught.value.retry_after == pytest.approx(3600, abs=1)
+    assert len(fake.asked) == asked
+    await clock.sleep(3600)
+    fake.limit = None
+    await forge.post("news")
 
 
+@github
 @pytest.mark.parametrize("status", [403, 429])
-async def test_the_secondary_limit_of_github(status: int) -> None:
+async def test_the_secondary_limit_of_github(fake, forge, clock, status):
     """A rate limit of GitHub that names no time means a pause of one minute."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        forge = on(fake, clock)
-        fake.faults = [Fault("POST", status, message="You have exceeded a secondary rate limit.")]
-        with pytest.raises(ForgeError, match="exceeded a secondary rate limit") as caught:
-            await forge.post("news")
-        assert caught.value.retry_after == 60
-        await clock.sleep(60)
+    fake.faults = [Fault("POST", status, message="You have exceeded a secondary rate limit.")]
+    with pytest.raises(ForgeError, match="exceeded a secondary rate limit") as caught:
         await forge.post("news")
+    assert caught.value.retry_after == 60
+    await clock.sleep(60)
+    await forge.post("news")
     assert len(fake.comments) == 1
 
 
-async def test_the_limit_of_gitlab() -> None:
+@gitlab
+async def test_the_limit_of_gitlab(fake, forge, clock):
     """GitLab names the moment when it may be asked again in a header of its own, and is left alone until then."""
-    async with VirtualClock() as clock:
-        fake = FakeGitLab(clock.now)
-        forge = on(fake, clock)
-        reset = {"ratelimit-remaining": "0", "ratelimit-reset": str(int(clock.now()) + 12)}
-        fake.faults = [Fault("GET", 429, reset, path="notes")]
-        assert await forge.comments() == []
-        assert clock.elapsed == 12
+    reset = {"ratelimit-remaining": "0", "ratelimit-reset": str(int(clock.now()) + 12)}
+    fake.faults = [Fault("GET", 429, reset, path="notes")]
+    assert await forge.comments() == []
+    assert clock.elapsed == 12
 
 
-@both
-async def test_a_limit_that_is_no_number(kind: type[FakeForge]) -> None:
+async def test_a_limit_that_is_no_number(fake, forge, clock):
     """A limit that ends at a moment with a thousand digits is told as one, and does not keep the forge away for ever."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock)
-        fake.faults = [
-            Fault("GET", 429, {f"{lead}ratelimit-remaining": "0", f"{lead}ratelimit-reset": "9" * 5_000})
-            for lead in ("", "x-")
-        ]
-        with pytest.raises(ForgeError, match="rate limit reached"):
-            await forge.comments()
-        await clock.sleep(3_600)
-        fake.faults.clear()
-        assert await forge.comments() == []
+    fake.faults = [
+        Fault("GET", 429, {f"{lead}ratelimit-remaining": "0", f"{lead}ratelimit-reset": "9" * 5_000})
+        for lead in ("", "x-")
+    ]
+    with pytest.raises(ForgeError, match="rate limit reached"):
+        await forge.comments()
+    await clock.sleep(3_600)
+    fake.faults.clear()
+    assert await forge.comments() == []
 
 
-@both
 @pytest.mark.parametrize(("status", "says"), [(401, "not accepted"), (403, "lacks the permission"), (404, "not found")])
-async def test_what_does_not_pass(kind: type[FakeForge], status: int, says: str) -> None:
+async def test_what_does_not_pass(fake, forge, clock, status, says):
     """A refusal is an error at once that says why, where to look, and which request it was."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock)
-        fake.faults = [Fault("POST", status, message=f"not with {TOKEN}")]
-        with pytest.raises(ForgeError, match=f"{says}.*; check {forge.name.upper()}_TOKEN") as caught:
-            await forge.post("news")
-        assert clock.elapsed == 0
+    fake.faults = [Fault("POST", status, message=f"not with {TOKEN}")]
+    with pytest.raises(ForgeError, match=f"{says}.*; check {forge.name.upper()}_TOKEN") as caught:
+        await forge.post("news")
+    assert clock.elapsed == 0
     error = caught.value
     assert (error.status, error.final, error.request_id) == (status, True, "F00D")
     assert error.excerpt == "not with [redacted]"
     assert TOKEN not in f"{error!r} {error} {forge!r}"
 
 
-@both
-async def test_without_a_token(kind: type[FakeForge]) -> None:
+async def test_without_a_token(fake, forge):
     """Public issues are read without a token; writing without one fails before any request and names the variable."""
-    fake = kind()
     fake.says("ada", "hello")
     forge = on(fake, token="")
     assert [comment.body for comment in await forge.comments()] == ["hello"]
@@ -302,18 +252,15 @@ async def test_without_a_token(kind: type[FakeForge]) -> None:
     assert fake.count("POST") == 0
 
 
-@both
-async def test_tokens_are_not_written(kind: type[FakeForge]) -> None:
+async def test_tokens_are_not_written(fake, forge):
     """A token that stands in a text by mistake is taken out of it before everybody can read it."""
-    fake = kind()
-    await on(fake).post(f"I used {TOKEN}")
+    await forge.post(f"I used {TOKEN}")
     assert fake.texts() == [f"I used [redacted]{AUTHORSHIP_MARKER}"]
 
 
-async def test_no_commands_to_gitlab() -> None:
+@gitlab
+async def test_no_commands_to_gitlab(fake, forge):
     """No line of what is written is a command to GitLab, and it is read back as it was written."""
-    fake = FakeGitLab()
-    forge = on(fake)
     posted = await forge.post("/close\n  /assign @eve\nbut/or")
     await forge.edit(posted, "/merge")
     assert fake.obeyed == []
@@ -321,15 +268,15 @@ async def test_no_commands_to_gitlab() -> None:
     assert [one.body for one in await forge.comments()] == ["/merge"]
 
 
-@both
-async def test_no_api(kind: type[FakeForge]) -> None:
+async def test_no_api(fake, forge):
     """A page that is no API is told apart from one, with the address that was asked."""
-    forge = on(kind(), transport=httpx.MockTransport(lambda request: httpx.Response(200, text="<html>hello</html>")))
+    forge = on(fake, transport=httpx.MockTransport(lambda request: httpx.Response(200, text="<html>hello</html>")))
     with pytest.raises(ForgeError, match=r"not JSON; is https://.* the URL of its API.*<html>hello"):
         await forge.issue()
 
 
-async def test_packed_answers() -> None:
+@github
+async def test_packed_answers(fake):
     """Answers come packed, and are read as they were."""
     packed = gzip.compress(b"[" + b" " * 20_000 + b"]")
     headers = {"content-encoding": "gzip"}
@@ -341,10 +288,9 @@ async def test_packed_answers() -> None:
         assert request.headers["accept-encoding"] == "gzip"
         return httpx.Response(200, headers=headers, content=stream())
 
-    assert await on(FakeGitHub(), transport=httpx.MockTransport(listed)).comments() == []
+    assert await on(fake, transport=httpx.MockTransport(listed)).comments() == []
 
 
-@both
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -352,30 +298,31 @@ async def test_packed_answers() -> None:
         (httpx.Response(200, content=b"[" * 100_000), "the response is not JSON"),
     ],
 )
-async def test_strange_answers(kind: type[FakeForge], answer: httpx.Response, says: str) -> None:
+async def test_strange_answers(fake, forge, answer, says):
     """An answer that is too large, or nested beyond reading, is an error and nothing worse."""
-    forge = on(kind(), transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer.content)))
+    forge = on(fake, transport=httpx.MockTransport(lambda request: httpx.Response(200, content=answer.content)))
     with pytest.raises(ForgeError, match=says):
         await forge.comments()
 
 
-async def test_broken_packing() -> None:
+@github
+async def test_broken_packing(fake, forge, clock):
     """An answer that says that it is packed, and cannot be unpacked, is an error."""
-    async with VirtualClock() as clock:
 
-        async def stream() -> AsyncIterator[bytes]:
-            yield b"no gzip"
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"no gzip"
 
-        def packed(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, headers={"content-encoding": "gzip"}, content=stream())
+    def packed(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, content=stream())
 
-        forge = on(FakeGitHub(clock.now), clock, transport=httpx.MockTransport(packed))
-        with pytest.raises(ForgeError, match="compressed with 'gzip' and cannot be decompressed"):
-            await forge.comments()
+    forge = on(fake, clock, transport=httpx.MockTransport(packed))
+    with pytest.raises(ForgeError, match="compressed with 'gzip' and cannot be decompressed"):
+        await forge.comments()
 
 
+@github
 @pytest.mark.parametrize("link", ["<https://evil.example/x>", "<http://[>", "</next?page=x>", "<>"])
-async def test_strange_pages(link: str) -> None:
+async def test_strange_pages(fake, link):
     """A next page elsewhere, or nowhere, is not asked for."""
 
     def listed(request: httpx.Request) -> httpx.Response:
@@ -386,7 +333,7 @@ async def test_strange_pages(link: str) -> None:
         )
 
     seen: list[str] = []
-    assert await on(FakeGitHub(), transport=httpx.MockTransport(listed)).comments() == []
+    assert await on(fake, transport=httpx.MockTransport(listed)).comments() == []
     assert seen[:3] == ["/user", "/repos/octo/repo/issues/12", "/repos/octo/repo/issues/12/comments"]
     assert seen[3:] in ([], ["/next"])
 
@@ -411,17 +358,15 @@ def test_no_address(forge: type[GitHubIssue | GitLabIssue], url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@both
-async def test_a_date_to_wait_for(kind: type[FakeForge]) -> None:
+async def test_a_date_to_wait_for(fake, forge, clock):
     """A forge may name the moment from which on it can be asked again as a date."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        fake.faults = [Fault("GET", 503, {"retry-after": formatdate(clock.now() + 9, usegmt=True)})]
-        assert await on(fake, clock).comments() == []
-        assert clock.elapsed == 9
+    fake.faults = [Fault("GET", 503, {"retry-after": formatdate(clock.now() + 9, usegmt=True)})]
+    assert await forge.comments() == []
+    assert clock.elapsed == 9
 
 
-async def test_moved() -> None:
+@github
+async def test_moved(fake, forge):
     """A project that has moved within the forge is followed there, and nowhere else."""
 
     def moved(request: httpx.Request) -> httpx.Response:
@@ -432,7 +377,7 @@ async def test_moved() -> None:
 
     seen: list[str] = []
     there = "https://api.github.com/repositories/5/"
-    forge = on(FakeGitHub(), transport=httpx.MockTransport(moved))
+    forge = on(fake, transport=httpx.MockTransport(moved))
     assert await forge.comments() == []
     assert seen == ["/user", "/repositories/5/issues/12", "/repositories/5/issues/12/comments"]
     for elsewhere in ("https://evil.example/", "http://api.github.com/", "https://evil.example:443/"):
@@ -442,17 +387,13 @@ async def test_moved() -> None:
     assert len(seen) == 3
 
 
-async def test_the_token_of_an_app() -> None:
+@github
+async def test_the_token_of_an_app(fake, forge):
     """The token of an app, as in GitHub Actions, is asked whose it is in the way that it may be."""
-    fake = FakeGitHub()
     fake.app = True
-    forge = on(fake)
     await forge.post("news")
     (ours,) = await forge.comments()
     assert (ours.own, ours.notice) == (True, True)
-
-
-# Names of issues
 
 
 @pytest.mark.parametrize(
@@ -515,18 +456,11 @@ def test_tokens_stay_where_they_belong(forge: type[GitHubIssue | GitLabIssue], t
         forge(text, token=TOKEN, environ={})
 
 
-# What an issue wants
-
-
-@both
-async def test_an_issue(kind: type[FakeForge]) -> None:
+async def test_an_issue(fake, forge, clock):
     """Title, text, comments and what is known of the repository become a request; our own notices are no comments."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        forge = on(fake, clock)
-        await forge.post("## a notice of an earlier run")
-        fake.says("eve", "Also on Tuesdays.")
-        request = await forge.issue()
+    await forge.post("## a notice of an earlier run")
+    fake.says("eve", "Also on Tuesdays.")
+    request = await forge.issue()
     assert request.goal.objective.startswith("Resolve ")
     assert request.goal.objective.endswith(": It crashes")
     assert (request.issue_id, request.title, request.text) == (forge.id, "It crashes", "Every time that I start it.")
@@ -573,9 +507,9 @@ async def test_more_files_than_are_told() -> None:
     assert (len(changed), changed[-1]) == (301, "… [cut: there are more]")
 
 
-async def test_a_merge_request_of_gitlab() -> None:
+@gitlab
+async def test_a_merge_request_of_gitlab(fake, forge):
     """Of a merge request, notes about lines and the changed files are part of the request; GitLab's own notes are not."""
-    fake = FakeGitLab()
     fake.says("ada", "changed the title", system=True)
     fake.says("bob", "rename this", position={"new_path": "a.py", "new_line": 3})
     forge = GitLabIssue("group/project!7", token=TOKEN, environ={}, transport=Line(fake))
@@ -588,25 +522,19 @@ async def test_a_merge_request_of_gitlab() -> None:
     }
 
 
-@both
-async def test_only_the_issue(kind: type[FakeForge]) -> None:
+async def test_only_the_issue(fake, forge):
     """Data that a token may not see is left out; an issue that it may not see is an error."""
-    fake = kind()
     paths = ("contents", "readme", "tree", "README.md")
     fake.faults = [Fault("GET", 403, path=path) for path in paths]
-    request = await on(fake).issue()
+    request = await forge.issue()
     assert request.title == "It crashes"
     assert not {"files", "readme"} & set(request.repository)
     fake.faults = [Fault("GET", 404, path="issues")]
     with pytest.raises(ForgeError, match="not found, or the token may not see it") as caught:
-        await on(fake).issue()
+        await forge.issue()
     assert caught.value.final
 
 
-# Who may say how work goes on
-
-
-@both
 @pytest.mark.parametrize(
     ("author", "may"),
     [
@@ -619,19 +547,16 @@ async def test_only_the_issue(kind: type[FakeForge]) -> None:
         ("project_12_bot", False),
     ],
 )
-async def test_who_may_steer(kind: type[FakeForge], author: str, may: bool) -> None:  # a parameter
+async def test_who_may_steer(fake, forge, author, may):  # a parameter
     """Members of the project and those who are trusted may steer; strangers, guests and programs may not."""
-    fake = kind()
     forge = on(fake, trusted=["Friend"])
     fake.says(author, "do it otherwise")
     (comment,) = await forge.comments()
     assert await forge.may_steer(comment) is may
 
 
-@both
-async def test_who_is_trusted_stands_in_the_environment(kind: type[FakeForge]) -> None:
+async def test_who_is_trusted_stands_in_the_environment(fake, forge):
     """Further people whose word counts are named by a variable, with commas between them."""
-    fake = kind()
     variables = {"GITHUB_TRUSTED_USERS": "eve, @Mallory", "GITLAB_TRUSTED_USERS": "eve, @Mallory"}
     forge = on(fake, environ=variables)
     for author in ("eve", "mallory", "trent"):
@@ -639,11 +564,8 @@ async def test_who_is_trusted_stands_in_the_environment(kind: type[FakeForge]) -
     assert [await forge.may_steer(one) for one in await forge.comments()] == [True, True, False]
 
 
-@both
-async def test_the_same_account(kind: type[FakeForge]) -> None:
+async def test_the_same_account(fake, forge):
     """A person with the account that we write as may steer; what we wrote ourselves may not."""
-    fake = kind()
-    forge = on(fake)
     await forge.post("a notice")
     fake.says(US, "do it otherwise")
     fake.says("eve", f"I am a notice{AUTHORSHIP_MARKER}")
@@ -653,11 +575,8 @@ async def test_the_same_account(kind: type[FakeForge]) -> None:
     assert not faked.notice
 
 
-@both
-async def test_a_notice_that_somebody_edits(kind: type[FakeForge]) -> None:
+async def test_a_notice_that_somebody_edits(fake, forge):
     """A notice stays a notice about the same question when somebody adds text to it."""
-    fake = kind()
-    forge = on(fake)
     await forge.post(f"Which?\n\n{Marker('question', 'r', 'r.q1')}")
     fake.comments[0]["body"] += "\r\n\r\nI would say yes."
     (comment,) = await forge.comments()
@@ -665,21 +584,17 @@ async def test_a_notice_that_somebody_edits(kind: type[FakeForge]) -> None:
     assert "I would say yes." in comment.body
 
 
-@both
-async def test_notices_of_another_account(kind: type[FakeForge]) -> None:
+async def test_notices_of_another_account(fake, forge):
     """Notices written with a member's account do not count as that member's word, nor do quotes of them."""
-    fake = kind()
-    forge = on(fake)
     fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
     fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
     notice, reply = await forge.comments()
     assert [await forge.may_steer(one) for one in (notice, reply)] == [False, True]
 
 
-async def test_members_that_cannot_be_looked_up() -> None:
+@gitlab
+async def test_members_that_cannot_be_looked_up(fake, forge):
     """If a token may not look up members, that is an error; the author is not treated as a stranger."""
-    fake = FakeGitLab()
-    forge = on(fake)
     fake.says("ada", "do it otherwise")
     fake.faults = [Fault("GET", 403, message="insufficient_scope", path="/members/")]
     (comment,) = await forge.comments()

@@ -20,7 +20,8 @@ from replanning.testing import FlakyStore, ScriptedLLM, VirtualClock, virtual_en
 from tests.support.forges import FakeForge, FakeGitHub, FakeGitLab, Fault, on
 from tests.support.planning import TOOLS, Desk, Model, Replies, go_on, replan
 
-both = pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
+github = pytest.mark.parametrize("fake", [FakeGitHub], indirect=True)
+gitlab = pytest.mark.parametrize("fake", [FakeGitLab], indirect=True)
 
 UNCLEAR: Replies = {
     "decision:goal_understanding": (
@@ -111,13 +112,11 @@ class Scene:
         return [str(data["why"]) for data in heard if data["why"] != "they were there before the run"]
 
 
-@both
-async def test_a_reply_is_the_answer(kind: type[FakeForge]) -> None:
+async def test_a_reply_is_the_answer(fake, clock):
     """A reply to the notice is the answer to what is unclear: it is on record with its author, and the model gets it."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, UNCLEAR)
-        assert await scene.play(("Clarification Needed", "ada", "To the customers."))
-        assert clock.elapsed < 60
+    scene = Scene(fake, clock, UNCLEAR)
+    assert await scene.play(("Clarification Needed", "ada", "To the customers."))
+    assert clock.elapsed < 60
     (answer,) = scene.answers()
     number = next(one["id"] for one in scene.fake.comments if one["body"] == "To the customers.")
     assert answer == ("approve", f"ada (comment {number})", "To the customers.")
@@ -126,55 +125,48 @@ async def test_a_reply_is_the_answer(kind: type[FakeForge]) -> None:
     assert scene.feedback() == []
 
 
-@both
-async def test_nobody_replies(kind: type[FakeForge]) -> None:
+async def test_nobody_replies(fake, clock):
     """Without a reply in time, the model's assumptions are used, and later comments are feedback."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, UNCLEAR)
-        assert await scene.play()
-        assert clock.elapsed >= 30 * 60
+    scene = Scene(fake, clock, UNCLEAR)
+    assert await scene.play()
+    assert clock.elapsed >= 30 * 60
     assert scene.planning.state.clarified[0].assumptions[0] == "to everybody"
 
 
-@both
 @pytest.mark.parametrize("author", ["eve", "guest", "news[bot]", "project_5_bot"])
-async def test_strangers_are_not_heard(kind: type[FakeForge], author: str) -> None:
+async def test_strangers_are_not_heard(fake, clock, author):
     """A stranger to the project cannot answer; their comment is reported and recorded as ignored."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, UNCLEAR)
-        script = [("Clarification Needed", author, "To me."), ("To me.", "ada", "To all.")]
-        assert await scene.play(*script)
+    scene = Scene(fake, clock, UNCLEAR)
+    script = [("Clarification Needed", author, "To me."), ("To me.", "ada", "To all.")]
+    assert await scene.play(*script)
     assert [text for _, _, text in scene.answers()] == ["To all."]
     assert [f"{author}: its author may not steer this project"] == scene.ignored()
     assert any(author in told and "is ignored" in told for told in scene.told)
 
 
-async def test_only_after_the_notice() -> None:
+@github
+async def test_only_after_the_notice(fake, clock):
     """A comment from before the notice is no answer: it is ignored if the request includes it, else feedback."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        old = fake.says("ada", "It is urgent.")
-        fake.says("ada", "By mail, please.")
-        scene = Scene(fake, clock, UNCLEAR, known=[old])
-        assert await scene.play(("Clarification Needed", "bob", "To all."))
+    old = fake.says("ada", "It is urgent.")
+    fake.says("ada", "By mail, please.")
+    scene = Scene(fake, clock, UNCLEAR, known=[old])
+    assert await scene.play(("Clarification Needed", "bob", "To all."))
     assert [text for _, _, text in scene.answers()] == ["To all."]
     assert scene.feedback() == ["By mail, please."]
 
 
-@both
-async def test_comments_are_feedback(kind: type[FakeForge]) -> None:
+async def test_comments_are_feedback(fake, clock):
     """A comment of a person while the plan runs is a reflection: the model judges it, and the plan may change."""
-    async with VirtualClock() as clock:
-        scene: Scene
+    scene: Scene
 
-        async def work(task: Any, context: Any) -> Any:
-            if task.tool == "write":
-                scene.fake.says("ada", "Shout it as well.")
-                await clock.sleep(60)
-            return await scene.desk(task, context)
+    async def work(task: Any, context: Any) -> Any:
+        if task.tool == "write":
+            scene.fake.says("ada", "Shout it as well.")
+            await clock.sleep(60)
+        return await scene.desk(task, context)
 
-        scene = Scene(kind(clock.now), clock, {"decision:reflection": (replan("plan_revision"), go_on())}, work=work)
-        await scene.play()
+    scene = Scene(fake, clock, {"decision:reflection": (replan("plan_revision"), go_on())}, work=work)
+    await scene.play()
     assert scene.feedback() == ["Shout it as well."]
     (said,) = [one for one in scene.bodies() if isinstance(one, ReplanRequested)]
     assert said.by.startswith("ada (comment ")
@@ -200,262 +192,237 @@ async def test_a_review_is_feedback() -> None:
     assert scene.feedback() == ["news.md:3: this is wrong", "Changes requested. Not like this."]
 
 
-@both
-async def test_a_new_plan_is_asked_for(kind: type[FakeForge]) -> None:
+async def test_a_new_plan_is_asked_for(fake, clock):
     """`/replan` asks for a new plan also while something is to be clarified, and does not answer that."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, UNCLEAR)
-        script = [("Clarification Needed", "ada", "/replan with less"), ("/replan", "ada", "To all.")]
-        assert await scene.play(*script)
+    scene = Scene(fake, clock, UNCLEAR)
+    script = [("Clarification Needed", "ada", "/replan with less"), ("/replan", "ada", "To all.")]
+    assert await scene.play(*script)
     assert scene.feedback() == ["with less"]
     assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
-@both
-async def test_danger_takes_a_command(kind: type[FakeForge]) -> None:
+async def test_danger_takes_a_command(fake, clock):
     """Words do not approve of what may do harm, however much they agree; `/approve` of a member does."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, tools=RISKY)
-        script = [
-            ("Decision Needed", "ada", "Yes, I approve. Do it! /approve"),
-            ("Do it!", "eve", "/approve"),
-            ("Do it!", "ada", "/approve it is fine"),
-        ]
-        assert await scene.play(*script)
+    scene = Scene(fake, clock, tools=RISKY)
+    script = [
+        ("Decision Needed", "ada", "Yes, I approve. Do it! /approve"),
+        ("Do it!", "eve", "/approve"),
+        ("Do it!", "ada", "/approve it is fine"),
+    ]
+    assert await scene.play(*script)
     ((verdict, by, text),) = scene.answers()
     assert (verdict, by.partition(" ")[0], text) == ("approve", "ada", "it is fine")
     assert ("post", "post") in scene.desk.used
     assert scene.ignored() == ["eve: its author may not steer this project"]
 
 
-@both
-async def test_danger_is_rejected(kind: type[FakeForge]) -> None:
+async def test_danger_is_rejected(fake, clock):
     """`/reject` leaves what may do harm undone."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, tools=RISKY)
-        assert not await scene.play(("Decision Needed", "ada", "/reject too risky"))
+    scene = Scene(fake, clock, tools=RISKY)
+    assert not await scene.play(("Decision Needed", "ada", "/reject too risky"))
     assert [verdict for verdict, _, _ in scene.answers()][:1] == ["reject"]
     assert "post" not in [tool for _, tool in scene.desk.used]
 
 
-async def test_an_early_approval_counts_for_nothing() -> None:
+@github
+async def test_an_early_approval_counts_for_nothing(fake, clock):
     """`/approve` before the notice approves of nothing, also where it was written when the question was open."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        fake.says("ada", "/approve")
-        scene = Scene(fake, clock, tools=RISKY, notifies=False)
-        with anyio.move_on_after(None) as scope:
-            async with scene.steered(), anyio.create_task_group() as group:
-                group.start_soon(scene.planning.execute_with_planning, "r")
-                await clock.sleep(100)
-                (question,) = scene.planning.engine.pending("r")
-                fake.says("ada", "/approve")
-                await clock.sleep(100)
-                assert scene.answers() == []
-                fake.says("ada", f"/approve {question.id}")
-                await clock.sleep(100)
-                assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
-        assert not scope.cancelled_caught
+    fake.says("ada", "/approve")
+    scene = Scene(fake, clock, tools=RISKY, notifies=False)
+    with anyio.move_on_after(None) as scope:
+        async with scene.steered(), anyio.create_task_group() as group:
+            group.start_soon(scene.planning.execute_with_planning, "r")
+            await clock.sleep(100)
+            (question,) = scene.planning.engine.pending("r")
+            fake.says("ada", "/approve")
+            await clock.sleep(100)
+            assert scene.answers() == []
+            fake.says("ada", f"/approve {question.id}")
+            await clock.sleep(100)
+            assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
+    assert not scope.cancelled_caught
     assert len(scene.ignored()) == 2
 
 
-async def test_an_id_does_not_make_an_approval_earlier() -> None:
+@github
+async def test_an_id_does_not_make_an_approval_earlier(fake, clock):
     """`/approve` with the id of a question counts for nothing where it was written before that question was asked."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        scene = Scene(fake, clock, tools=RISKY, notifies=False)
-        fake.says("ada", "/approve r.q1")
-        async with anyio.create_task_group() as group:
-            await clock.sleep(5)
-            group.start_soon(scene.planning.execute_with_planning, "r")
-            await clock.sleep(5)
-            assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
-            await scene.steering.poll()
-            assert scene.ignored() == ["ada: no question was pending when it was written"]
-            fake.says("ada", "/approve `r.q1`:\nit is fine")
-            await scene.steering.poll()
+    scene = Scene(fake, clock, tools=RISKY, notifies=False)
+    fake.says("ada", "/approve r.q1")
+    async with anyio.create_task_group() as group:
+        await clock.sleep(5)
+        group.start_soon(scene.planning.execute_with_planning, "r")
+        await clock.sleep(5)
+        assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
+        await scene.steering.poll()
+        assert scene.ignored() == ["ada: no question was pending when it was written"]
+        fake.says("ada", "/approve `r.q1`:\nit is fine")
+        await scene.steering.poll()
     assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
 
 
-@both
-async def test_a_notice_is_known_by_its_mark(kind: type[FakeForge]) -> None:
+async def test_a_notice_is_known_by_its_mark(fake, forge, clock):
     """A comment that names a question is not its notice; only the marker makes it one."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        scene = Scene(fake, clock, tools=RISKY, notifies=False)
-        writing = on(fake, clock)
-        async with anyio.create_task_group() as group:
-            group.start_soon(scene.planning.execute_with_planning, "r")
-            await clock.sleep(5)
-            for kind_of, about in (("decided", "p1"), ("question", "r.q1")):
-                assert scene.answers() == []
-                await writing.post(f"About r.q1.\n\n{Marker(kind_of, 'r', about)}")
-                fake.says("ada", f"{scene.forge.command}approve")
-                await scene.steering.poll()
+    scene = Scene(fake, clock, tools=RISKY, notifies=False)
+    writing = forge
+    async with anyio.create_task_group() as group:
+        group.start_soon(scene.planning.execute_with_planning, "r")
+        await clock.sleep(5)
+        for kind_of, about in (("decided", "p1"), ("question", "r.q1")):
+            assert scene.answers() == []
+            await writing.post(f"About r.q1.\n\n{Marker(kind_of, 'r', about)}")
+            fake.says("ada", f"{scene.forge.command}approve")
+            await scene.steering.poll()
     assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
     assert scene.ignored() == ["ada: no question was pending when it was written"]
 
 
-@both
-async def test_a_notice_that_was_deleted(kind: type[FakeForge]) -> None:
+async def test_a_notice_that_was_deleted(fake, clock):
     """A question can still be decided after its notice is deleted."""
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        scene = Scene(fake, clock, tools=RISKY)
+    scene = Scene(fake, clock, tools=RISKY)
 
-        async def tidy() -> None:
-            while not any("Decision Needed" in body for body in fake.texts()):
-                await clock.sleep(1)
-            await clock.sleep(30)
-            fake.comments = [one for one in fake.comments if "Decision Needed" not in one["body"]]
-            fake.says("ada", f"{scene.forge.command}approve")
+    async def tidy() -> None:
+        while not any("Decision Needed" in body for body in fake.texts()):
+            await clock.sleep(1)
+        await clock.sleep(30)
+        fake.comments = [one for one in fake.comments if "Decision Needed" not in one["body"]]
+        fake.says("ada", f"{scene.forge.command}approve")
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(tidy)
-            assert await scene.play()
+    async with anyio.create_task_group() as group:
+        group.start_soon(tidy)
+        assert await scene.play()
     assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
 
 
-@both
-async def test_what_takes_words(kind: type[FakeForge]) -> None:
+async def test_what_takes_words(fake, clock):
     """An approval does not answer a clarification, and the reason for ignoring it is reported."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, UNCLEAR)
-        assert await scene.play(("Clarification Needed", "ada", "/approve"), ("pprove", "ada", "To all."))
+    scene = Scene(fake, clock, UNCLEAR)
+    assert await scene.play(("Clarification Needed", "ada", "/approve"), ("pprove", "ada", "To all."))
     assert scene.ignored() == ["ada: the pending question needs an answer in words"]
     assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
-async def test_a_long_reply() -> None:
+@github
+async def test_a_long_reply(fake, clock):
     """Of a reply that is too long its beginning is taken, and whoever reads it is told that it was cut."""
-    async with VirtualClock() as clock:
-        scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR)
-        assert await scene.play(("Clarification Needed", "ada", "To all. " + "x" * 60_000))
+    scene = Scene(fake, clock, UNCLEAR)
+    assert await scene.play(("Clarification Needed", "ada", "To all. " + "x" * 60_000))
     ((_, _, text),) = scene.answers()
     assert text.startswith("To all. xxx")
     assert text.endswith("[cut: 60008 characters in all]")
     assert len(text) < 10_100
 
 
-async def test_commands_of_others() -> None:
+@github
+async def test_commands_of_others(fake, clock):
     """A command for another program is no feedback, and an empty comment says nothing."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        scene = Scene(fake, clock, UNCLEAR)
-        script = [
-            ("Clarification Needed", "ada", "/deploy now"),
-            ("/deploy", "ada", "  \n"),
-            ("/deploy", "ada", "/usr/bin is full, so to nobody"),
-        ]
-        assert await scene.play(*script)
+    scene = Scene(fake, clock, UNCLEAR)
+    script = [
+        ("Clarification Needed", "ada", "/deploy now"),
+        ("/deploy", "ada", "  \n"),
+        ("/deploy", "ada", "/usr/bin is full, so to nobody"),
+    ]
+    assert await scene.play(*script)
     assert scene.ignored() == ["ada: its command is for another program", "ada: it is empty"]
     assert [text for _, _, text in scene.answers()] == ["/usr/bin is full, so to nobody"]
 
 
-@both
-async def test_each_comment_once(kind: type[FakeForge]) -> None:
+async def test_each_comment_once(fake, clock):
     """After a resume in another process, no comment counts again, whatever it was: answer, feedback, passed over."""
     store = MemoryStore()
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        fake.says("ada", "before the run")
+    fake.says("ada", "before the run")
 
-        async def work(task: Any, context: Any) -> Any:
-            fake.says("ada", "faster")
-            fake.says("eve", "slower")
-            await clock.sleep(60)
-            scene.planning.run.pause("for the night")
-            return await scene.desk(task, context)
+    async def work(task: Any, context: Any) -> Any:
+        fake.says("ada", "faster")
+        fake.says("eve", "slower")
+        await clock.sleep(60)
+        scene.planning.run.pause("for the night")
+        return await scene.desk(task, context)
 
-        scene = Scene(fake, clock, UNCLEAR, store=store, work=work, known=["9000", "400"])
-        await scene.play(("Clarification Needed", "ada", "To all."))
-        again = Scene(fake, clock, store=store)
-        assert await again.play()
+    scene = Scene(fake, clock, UNCLEAR, store=store, work=work, known=["9000", "400"])
+    await scene.play(("Clarification Needed", "ada", "To all."))
+    again = Scene(fake, clock, store=store)
+    assert await again.play()
     assert [text for _, _, text in again.answers()] == ["To all."]
     assert again.feedback() == ["faster"]
     assert again.ignored() == ["eve: its author may not steer this project"]
     assert again.told == []
 
 
-@both
-async def test_what_was_quoted(kind: type[FakeForge]) -> None:
+async def test_what_was_quoted(fake, clock):
     """A command after a quotation counts, one within it does not."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, tools=RISKY)
-        script = [
-            ("Decision Needed", "ada", "> /approve\n>\n> or not?\n"),
-            ("or not", "ada", "> carry it out?\r\n\r\n/approve certainly"),
-        ]
-        assert await scene.play(*script)
+    scene = Scene(fake, clock, tools=RISKY)
+    script = [
+        ("Decision Needed", "ada", "> /approve\n>\n> or not?\n"),
+        ("or not", "ada", "> carry it out?\r\n\r\n/approve certainly"),
+    ]
+    assert await scene.play(*script)
     assert [text for _, _, text in scene.answers()] == ["certainly"]
     assert scene.ignored() == ["ada: it is empty"]
 
 
-async def test_what_was_there_while_the_run_stood_still() -> None:
+@github
+async def test_what_was_there_while_the_run_stood_still(fake, clock):
     """Comments that were there when a run stood still are on record as soon as it goes on, and do not count then."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
 
-        async def work(task: Any, context: Any) -> Any:
-            await clock.sleep(60)
-            return await scene.desk(task, context)
+    async def work(task: Any, context: Any) -> Any:
+        await clock.sleep(60)
+        return await scene.desk(task, context)
 
-        scene = Scene(fake, clock, UNCLEAR, gate=None, notifies=False, work=work, known=None)
-        there = fake.says("ada", "before the run")
-        async with anyio.create_task_group() as group:
-            group.start_soon(scene.planning.execute_with_planning, "r")
-            await clock.sleep(30)
-            await scene.steering.poll()
-            (question,) = scene.planning.engine.pending("r")
-            scene.planning.engine.answer(question.id, "approve", comment="To all.")
-            await clock.sleep(30)
-            await scene.steering.poll()
+    scene = Scene(fake, clock, UNCLEAR, gate=None, notifies=False, work=work, known=None)
+    there = fake.says("ada", "before the run")
+    async with anyio.create_task_group() as group:
+        group.start_soon(scene.planning.execute_with_planning, "r")
+        await clock.sleep(30)
+        await scene.steering.poll()
+        (question,) = scene.planning.engine.pending("r")
+        scene.planning.engine.answer(question.id, "approve", comment="To all.")
+        await clock.sleep(30)
+        await scene.steering.poll()
     notes = [one.data["comments"] for one in scene.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
     assert notes == [[there]]
     assert scene.feedback() == []
 
 
-async def test_a_reply_while_the_run_stands_still() -> None:
+@github
+async def test_a_reply_while_the_run_stands_still(fake, clock):
     """Without anybody to ask here, a reply that comes while the run stands still lets it go on with it."""
-    async with VirtualClock() as clock:
-        scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR, gate=None)
-        assert await scene.play(("Clarification Needed", "ada", "To all."))
-        assert clock.elapsed < 60
+    scene = Scene(fake, clock, UNCLEAR, gate=None)
+    assert await scene.play(("Clarification Needed", "ada", "To all."))
+    assert clock.elapsed < 60
     assert scene.planning.state.clarified[0].answer == "To all."
     assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
-@both
-async def test_a_forge_that_fails_harms_nobody(kind: type[FakeForge]) -> None:
+async def test_a_forge_that_fails_harms_nobody(fake, clock):
     """While the forge fails the run goes on; that is said once, and replies are read when it works again."""
-    async with VirtualClock() as clock:
-        scene = Scene(kind(clock.now), clock, UNCLEAR)
-        scene.fake.faults = [Fault("GET", 500, path="comments") for _ in range(12)]
-        scene.fake.faults += [Fault("GET", 500, path="notes") for _ in range(12)]
-        assert await scene.play(("Clarification Needed", "ada", "To all."))
+    scene = Scene(fake, clock, UNCLEAR)
+    scene.fake.faults = [Fault("GET", 500, path="comments") for _ in range(12)]
+    scene.fake.faults += [Fault("GET", 500, path="notes") for _ in range(12)]
+    assert await scene.play(("Clarification Needed", "ada", "To all."))
     assert sum("cannot be read" in told for told in scene.told) == 1
     assert scene.planning.state.clarified[0].answer == "To all."
 
 
-async def test_a_store_that_fails_loses_no_reply() -> None:
+@github
+async def test_a_store_that_fails_loses_no_reply(fake, clock):
     """A reply that the store does not take now is taken when it works again."""
-    async with VirtualClock() as clock:
-        broken = anyio.Event()
-        mended = anyio.Event()
-        store = FlakyStore(fails=lambda operation, _: operation == "append" and broken.is_set() and not mended.is_set())
-        scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR, store=store)
+    broken = anyio.Event()
+    mended = anyio.Event()
+    store = FlakyStore(fails=lambda operation, _: operation == "append" and broken.is_set() and not mended.is_set())
+    scene = Scene(fake, clock, UNCLEAR, store=store)
 
-        async def break_it() -> None:
-            while not any("Clarification Needed" in body for body in scene.fake.texts()):
-                await clock.sleep(1)
-            broken.set()
-            scene.fake.says("ada", "To all.")
-            await clock.sleep(40)
-            mended.set()
+    async def break_it() -> None:
+        while not any("Clarification Needed" in body for body in scene.fake.texts()):
+            await clock.sleep(1)
+        broken.set()
+        scene.fake.says("ada", "To all.")
+        await clock.sleep(40)
+        mended.set()
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(break_it)
-            assert await scene.play()
+    async with anyio.create_task_group() as group:
+        group.start_soon(break_it)
+        assert await scene.play()
     assert [text for _, _, text in scene.answers()] == ["To all."]
     assert scene.ignored() == []
 
@@ -476,28 +443,27 @@ class Broken:
         return False
 
 
+@github
 @pytest.mark.parametrize(
     ("error", "asked"),
     [(ForgeError("no such issue", final=True), 1), (ForgeError("later", retry_after=900), 2), (RuntimeError("hm"), 10)],
 )
-async def test_how_often_is_asked(error: Exception, asked: int) -> None:
+async def test_how_often_is_asked(fake, clock, error, asked):
     """After a final failure polling stops; else it waits as long as the forge demands, or longer each time."""
-    async with VirtualClock() as clock:
-        scene = Scene(FakeGitHub(clock.now), clock, UNCLEAR, notifies=False)
-        broken = Broken(error)
-        scene.steering = Steering(scene.planning, broken, on_message=scene.told.append)
-        assert await scene.play()
+    scene = Scene(fake, clock, UNCLEAR, notifies=False)
+    broken = Broken(error)
+    scene.steering = Steering(scene.planning, broken, on_message=scene.told.append)
+    assert await scene.play()
     assert broken.asked == asked
     assert scene.told == [f"comments cannot be read: {error}"]
 
 
-async def test_a_quiet_issue_costs_nothing() -> None:
+@github
+async def test_a_quiet_issue_costs_nothing(fake, clock):
     """Looking every few seconds at an issue where nobody writes costs one request each time, answered with 304."""
-    async with VirtualClock() as clock:
-        fake = FakeGitHub(clock.now)
-        scene = Scene(fake, clock, UNCLEAR, notifies=False)
-        assert await scene.play()
-        assert clock.elapsed == pytest.approx(1800, abs=60)
+    scene = Scene(fake, clock, UNCLEAR, notifies=False)
+    assert await scene.play()
+    assert clock.elapsed == pytest.approx(1800, abs=60)
     looks = [one for one in fake.asked if one.path.endswith("/comments")]
     assert 170 < len(looks) < 190
     assert {one.status for one in looks[1:]} == {304}
