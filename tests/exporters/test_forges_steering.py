@@ -226,39 +226,22 @@ async def test_danger_is_rejected(fake, clock):
 
 @github
 async def test_an_early_approval_counts_for_nothing(fake, clock):
-    """`/approve` before the notice approves of nothing, also where it was written when the question was open."""
-    fake.says("ada", "/approve")
+    """`/approve` from before the question counts for nothing, also with its id; later it needs a notice or the id."""
+    for early in ("/approve", "/approve r.q1"):
+        fake.says("ada", early)
+    await clock.sleep(5)
     scene = Scene(fake, clock, tools=RISKY, notifies=False)
-    with anyio.move_on_after(None) as scope:
-        async with scene.steered(), anyio.create_task_group() as group:
-            group.start_soon(scene.planning.execute_with_planning, "r")
-            await clock.sleep(100)
-            (question,) = scene.planning.engine.pending("r")
-            fake.says("ada", "/approve")
-            await clock.sleep(100)
-            assert scene.answers() == []
-            fake.says("ada", f"/approve {question.id}")
-            await clock.sleep(100)
-            assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
-    assert not scope.cancelled_caught
-    assert len(scene.ignored()) == 2
-
-
-@github
-async def test_an_id_does_not_make_an_approval_earlier(fake, clock):
-    """`/approve` with the id of a question counts for nothing where it was written before that question was asked."""
-    scene = Scene(fake, clock, tools=RISKY, notifies=False)
-    fake.says("ada", "/approve r.q1")
-    async with anyio.create_task_group() as group:
-        await clock.sleep(5)
+    async with scene.steered(), anyio.create_task_group() as group:
         group.start_soon(scene.planning.execute_with_planning, "r")
-        await clock.sleep(5)
+        await clock.sleep(100)
         assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
-        await scene.steering.poll()
-        assert scene.ignored() == ["ada: no question was pending when it was written"]
+        fake.says("ada", "/approve")
+        await clock.sleep(100)
+        assert scene.answers() == []
         fake.says("ada", "/approve `r.q1`:\nit is fine")
-        await scene.steering.poll()
-    assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
+        await clock.sleep(100)
+        assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
+    assert scene.ignored() == ["ada: no question was pending when it was written"] * 3
 
 
 async def test_a_notice_is_known_by_its_mark(fake, forge, clock):

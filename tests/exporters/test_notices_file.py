@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replanning import Environment, ReplanningEngine
 from replanning.cli.lookup import open_notifiers
 from replanning.exporters._forge import ForgeError, find_marker
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
@@ -156,15 +155,6 @@ async def test_the_console_does_not_repeat_itself_after_a_resume() -> None:
         for record in records[-4:]:
             await notifier.export(RUN, record)
     assert "Decided" not in stream.getvalue()
-
-
-@pytest.mark.parametrize("name", ["notices", "notices-console"])
-async def test_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are found by their names, as every exporter."""
-    monkeypatch.chdir(tmp_path)
-    engine = ReplanningEngine([], exporters=[name], environment=Environment())
-    assert [exporter.name for exporter in engine.exporters] == [name]
-    await engine.aclose()
 
 
 # On the command line

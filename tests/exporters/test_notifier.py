@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from replanning import Settings, Task
-from replanning.exporters._forge import ForgeError, find_marker
+from replanning.exporters._forge import ForgeError
 from replanning.exporters.notices import Notifier
 from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, RunEnded
 from replanning.plan import RunId
@@ -15,7 +15,6 @@ from replanning.plan.types import JsonValue
 from replanning.planning import PlanningCoordinator
 from replanning.telemetry import ExporterContext
 from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
-from tests.support.forges import FakeGitHub, FakeGitLab, on
 from tests.support.notices import (
     EVENTFUL,
     RUN,
@@ -52,9 +51,6 @@ class Late(Issue):
         return await super().post(body)
 
 
-# Once each
-
-
 async def test_one_checklist_comment() -> None:
     """However often the plan changes, there is one checklist, edited in place, and each notice stands once."""
     issue = Issue()
@@ -68,9 +64,8 @@ async def test_one_checklist_comment() -> None:
 
 
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.deep)])
-async def test_cut_off_after_any_record(step: int) -> None:
+async def test_cut_off_after_any_record(records, expected, step):
     """Wherever a process ends, the next one continues: in the end every comment is there once, with the same text."""
-    records, expected = await whole()
     for length in range(1, len(records), step):
         issue = Issue()
         async with VirtualClock() as clock:
@@ -90,9 +85,8 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_cut_off_within_any_request(arrived: bool, step: int) -> None:
+async def test_cut_off_within_any_request(records, expected, arrived, step):
     """A process that ends while it writes, whether or not the request arrived, repeats nothing and omits nothing."""
-    records, expected = await whole()
     for number in range(0, expected.posts, step):
         issue = Issue([*[None] * number, Killed()], effective=arrived)
         async with VirtualClock() as clock:
@@ -105,32 +99,14 @@ async def test_cut_off_within_any_request(arrived: bool, step: int) -> None:
         assert marks_and_texts(issue) == marks_and_texts(expected), number
 
 
-@pytest.mark.parametrize("kind", [FakeGitHub, FakeGitLab])
-async def test_below_issues(kind: type[FakeGitHub | FakeGitLab]) -> None:
-    """On GitHub and GitLab, too, another process goes on where one ended: each notice is there once, the plan is edited."""
-    records, expected = await whole()
-    async with VirtualClock() as clock:
-        fake = kind(clock.now)
-        for length in (len(records) * 2 // 3, len(records)):
-            notifier = attached(on(fake, clock), records[:length], clock)
-            await notifier.export(RUN, records[length - 1])
-            await notifier.aclose()
-        found = {find_marker(one.body): one.body for one in await on(fake, clock).comments()}
-    assert found == marks_and_texts(expected)
-    assert len(fake.comments) == len(found)
-    assert fake.count("POST") == len(found)
-
-
-async def test_marks_of_others_do_not_count() -> None:
+async def test_marks_of_others_do_not_count(records, expected, clock):
     """A person who copies a mark keeps no notice away, and no comment but our own is ever edited."""
-    records, expected = await whole()
     issue = Issue()
     for one in expected.kept:
         issue.add(one.body, own=False, author="mallory")
     before = list(issue.kept)
-    async with VirtualClock() as clock:
-        notifier = attached(issue, records, clock)
-        await notifier.export(RUN, records[-1])
+    notifier = attached(issue, records, clock)
+    await notifier.export(RUN, records[-1])
     assert issue.kept[: len(before)] == before
     assert [one.body for one in issue.kept[len(before) :]] == [one.body for one in issue.kept if one.own]
     assert len(issue.kept) == 2 * len(before)
@@ -149,22 +125,18 @@ async def test_a_second_run_has_a_checklist_of_its_own() -> None:
     assert len(issue.kept) == 2 * len(before)
 
 
-async def test_a_fork_is_not_told_what_was_before_it() -> None:
+async def test_a_fork_is_not_told_what_was_before_it(clock):
     """Of a run that was forked from another only what happens in it is told; its checklist is whole."""
     store, issue = MemoryStore(), Issue()
-    async with VirtualClock() as clock:
-        first = planner(EVENTFUL, clock, failing=2, store=store)
-        await first.execute_with_planning(RUN)
-        revisions = [record.body.number for record in store.read(RUN) if record.body.kind == "revised"]
-        fork = first.engine.fork(RUN, revisions[-1], new_id="fork")
-        second = planner({}, clock, Notifier(issue), store=store)
-        await second.execute_with_planning(fork)
-        await second.engine.aclose()
+    first = planner(EVENTFUL, clock, failing=2, store=store)
+    await first.execute_with_planning(RUN)
+    revisions = [record.body.number for record in store.read(RUN) if record.body.kind == "revised"]
+    fork = first.engine.fork(RUN, revisions[-1], new_id="fork")
+    second = planner({}, clock, Notifier(issue), store=store)
+    await second.execute_with_planning(fork)
+    await second.engine.aclose()
     assert [mark.kind for mark in marks(issue)] == ["checklist"]
     assert read(issue.kept[0].body).details == 1
-
-
-# Edits
 
 
 def wide(count: int) -> Replies:
@@ -175,65 +147,51 @@ def wide(count: int) -> Replies:
     }
 
 
-async def test_a_burst_is_one_edit() -> None:
-    """Tasks that finish at once become one edit, and the comment ends up with all of them ticked."""
-    issue = Issue()
-    await carried_out(wide(12), Notifier(issue))
-    assert read(issue.body("📋")).ticks == (True,) * 12
-    assert issue.edits <= 2
-
-
-async def test_edits_keep_their_distance_and_the_last_one_arrives() -> None:
+async def test_edits_keep_their_distance_and_the_last_one_arrives(clock):
     """Tasks that finish one after another are edited in every few seconds, and the latest state is never left out."""
     issue = Issue()
     store = MemoryStore()
     seen: list[tuple[float, int]] = []
-    async with VirtualClock() as clock:
 
-        class Slow(Desk):
-            async def __call__(self, task: Task, context: object) -> JsonValue:
-                seen.append((clock.elapsed, issue.edits))
-                await clock.sleep(1)
-                return "done"
+    class Slow(Desk):
+        async def __call__(self, task: Task, context: object) -> JsonValue:
+            seen.append((clock.elapsed, issue.edits))
+            await clock.sleep(1)
+            return "done"
 
-        environment = virtual_environment(clock=clock)
-        planning = PlanningCoordinator(
-            Settings(),
-            ScriptedLLM(Model(wide(12)), environment=environment),
-            TOOLS,
-            "Tell people",
-            work=Slow(),
-            store=store,
-            exporters=[Notifier(issue, edit_interval=4)],
-            environment=environment,
-            max_concurrency=1,
-        )
-        await planning.execute_with_planning(RUN)
-        await planning.engine.aclose()
+    environment = virtual_environment(clock=clock)
+    planning = PlanningCoordinator(
+        Settings(),
+        ScriptedLLM(Model(wide(12)), environment=environment),
+        TOOLS,
+        "Tell people",
+        work=Slow(),
+        store=store,
+        exporters=[Notifier(issue, edit_interval=4)],
+        environment=environment,
+        max_concurrency=1,
+    )
+    await planning.execute_with_planning(RUN)
+    await planning.engine.aclose()
     assert read(issue.body("📋")).ticks == (True,) * 12
     assert issue.edits == 4
     assert next(edits for at, edits in seen if at >= 9) >= 1
 
 
-async def test_a_deleted_checklist_is_written_anew() -> None:
+async def test_a_deleted_checklist_is_written_anew(records, clock):
     """A deleted checklist is written again with the next change."""
-    records, _ = await whole()
     issue = Issue()
     last = next(
         n for n, record in enumerate(records) if isinstance(record.body, PlanningNoted) and record.body.type == "plan"
     )
-    async with VirtualClock() as clock:
-        store = cut(records[: last + 1])
-        notifier = Notifier(issue, edit_interval=0)
-        notifier.attach(ExporterContext(store, clock))
-        await notifier.export(RUN, records[last])
-        issue.kept = [one for one in issue.kept if "📋" not in one.body]
-        notifier.attach(ExporterContext(cut(records), clock))
-        await notifier.export(RUN, records[last + 1])
+    store = cut(records[: last + 1])
+    notifier = Notifier(issue, edit_interval=0)
+    notifier.attach(ExporterContext(store, clock))
+    await notifier.export(RUN, records[last])
+    issue.kept = [one for one in issue.kept if "📋" not in one.body]
+    notifier.attach(ExporterContext(cut(records), clock))
+    await notifier.export(RUN, records[last + 1])
     assert issue.body("📋 Execution Plan (Revised #1)")
-
-
-# Forges that fail
 
 
 async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -252,88 +210,78 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     assert issue.kept == []
 
 
-async def test_what_was_missed_is_posted_later() -> None:
+async def test_what_was_missed_is_posted_later(expected):
     """Notices that a forge refused are posted when it works again, at the latest when the notifier is closed."""
-    _, expected = await whole()
     for failures in (1, 2):
         issue = Issue([ForgeError("HTTP 502", status=502)] * failures)
         await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
         assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
-async def test_what_was_missed_is_posted_when_the_run_is_resumed() -> None:
+async def test_what_was_missed_is_posted_when_the_run_is_resumed(records, expected, clock):
     """Notices that one process could not post are posted by the next."""
-    records, expected = await whole()
     issue = Issue([ForgeError("HTTP 502", status=502)] * 1_000)
-    async with VirtualClock() as clock:
-        first = attached(issue, records, clock)
-        with pytest.raises(ForgeError):
-            await first.export(RUN, records[-1])
-        with pytest.raises(ForgeError, match="could not be posted to fake: HTTP 502"):
-            await first.aclose()
-        issue.errors.clear()
-        second = attached(issue, records, clock)
-        await second.export(RUN, records[-1])
+    first = attached(issue, records, clock)
+    with pytest.raises(ForgeError):
+        await first.export(RUN, records[-1])
+    with pytest.raises(ForgeError, match="could not be posted to fake: HTTP 502"):
+        await first.aclose()
+    issue.errors.clear()
+    second = attached(issue, records, clock)
+    await second.export(RUN, records[-1])
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
-async def test_a_forge_is_left_alone_as_long_as_it_says() -> None:
+async def test_a_forge_is_left_alone_as_long_as_it_says(records, expected, clock):
     """After a rate limit nothing is sent before its time is over, not even at the end; then everything is."""
-    records, expected = await whole()
     issue = Issue([ForgeError("slow down", status=403, retry_after=60)] * 2)
-    async with VirtualClock() as clock:
-        for late in (False, True):
-            notifier = attached(issue, records, clock)
-            with pytest.raises(ForgeError):
-                await notifier.export(RUN, records[-2])
-            reads = issue.reads
-            await notifier.export(RUN, records[-1])
-            assert (issue.posts, issue.reads) == (0, reads)
-            if late:
-                clock.advance(61)
+    for late in (False, True):
+        notifier = attached(issue, records, clock)
+        with pytest.raises(ForgeError):
+            await notifier.export(RUN, records[-2])
+        reads = issue.reads
+        await notifier.export(RUN, records[-1])
+        assert (issue.posts, issue.reads) == (0, reads)
+        if late:
+            clock.advance(61)
+            await notifier.aclose()
+        else:
+            with pytest.raises(ForgeError, match="could not be posted to fake: slow down"):
                 await notifier.aclose()
-            else:
-                with pytest.raises(ForgeError, match="could not be posted to fake: slow down"):
-                    await notifier.aclose()
-                assert (issue.posts, issue.reads) == (0, reads)
+            assert (issue.posts, issue.reads) == (0, reads)
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
-async def test_what_a_slow_forge_did_not_take_in_time_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_slow_forge_did_not_take_in_time_is_said(clock, caplog):
     """A forge that never answers holds up the end for five seconds once, and then it is said how much is missing."""
-    async with VirtualClock() as clock:
-        planning = planner({}, clock, Notifier(Late(clock, float("inf"))))
-        assert await planning.execute_with_planning(RUN)
-        await planning.engine.aclose()
-        assert clock.elapsed == 5
+    planning = planner({}, clock, Notifier(Late(clock, float("inf"))))
+    assert await planning.execute_with_planning(RUN)
+    await planning.engine.aclose()
+    assert clock.elapsed == 5
     assert "the latest checklist could not be posted to fake: no response in time" in caplog.text
 
 
-async def test_a_forge_that_does_answer_is_given_more_time_at_the_end() -> None:
+async def test_a_forge_that_does_answer_is_given_more_time_at_the_end(clock):
     """Notices that a slow forge does not accept while the run closes are posted while the notifier closes."""
-    async with VirtualClock() as clock:
-        issue = Late(clock, 2.0)
-        planning = planner(EVENTFUL, clock, Notifier(issue, edit_interval=0), failing=2)
-        assert await planning.execute_with_planning(RUN)
-        posts = issue.posts
-        await planning.engine.aclose()
+    issue = Late(clock, 2.0)
+    planning = planner(EVENTFUL, clock, Notifier(issue, edit_interval=0), failing=2)
+    assert await planning.execute_with_planning(RUN)
+    posts = issue.posts
+    await planning.engine.aclose()
     assert issue.posts > posts
 
 
-async def test_the_last_state_goes_first_when_a_run_ends() -> None:
+async def test_the_last_state_goes_first_when_a_run_ends(records, expected, clock):
     """If many notices are unsent at the end, the checklist is updated first."""
-    records, expected = await whole()
     issue = Issue()
-    async with VirtualClock() as clock:
-        await attached(issue, records, clock).export(RUN, records[-1])
+    await attached(issue, records, clock).export(RUN, records[-1])
     assert marks(issue)[0].kind == "checklist"
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
 @pytest.mark.parametrize("every", [0.0, 2.5])
-async def test_a_forge_that_asks_for_no_time_is_asked_again(every: float) -> None:
+async def test_a_forge_that_asks_for_no_time_is_asked_again(expected, every):
     """A forge that says to try again at once is tried again, and not in an endless loop."""
-    _, expected = await whole()
     issue = Issue([ForgeError("once more", retry_after=0)] * 3)
     await carried_out(EVENTFUL, Notifier(issue, edit_interval=every), failing=2)
     assert marks_and_texts(issue) == marks_and_texts(expected)
@@ -348,16 +296,14 @@ async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.
     assert "there is no issue owner/repo#12" in caplog.text
 
 
-async def test_one_notifier_for_several_engines() -> None:
+async def test_one_notifier_for_several_engines(records, expected, clock):
     """Engines with stores of their own may share a notifier: the past of a resumed run is found wherever it is."""
-    records, expected = await whole()
     issue = Issue()
-    async with VirtualClock() as clock:
-        notifier, own, other = Notifier(issue, edit_interval=0), cut(records), MemoryStore()
-        for store in (own, other):
-            notifier.attach(ExporterContext(store, clock))
-        await notifier.export(RUN, records[-1])
-        await notifier.aclose()
+    notifier, own, other = Notifier(issue, edit_interval=0), cut(records), MemoryStore()
+    for store in (own, other):
+        notifier.attach(ExporterContext(store, clock))
+    await notifier.export(RUN, records[-1])
+    await notifier.aclose()
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
@@ -371,18 +317,16 @@ class Choosy(Issue):
         return await super().post(body)
 
 
-async def test_a_text_that_is_refused_keeps_no_other_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_text_that_is_refused_keeps_no_other_away(expected, caplog):
     """A notice that a forge does not take is said to be missing at the end; all others are there."""
-    _, expected = await whole()
     issue = Choosy()
     await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
     assert sorted(issue.titles()) == sorted(title for title in expected.titles() if "Clarification" not in title)
     assert "1 notice could not be posted to fake: it does not take this text" in caplog.text
 
 
-async def test_a_request_that_failed_and_arrived_is_not_repeated() -> None:
+async def test_a_request_that_failed_and_arrived_is_not_repeated(expected):
     """A comment that was written although its request failed is found, and not written again."""
-    _, expected = await whole()
     issue = Issue([ForgeError("cut off"), None, ForgeError("cut off")], effective=True)
     await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
     assert marks_and_texts(issue) == marks_and_texts(expected)
