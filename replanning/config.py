@@ -12,13 +12,14 @@ import os
 import re
 import time
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,7 +31,7 @@ from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import brief_repr, did_you_mean, format_path
 from replanning.plan.reading import find_positions, read_document, read_text_file
 from replanning.plan.redaction import Redactor
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.types import JsonObject, JsonPath, JsonValue
 from replanning.settings import OverrideSettings, Settings
 
 FILES: Final = ("replanning.yaml", ".replanning.yaml")
@@ -45,12 +46,10 @@ MAX_SIZE: Final = 1024 * 1024
 """Largest settings file and largest answer of a server, in bytes."""
 
 _MAX_VALUE_DEPTH: Final = 20
-
 _FIELD_BY_KEY: Final[Mapping[str, str]] = {"retry.exponential_backoff": "retry.exponential"}
 """Keys that differ from the field, which plans have as well."""
 
 _KEY_BY_FIELD: Final[Mapping[str, str]] = {field: key for key, field in _FIELD_BY_KEY.items()}
-
 _CREDENTIAL: Final = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?)?(?:key|token|secret|password|credentials?)s?$")
 
 Kind = Literal["default", "file", "override", "environment", "argument"]
@@ -119,26 +118,41 @@ def load_settings(
     Raises:
         SettingsError: with every problem; each names its key, its source and what is allowed.
     """
+    if path is None:
+        files = [name for name in FILES if Path(name).is_file()]
+        if len(files) > 1:
+            raise SettingsError([Problem(files[1], f"there is {files[0]!r}, too; keep one of them")])
+        path = files[0] if files else None
     problems: list[Problem] = []
     environ = os.environ if environ is None else environ
     warnings = list(misspelt(environ))
-    file = _find_file(path)
-    in_file = _file_values(file, problems) if file is not None else {}
+    in_file = _file_values(Path(path), problems) if path is not None else {}
     in_environment = _environment_values(environ)
-    in_arguments = _argument_values(arguments or {}, problems)
-    asked = override or _override_server(ChainMap(in_arguments, in_environment, in_file))
+    in_arguments: dict[str, _Value] = {}
+    for key, value in (arguments or {}).items():
+        try:
+            leaves = _leaves(_as_json(value), (key,))
+        except PlanError as error:
+            problems += [Problem(f"argument {key}", problem.message) for problem in error.problems]
+        else:
+            in_arguments |= {".".join(steps): _Value(leaf, "argument") for steps, leaf in leaves}
+    asked: Override | OverrideSettings | None = override
+    if asked is None:
+        named = ChainMap(in_arguments, in_environment, in_file)
+        server = _validate({key: named[key] for key in ("override.url", "override.timeout") if key in named}, [])
+        asked = server.override if server is not None and server.override.url is not None else None
     in_override = _override_values(asked, problems, warnings) if asked is not None else {}
     merged = ChainMap(in_arguments, in_environment, in_override, in_file)
-    known = {key: value for key, value in merged.items() if _accepts(key, value, problems)}
-    settings = _validate(known, problems)
+    settings = _validate(merged, problems)
     if problems or settings is None:
         raise SettingsError(problems)
-    return LoadedSettings(settings, {key: value.source for key, value in known.items()}, tuple(warnings), file)
+    sources = {key: value.source for key, value in merged.items() if key in _key_index()}
+    return LoadedSettings(settings, sources, tuple(warnings), None if path is None else Path(path))
 
 
 def keys() -> Mapping[str, bool]:
     """Return every key, and whether it is a section."""
-    return {key: entry.is_section for key, entry in _key_index().items()}
+    return {key: entry.is_section for key, entry in _key_index().items() if "*" not in key}
 
 
 def values(settings: Settings) -> dict[str, JsonValue]:
@@ -148,7 +162,7 @@ def values(settings: Settings) -> dict[str, JsonValue]:
 
 
 class _Key(NamedTuple):
-    annotation: Any
+    type: Any  # with the bounds of the field
     is_section: bool
     is_table: bool  # a mapping whose names are the user's own, such as those of models, with dots in them
 
@@ -159,42 +173,30 @@ def _key_index() -> Mapping[str, _Key]:
 
 
 def _iter_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, _Key]]:
+    """Yield every key of a model; those inside a table stand behind `*`, in place of the names."""
     for field_name, field in model.model_fields.items():
         name = f"{prefix}{field.alias or field_name}"
         key = _KEY_BY_FIELD.get(name, name)
         is_table = get_origin(field.annotation) is dict
-        options = (field.annotation, *(() if is_table else get_args(field.annotation)))
+        options = (field.annotation, *get_args(field.annotation))
         section = next((kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        yield key, _Key(field.annotation, section is not None, is_table)
+        is_section = section is not None and not is_table
+        bounded: Any = Annotated[(field.annotation, key, *field.metadata)]  # the key itself has no meaning
+        yield key, _Key(section if is_section else bounded, is_section, is_table)
+        if is_table:
+            yield f"{key}.*", _Key(section, is_section=True, is_table=False)
         if section is not None:
-            yield from _iter_keys(section, f"{key}.")
-
-
-def _is_table(key: str) -> bool:
-    entry = _key_index().get(key)
-    return entry is not None and entry.is_table
+            yield from _iter_keys(section, f"{key}.*." if is_table else f"{key}.")
 
 
 def _leaves(value: JsonValue, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
     """Yield the leaves of a mapping with their paths; a table is a leaf, and an empty section has none."""
-    if isinstance(value, dict) and not _is_table(".".join(steps)):
+    entry = _key_index().get(".".join(steps))
+    if isinstance(value, dict) and (entry.is_section if entry is not None else value):
         for key, item in value.items():
             yield from _leaves(item, (*steps, key))
-    elif steps or value is not None:
+    elif steps and not (value is None and entry is not None and (entry.is_section or entry.is_table)):
         yield steps, value
-
-
-# Arguments
-
-
-def _argument_values(arguments: Mapping[str, JsonValue], problems: list[Problem]) -> dict[str, _Value]:
-    found: dict[str, _Value] = {}
-    for key, value in arguments.items():
-        try:
-            found[key] = _Value(_as_json(value), "argument")
-        except PlanError as error:
-            problems += [Problem(f"argument {key}", problem.message) for problem in error.problems]
-    return found
 
 
 def _as_json(value: object) -> JsonValue:
@@ -208,15 +210,6 @@ def _as_json(value: object) -> JsonValue:
 # File
 
 
-def _find_file(path: str | os.PathLike[str] | None) -> Path | None:
-    if path is not None:
-        return Path(path)
-    found = [Path(name) for name in FILES if Path(name).is_file()]
-    if len(found) > 1:
-        raise SettingsError([Problem(str(found[1]), f"there is {str(found[0])!r}, too; keep one of them")])
-    return found[0] if found else None
-
-
 def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
     """Return the values of a file; problems of its sections are added to `problems`.
 
@@ -225,44 +218,38 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
     """
     try:
         text = read_text_file(path, noun="settings file", max_size=MAX_SIZE)
-        document = read_document(text, format="yaml", source=str(path))
+        document = read_document(text, format="yaml", source=str(path)) or {}
     except PlanError as error:
         raise SettingsError(error.problems) from None
-    sections = _file_sections(document, path, problems)
-    leaves = {steps: ((SECTION, *steps), value) for steps, value in _leaves(sections.get(SECTION))}
-    if PLANNING in sections:
-        leaves |= {steps: (steps, value) for steps, value in _leaves(sections[PLANNING], (PLANNING,))}
-    parents = {place[:length] for place, _ in leaves.values() for length in range(1, len(place) + 1)}
-    positions = find_positions(text, "yaml", parents)
-    return {
-        format_path(steps): _Value(value, ":".join(map(str, (path, *positions.get(place, ())))))
-        for steps, (place, value) in leaves.items()
-    }
-
-
-def _file_sections(document: JsonValue, path: Path, problems: list[Problem]) -> JsonObject:
-    if document is None:
-        return {}
     if not isinstance(document, dict):
         expected = f"expected a mapping with the section {SECTION!r}, got {brief_repr(document)}"
         raise SettingsError([Problem(str(path), expected)])
-    unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
-    problems += [Problem(f"{path} {name}", unknown) for name in document if name not in (SECTION, PLANNING)]
-    inner = document.get(SECTION)
-    if isinstance(inner, dict) and PLANNING in inner:
-        problems.append(Problem(f"{path} {SECTION}.{PLANNING}", f"{PLANNING!r} is a section of its own; move it out"))
-        return {**document, SECTION: {key: value for key, value in inner.items() if key != PLANNING}}
-    return document
+    leaves: dict[JsonPath, tuple[str, JsonValue]] = {}
+    for name, section in document.items():
+        if name == SECTION and isinstance(section, dict) and PLANNING in section:
+            problems.append(Problem(f"{path} {SECTION}.{PLANNING}", "it is a section of its own; move it out"))
+        elif name == SECTION and isinstance(section, dict):
+            leaves |= {(name, *steps): (format_path(steps), value) for steps, value in _leaves(section)}
+        elif name == SECTION and section is not None:
+            problems.append(Problem(f"{path} {name}", f"expected a mapping of settings, got {brief_repr(section)}"))
+        elif name == PLANNING:
+            leaves |= {steps: (format_path(steps), value) for steps, value in _leaves(section, (name,))}
+        elif name != SECTION:
+            unknown = f"there is no section of this name; known are {SECTION!r} and {PLANNING!r}"
+            problems.append(Problem(f"{path} {name}", unknown))
+    parents = {place[:length] for place in leaves for length in range(1, len(place) + 1)}
+    positions = find_positions(text, "yaml", parents)
+    return {
+        key: _Value(value, ":".join(map(str, (path, *positions.get(place, ())))))
+        for place, (key, value) in leaves.items()
+    }
 
 
 # Environment
 
 _PREFIX: Final = "REPLANNING_"
-
 _DELIMITER: Final = "__"
-
 _MAX_NAME_CHARS: Final = 200
-
 _UNSPLIT_FIELDS: Final = ("patterns",)
 """Lists whose items may contain commas."""
 
@@ -302,22 +289,22 @@ OTHERS: Final = (
 """Variables that are no settings: an option of the command line, and those passed to tools and servers."""
 
 _FAMILIES: Final = ("REPLANNING_", "PLANNING_", "MUSUBI_")
-
 _FAMILY_SIMILARITY: Final = 0.8
-
 _SIMILARITY: Final = 0.92
 """Similarity at which a name counts as misspelt; lower for names of our families."""
 
 
-def _long_name(steps: Sequence[str]) -> str:
-    return f"{_PREFIX}{_DELIMITER.join(steps).upper()}"
+@cache
+def _long_names() -> Mapping[str, str]:
+    """Return the long name of every key."""
+    return {key: f"{_PREFIX}{key.replace('.', _DELIMITER).upper()}" for key in keys()}
 
 
 def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
     """Return the values of variables; empty variables are passed over."""
     texts = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
     names = {name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS}
-    names |= {_long_name(key.split(".")): name for name, key in VARIABLES if name in texts}
+    names |= {_long_names()[key]: name for name, key in VARIABLES if name in texts}
     nested = _Variables({long: texts[name] for long, name in names.items()})()
     return {
         format_path(steps): _Value(_typed(format_path(steps), value), f"environment {_variable_of(steps, names)}")
@@ -326,11 +313,7 @@ def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
 
 
 class _Variables(EnvSettingsSource):
-    """Source of variables by their long names: a section as JSON, or each of its settings by itself.
-
-    Args:
-        variables: the texts by long name.
-    """
+    """Source of variables by their long names: a section as JSON, or each of its settings by itself."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # it reads the fields alone
@@ -360,22 +343,16 @@ def _typed(key: str, value: JsonValue) -> JsonValue:
     """Return a text in the type of its setting if it fits; otherwise as JSON, or as it is."""
     if value == "null":
         return None
-    entry = _key_index().get(key)
-    if entry is not None and entry.is_table:
-        return _decoded_texts(value)
-    if not isinstance(value, str) or entry is None:
-        return value
-    try:
-        typed: JsonValue = TypeAdapter(entry.annotation).validate_strings(value)
-    except ValueError:
-        return _decoded(value)
-    return typed
-
-
-def _decoded_texts(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
-        return {name: _decoded_texts(item) for name, item in value.items()}
-    return _decoded(value) if isinstance(value, str) else value
+        return {name: _typed("", item) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    entry = _key_index().get(key)
+    with suppress(ValueError):
+        if entry is not None and not entry.is_table:
+            typed: JsonValue = TypeAdapter(entry.type).validate_strings(value)
+            return typed
+    return _decoded(value)
 
 
 def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
@@ -388,16 +365,16 @@ def _variable_of(steps: Sequence[str], names: Mapping[str, str]) -> str:
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each variable that looks like a misspelt setting; its value is not shown."""
-    long_names = [_long_name(key.split(".")) for key in keys()]
     known = [*(name for name, _ in VARIABLES), *OTHERS]
-    section_prefixes = tuple(f"{_long_name(key.split('.'))}{_DELIMITER}" for key, section in keys().items() if section)
-    by_single_delimiter = {name.replace(_DELIMITER, "_"): name for name in long_names}
+    every = [*known, *_long_names().values()]
+    section_prefixes = tuple(f"{_long_names()[key]}{_DELIMITER}" for key, is_section in keys().items() if is_section)
+    by_single_delimiter = {name.replace(_DELIMITER, "_"): name for name in _long_names().values()}
     for name in sorted(environ):
         upper = name.upper()
         is_refused = name.isupper() and name.startswith(section_prefixes)  # unknown settings are errors themselves
-        if name in (*known, *long_names) or is_refused or not environ[name].strip():
+        if name in every or is_refused or not environ[name].strip():
             continue
-        names = [*known, *long_names] if upper.startswith(_FAMILIES) else known
+        names = every if upper.startswith(_FAMILIES) else known
         near = by_single_delimiter.get(upper) or by_single_delimiter.get(f"{_PREFIX}{upper}") or _nearest(upper, names)
         if near:
             yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
@@ -415,22 +392,13 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 # Override of a person
 
 _OVERRIDE_FORM: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
-
 _TIMED_OUT: Final = "the server did not answer within {:g} s"
-
 _EXTRA_WAIT: Final = 0.5
 """Seconds after the timeout in which the client may still report its own error."""
 
 
 class _Unanswered(Exception):
     """The override gave no answer."""
-
-
-def _override_server(values: Mapping[str, _Value]) -> OverrideSettings | None:
-    """Return the server of a person's settings, if one is named correctly; problems are reported with all others."""
-    own = {key: value for key, value in values.items() if key in ("override.url", "override.timeout")}
-    settings = _validate(own, [])
-    return None if settings is None or settings.override.url is None else settings.override
 
 
 def _override_values(
@@ -511,27 +479,6 @@ def _download(server: OverrideSettings) -> bytes | _Unanswered:
 # Validation
 
 
-def _accepts(key: str, given: _Value, problems: list[Problem]) -> bool:
-    """Return whether a key is a setting that can hold a value of its own; if not, why is added to `problems`."""
-    entry = _key_index().get(key)
-    if given.value is None and entry is not None and (entry.is_section or entry.is_table):
-        return False  # an empty section
-    if entry is not None and (problem := _encoding_problem(given.value)):
-        problems.append(_problem(key, given, problem))
-    elif entry is not None and not entry.is_section:
-        return True
-    elif entry is not None:
-        inner = ", ".join(k.removeprefix(f"{key}.") for k in _key_index() if k.startswith(f"{key}."))
-        problems.append(_problem(key, given, f"expected a section with {inner}; got {_redacted_repr(given.value)}"))
-    elif _CREDENTIAL.search(key):
-        advice = "remove it here, and consider it known to others"
-        text = f"keys of API services are taken from the environment alone; {advice}"
-        problems.append(_problem(key, given, text))
-    else:
-        problems.append(_problem(key, given, f"there is no such setting; {_key_hint(key, _key_index())}"))
-    return False
-
-
 def _encoding_problem(value: JsonValue) -> str:
     if exceeds_depth(value, _MAX_VALUE_DEPTH):
         return f"nested more than {_MAX_VALUE_DEPTH} deep"
@@ -542,25 +489,31 @@ def _encoding_problem(value: JsonValue) -> str:
     return ""
 
 
-def _key_hint(key: str, known: Collection[str]) -> str:
-    """Return the likely setting: one of the same section, or one of the same name in another."""
+def _unknown_key(key: str) -> str:
+    """Return what is wrong with a key; the hint is a setting of the same section, or of the same name in another."""
+    if _CREDENTIAL.search(key):
+        advice = "remove it here, and consider it known to others"
+        return f"keys of API services are taken from the environment alone; {advice}"
     section, _, name = key.rpartition(".")
-    siblings = [k for k in known if k.rpartition(".")[0] == section] or [k for k in known if "." not in k]
-    elsewhere = [k for k in known if k.rpartition(".")[2] == name]
-    if len(elsewhere) == 1:
-        return f"did you mean {elsewhere[0]!r}?"
-    return did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
+    siblings = [k for k in keys() if k.rpartition(".")[0] == section] or [k for k in keys() if "." not in k]
+    elsewhere = [k for k in keys() if k.rpartition(".")[2] == name]
+    hint = did_you_mean(key, siblings) or f"known are {', '.join(siblings)}"
+    return f"there is no such setting; {f'did you mean {elsewhere[0]!r}?' if len(elsewhere) == 1 else hint}"
 
 
 def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings | None:
-    """Return the settings of known keys; None if values are wrong, which is added to `problems`."""
+    """Return the settings of these values; None if some are wrong, which is added to `problems`."""
     document: JsonObject = {}
-    for key, (value, _) in given.items():
+    for key, (value, source) in given.items():
+        if problem := _encoding_problem(value) if key in _key_index() else _unknown_key(key):
+            problems.append(Problem(f"{source} {key}", problem))
+            continue
         *sections, name = _FIELD_BY_KEY.get(key, key).split(".")
-        inner = document
+        inner: Any = document
         for section in sections:
-            inner = inner.setdefault(section, {})  # type: ignore[assignment] # all keys are known
-        inner[name] = value
+            inner = inner.setdefault(section, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):  # otherwise a section is no mapping, which is told
+            inner[name] = value
     try:
         # As JSON: there a list may stand for a tuple, and yet true is no number and "1" neither.
         return Settings.model_validate_json(json.dumps(document), strict=True)
@@ -575,54 +528,29 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
         field = ".".join(steps[:length])
         key = _KEY_BY_FIELD.get(field, field)
         if key in given:
-            inner = steps[length:] if _is_table(field) else []
-            return _problem(" ".join([key, *inner]), given[key], _value_message(error, [*steps[:length], *inner]))
+            inner = steps[length:] if _key_index()[key].is_table else []
+            path = ".".join([key, *(["*", *inner[1:]] if inner else [])])
+            return Problem(f"{given[key].source} {' '.join([key, *inner])}", _value_message(error, path))
     section = ".".join(steps)
     sources = dict.fromkeys(value.source for key, value in given.items() if key.startswith(f"{section}."))
     return Problem(f"{', '.join(sources)} {section}", error["msg"].removeprefix("Value error, "))
 
 
-def _problem(key: str, given: _Value, message: str) -> Problem:
-    return Problem(f"{given.source} {key}", message)
-
-
-def _value_message(error: ErrorDetails, steps: Sequence[str]) -> str:
-    got = _redacted_repr(error["input"])
+def _value_message(error: ErrorDetails, key: str) -> str:
     match error["type"]:
         case "value_error":
-            return f"{error['msg'].removeprefix('Value error, ')}; got {got}"
+            return f"{error['msg'].removeprefix('Value error, ')}; got {_redacted_repr(error['input'])}"
         case "missing":
             return "it is missing"
         case "extra_forbidden":
             return "there is no such setting"
-    return f"expected {_expected_value(steps)}, got {got}"
+    expected = _schema_text(TypeAdapter(_key_index()[key].type).json_schema())
+    return f"expected {expected}, got {_redacted_repr(error['input'])}"
 
 
 def _redacted_repr(value: JsonValue) -> str:
     redactor = Redactor()  # twice: a secret is recognised only as long as it is whole
     return redactor.text(brief_repr(redactor.value(value)))
-
-
-@cache
-def _schema() -> JsonObject:
-    return Settings.model_json_schema()
-
-
-def _expected_value(steps: Sequence[str]) -> str:
-    """Return the values that a field takes, in words made from its schema."""
-    schema = _schema()
-    definitions = _subschema(schema, "$defs")
-    for step in steps:
-        fields = _subschema(schema, "properties")
-        schema = _subschema(fields, step) if fields else _subschema(schema, "additionalProperties")
-        if "$ref" in schema:
-            schema = _subschema(definitions, str(schema["$ref"]).rpartition("/")[2])
-    return _schema_text(schema)
-
-
-def _subschema(schema: JsonObject, name: str) -> JsonObject:
-    part = schema.get(name)
-    return part if isinstance(part, dict) else {}
 
 
 def _schema_text(schema: JsonObject) -> str:
