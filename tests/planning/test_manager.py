@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from random import Random
 
 import anyio
 import pytest
@@ -73,7 +72,7 @@ def says(kind="partial_replan", confidence=0.9, **changes):
     return {"replan_decision": {**fields, **changes}}
 
 
-async def test_not_needed() -> None:
+async def test_not_needed():
     """If the model wants no replan, the run continues and the decision is recorded."""
     desk = Desk(says("none", 0.7))
     considered = await desk.consider(ACTIONS, ReplanCause())
@@ -82,62 +81,100 @@ async def test_not_needed() -> None:
     assert (record.result, record.executed, record.override_reason, record.confidence) == ("skipped", False, None, 0.7)
 
 
-async def test_needed_and_allowed() -> None:
-    """A replan that is wanted and allowed is carried out, with the target that it returns to."""
-    desk = Desk(says("task_redecomposition"))
-    applied = []
-
-    async def apply(decision) -> None:
-        applied.append(decision.target_phase)
-
-    considered = await desk.consider(DECOMPOSITION, ReplanCause())
-    assert considered.ruling.kind == "execute"
-    assert not desk.manager.records
-    record = await desk.manager.execute_replan(considered, apply)
-    assert (applied, record.result) == ([DECOMPOSITION], "success")
-    assert desk.manager.records == (record,)
-
-
-async def test_what_the_prompt_is_given() -> None:
+async def test_what_the_prompt_is_given():
     """The prompt is given the phase, its result, the cause, what is open, what was spent and all decisions before."""
-    desk = Desk(says(), says("none"))
+    desk = Desk(says(), says("none"), options=LLMOptions(temperature=0, max_tokens=77))
     record = await desk.execute(await desk.consider())
     await desk.consider()
     first, second = desk.prompts.requests
     assert (first.phase, first.prompt_data, first.cause, first.earlier_decisions) == (EXECUTION, GIVEN, FETCH, ())
     assert ReplanType.RETRY in first.replan_types
     assert (second.counts.total, second.earlier_decisions, second.limits) == (1, (record,), ReplanLimits())
-    assert desk.llm.requests[0].options.system == "You plan."
+    options = desk.llm.requests[0].options
+    assert (options.system, options.temperature, options.max_tokens) == ("You plan.", 0, 77)
 
 
-async def test_options_reach_the_model() -> None:
-    """The model is asked as the manager was told to."""
-    desk = Desk(says("none"), options=LLMOptions(temperature=0, max_tokens=77))
-    await desk.consider()
-    assert (desk.llm.requests[0].options.temperature, desk.llm.requests[0].options.max_tokens) == (0, 77)
+async def test_needed_and_allowed():
+    """A replan that is wanted and allowed is carried out, with the target that it returns to."""
+    desk, applied = Desk(says("task_redecomposition")), []
+
+    async def apply(decision):
+        applied.append(decision.target_phase)
+
+    considered = await desk.consider(DECOMPOSITION, ReplanCause())
+    assert (considered.ruling.kind, desk.manager.records) == ("execute", ())
+    record = await desk.manager.execute_replan(considered, apply)
+    assert (applied, record.result) == ([DECOMPOSITION], "success")
+    assert desk.manager.records == (record,)
 
 
-async def test_limits_before_anybody_is_asked() -> None:
-    """If the limits allow no replan, no model is asked; the run continues, and the record names the reason."""
-    desk = Desk(limits=ReplanLimits(total=0))
-    assert not desk.manager.can_replan(EXECUTION)
+@pytest.mark.parametrize(
+    ("limits", "blocks", "reason"),
+    [
+        ({"total": 0}, None, "no model was asked: the limit of 0 replans in total is reached"),
+        (
+            {"replans_per_lineage": 0, "action_retries": 0},
+            "fetch",
+            "the limit of 0 retries of action 'fetch#1' is reached",
+        ),
+    ],
+)
+async def test_limits_before_anybody_is_asked(limits, blocks, reason):
+    """If the limits allow no replan, no model is asked; the run continues or its task is blocked, with the reason."""
+    desk = Desk(limits=ReplanLimits(**limits))
+    assert not desk.manager.can_replan(EXECUTION, FETCH)
     considered = await desk.consider()
-    assert desk.llm.requests == []
-    assert considered.ruling.reason == "no model was asked: the limit of 0 replans in total is reached"
-    assert (considered.ruling.kind, considered.ruling.needs_escalation) == ("continue", False)
+    ruling = considered.ruling
+    assert (desk.llm.requests, ruling.kind, ruling.needs_escalation, ruling.blocks) == ([], "continue", False, blocks)
+    assert reason in ruling.reason
     assert desk.manager.records[0].llm_decision is None
 
 
-async def test_spent_lineage_is_named_without_asking() -> None:
-    """A lineage that has used up everything ends blocked without another question to the model."""
-    desk = Desk(limits=ReplanLimits(replans_per_lineage=0, action_retries=0))
+async def test_should_override():
+    """The reason for overriding a decision can be queried in advance."""
+    manager = Desk(limits=ReplanLimits(partial_replans=0)).manager
+    decision = manager.parse_decision_response(json.dumps(says()), EXECUTION)
+    unsure = manager.parse_decision_response(json.dumps(says("retry", 0.1)), EXECUTION)
+    contradictory = decision.model_copy(update={"replan_needed": False})
+    reasons = [manager.should_override(one, FETCH) for one in (decision, unsure, contradictory)]
+    assert reasons == ["limit", "confidence", None]
+    assert manager.should_override(unsure) is None
+    assert manager.can_replan(EXECUTION, FETCH)
+    with pytest.raises(LLMResponseInvalid, match="no JSON object"):
+        manager.parse_decision_response("no", EXECUTION)
+
+
+async def test_unsure_is_skipped_without_escalation():
+    """A decision that is too unsure is skipped and recorded, and the model is not asked again."""
+    desk = Desk(says(confidence=0.2))
+    ruling = (await desk.consider()).ruling
+    assert (ruling.kind, ruling.needs_escalation, len(desk.llm.requests)) == ("skip", False, 1)
+    assert desk.manager.records[0].override_reason == "confidence"
+
+
+@pytest.mark.parametrize(
+    ("second", "kind", "instead_of"),
+    [
+        (says("action_regeneration"), "execute", "p1"),
+        (says("none"), "continue", "p1"),
+        (says(), "skip", "p1"),
+        ("I do not know.", "skip", None),
+        (LLMUnavailable("busy"), "skip", None),
+    ],
+    ids=["other", "none", "same", "unusable", "absent"],
+)
+async def test_another_way_instead_of_a_limit(second, kind, instead_of):
+    """A replan that a limit forbids is told to the model once, without a repair prompt; else it stays refused."""
+    desk = Desk(says(), second, limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
-    assert (desk.llm.requests, considered.ruling.blocks) == ([], "fetch")
-    assert "the limit of 3 replans" not in considered.ruling.reason
-    assert "the limit of 0 retries of action 'fetch#1' is reached" in considered.ruling.reason
+    assert (considered.ruling.kind, considered.instead_of) == (kind, instead_of)
+    assert considered.ruling.needs_escalation is (kind == "skip")
+    assert len(desk.llm.requests) == 2
+    assert desk.prompts.requests[1].refusal == "the limit of 0 partial replans is reached"
+    assert [(one.replan_id, one.override_reason) for one in desk.manager.records][:1] == [("p1", "limit")]
 
 
-async def test_ask_waits_for_the_user() -> None:
+async def test_ask_waits_for_the_user():
     """An unsure replan waits for the user, and is then carried out, or put on record as declined."""
     desk = Desk(says(confidence=0.4), says("action_regeneration", 0.4))
     agreed = await desk.consider()
@@ -150,7 +187,7 @@ async def test_ask_waits_for_the_user() -> None:
     assert desk.manager.counts.total == 1
 
 
-async def test_limit_reached_while_the_user_thinks() -> None:
+async def test_limit_reached_while_the_user_thinks():
     """An approved replan is skipped if its limit was reached in the meantime."""
     desk = Desk(says(confidence=0.4), says(confidence=0.4), limits=ReplanLimits(partial_replans=1))
     first, second = await desk.consider(), await desk.consider()
@@ -160,40 +197,7 @@ async def test_limit_reached_while_the_user_thinks() -> None:
     assert desk.manager.counts.total == 1
 
 
-async def test_should_override() -> None:
-    """The reason for overriding a decision can be queried in advance."""
-    desk = Desk(limits=ReplanLimits(partial_replans=0))
-    decision = desk.manager.parse_decision_response(json.dumps(says()), EXECUTION)
-    assert desk.manager.should_override(decision, FETCH) == "limit"
-    unsure = desk.manager.parse_decision_response(json.dumps(says("retry", 0.1)), EXECUTION)
-    assert desk.manager.should_override(unsure, FETCH) == "confidence"
-    assert desk.manager.should_override(unsure) is None
-    contradictory = decision.model_copy(update={"replan_needed": False})
-    assert desk.manager.should_override(contradictory, FETCH) is None
-    assert desk.manager.can_replan(EXECUTION, FETCH)
-    with pytest.raises(LLMResponseInvalid, match="no JSON object"):
-        desk.manager.parse_decision_response("no", EXECUTION)
-
-
-async def test_unsure_is_skipped_without_escalation() -> None:
-    """A decision that is too unsure is skipped and recorded, and the model is not asked again."""
-    desk = Desk(says(confidence=0.2))
-    considered = await desk.consider()
-    assert (considered.ruling.kind, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("skip", False, 1)
-    assert desk.manager.records[0].override_reason == "confidence"
-
-
-async def test_another_way_instead_of_a_limit() -> None:
-    """A replan that a limit forbids is told to the model, which may decide otherwise."""
-    desk = Desk(says(), says("action_regeneration"), limits=ReplanLimits(partial_replans=0))
-    considered = await desk.consider()
-    assert considered.decision.replan_type is ReplanType.ACTION_REGENERATION
-    assert (considered.ruling.kind, considered.instead_of) == ("execute", "p1")
-    assert desk.prompts.requests[1].refusal == "the limit of 0 partial replans is reached"
-    assert [(record.replan_id, record.override_reason) for record in desk.manager.records] == [("p1", "limit")]
-
-
-async def test_one_extra_call_at_most() -> None:
+async def test_one_extra_call_at_most():
     """A model that insists is not asked a third time: a person must know."""
     desk = Desk(says(), says(), limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
@@ -207,22 +211,7 @@ async def test_one_extra_call_at_most() -> None:
     assert [record.replan_id for record in desk.manager.records] == ["p1", "p2"]
 
 
-@pytest.mark.parametrize("second", ["I do not know.", LLMUnavailable("busy")])
-async def test_no_alternative(second) -> None:
-    """If the model gives no other decision, its replan stays refused; there is no repair prompt for that."""
-    desk = Desk(says(), second, limits=ReplanLimits(partial_replans=0))
-    considered = await desk.consider()
-    assert (considered.replan_id, considered.ruling.needs_escalation, len(desk.llm.requests)) == ("p1", True, 2)
-    assert desk.stages[-1] == "idle"
-
-
-async def test_model_may_let_it_be() -> None:
-    """Told that it cannot be, the model may find that the run can go on."""
-    desk = Desk(says("goal_revision"), says("none"), limits=ReplanLimits(replans_per_lineage=0))
-    assert (await desk.consider()).ruling.kind == "continue"
-
-
-async def test_model_is_told_once() -> None:
+async def test_model_is_told_once():
     """The third time the model is told that it repeats itself and asked once; later it is not asked again."""
     limits = ReplanLimits(partial_replans=9)
     desk = Desk(says(), says(), says(), says(), says(), limits=limits)
@@ -236,7 +225,7 @@ async def test_model_is_told_once() -> None:
     assert desk.manager.counts.warned == (third.ruling.fingerprint,)
 
 
-async def test_different_approach_runs() -> None:
+async def test_different_approach_runs():
     """A different approach after a loop is carried out."""
     desk = Desk(says(), says(), says(), says("action_regeneration"), limits=ReplanLimits(partial_replans=9))
     for _ in range(2):
@@ -245,7 +234,7 @@ async def test_different_approach_runs() -> None:
     assert (considered.ruling.kind, considered.decision.replan_type) == ("execute", ReplanType.ACTION_REGENERATION)
 
 
-async def test_one_repair_prompt() -> None:
+async def test_one_repair_prompt():
     """A reply that cannot be used is shown to the model once, with what is wrong and no more of it than fits."""
     desk = Desk("x" * 9000, says("none"))
     considered = await desk.consider()
@@ -255,7 +244,7 @@ async def test_one_repair_prompt() -> None:
     assert len(desk.manager.records) == 1
 
 
-async def test_no_replan_after_the_repair() -> None:
+async def test_no_replan_after_the_repair():
     """If the second reply is unusable, too, there is no replan, which is recorded with the reason."""
     desk = Desk("hm", says(confidence=85))
     considered = await desk.consider()
@@ -266,7 +255,7 @@ async def test_no_replan_after_the_repair() -> None:
     assert len(desk.llm.requests) == 2
 
 
-async def test_cut_off_reply() -> None:
+async def test_cut_off_reply():
     """A model whose reply was cut off is told to be shorter."""
     desk = Desk()
     desk.llm = ScriptedLLM(
@@ -277,22 +266,24 @@ async def test_cut_off_reply() -> None:
     assert considered.problem.startswith("it was cut off after 9 tokens, so it must be shorter (")
 
 
-@pytest.mark.parametrize("error", [LLMUnavailable("busy"), BudgetExceeded("no calls are left")])
-async def test_model_that_cannot_be_asked(error) -> None:
-    """A model that fails means no replan, and is not asked again at once."""
-    desk = Desk(error)
-    considered = await desk.consider()
-    assert (considered.ruling.kind, considered.problem, len(desk.llm.requests)) == ("continue", str(error), 1)
-
-
-async def test_model_that_hangs() -> None:
-    """A model that does not answer in time means no replan."""
+@pytest.mark.parametrize(
+    ("reply", "problem", "seconds"),
+    [
+        (LLMUnavailable("busy"), "busy", 0),
+        (BudgetExceeded("no calls are left"), "no calls are left", 0),
+        (hangs(), "", 30),
+    ],
+)
+async def test_model_that_cannot_be_asked(reply, problem, seconds):
+    """A model that fails, or does not answer in time, means no replan, and is not asked again at once."""
     async with VirtualClock() as clock:
-        considered = await Desk(hangs(), clock=clock).consider()
-    assert (considered.ruling.kind, considered.seconds) == ("continue", 30)
+        desk = Desk(reply, clock=clock)
+        considered = await desk.consider()
+    assert (considered.ruling.kind, considered.seconds, len(desk.llm.requests)) == ("continue", seconds, 1)
+    assert problem in considered.problem
 
 
-async def test_failed_replan_is_told() -> None:
+async def test_failed_replan_is_told():
     """A replan that failed is on record with its error, told to the model, and another decision may follow."""
     desk = Desk(says(), says("full_replan"))
     considered = await desk.consider()
@@ -303,16 +294,10 @@ async def test_failed_replan_is_told() -> None:
     assert (other.instead_of, other.ruling.kind) == ("p1", "execute")
     assert desk.prompts.requests[1].refusal == record.error != ""
     assert await desk.manager.escalate(other, GIVEN, "failed, too") is None
+    assert (desk.manager.counts.total, desk.manager.counts.partial_replans) == (1, 1)
 
 
-async def test_failed_replans_cost() -> None:
-    """A replan that fails has spent its budget, also where its error says nothing."""
-    desk = Desk(says())
-    record = await desk.execute(await desk.consider(), RuntimeError())
-    assert (record.error, desk.manager.counts.total, desk.manager.counts.partial_replans) == ("RuntimeError", 1, 1)
-
-
-async def test_a_replan_that_comes_to_nothing_later() -> None:
+async def test_a_replan_that_comes_to_nothing_later():
     """A replan that was carried out and of which nothing came fails on its record, in the figures, and costs no more."""
     desk = Desk(says())
     considered = await desk.consider()
@@ -325,7 +310,7 @@ async def test_a_replan_that_comes_to_nothing_later() -> None:
     assert (desk.manager.get_replan_statistics().failed, desk.manager.counts.total) == (1, 1)
 
 
-async def test_what_is_left_is_on_record_once() -> None:
+async def test_what_is_left_is_on_record_once():
     """A decision that something else takes the place of is on record as not executed, and not twice."""
     desk = Desk(says())
     considered = await desk.consider()
@@ -334,7 +319,7 @@ async def test_what_is_left_is_on_record_once() -> None:
     assert [(one.executed, one.result) for one in desk.manager.records] == [(False, "skipped")]
 
 
-async def test_store_that_fails_is_not_contained() -> None:
+async def test_store_that_fails_is_not_contained():
     """Without its journal a run cannot go on, so that error is not swallowed."""
     desk = Desk(says())
     considered = await desk.consider()
@@ -342,7 +327,7 @@ async def test_store_that_fails_is_not_contained() -> None:
         await desk.execute(considered, StoreError("the disk is full"))
 
 
-async def test_cancelled_replan_is_no_failure() -> None:
+async def test_cancelled_replan_is_no_failure():
     """A replan that is cut off by cancellation is not on record as failed, so that it can be resumed."""
     desk = Desk(says())
     considered = await desk.consider()
@@ -356,7 +341,7 @@ async def test_cancelled_replan_is_no_failure() -> None:
     assert (desk.manager.records, desk.stages[-1]) == ((), "applying")
 
 
-async def test_nothing_to_execute() -> None:
+async def test_nothing_to_execute():
     """A decision that must not be executed is refused, and nothing is spent."""
     desk = Desk(says("none"), says(confidence=0.1), "?", "?")
     for _ in range(3):
@@ -366,7 +351,7 @@ async def test_nothing_to_execute() -> None:
     assert desk.manager.counts.total == 0
 
 
-async def test_question_without_replan() -> None:
+async def test_question_without_replan():
     """A question beside a decision is counted when it is decided, a clarification request when it is executed."""
     ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
     desk = Desk(says("none", **ask), says("clarification_request", **ask), says("none", **ask))
@@ -379,19 +364,17 @@ async def test_question_without_replan() -> None:
     assert (await desk.consider(GOAL, ReplanCause())).ruling.questions == ()
 
 
-async def test_question_beside_a_refused_replan() -> None:
+@pytest.mark.parametrize("more", [{}, {"clarification_needed": True, "clarification_questions": ["Which?"]}])
+async def test_question_beside_a_refused_replan(more):
     """A question beside a replan that a limit forbids is asked with what is decided instead, and counted once."""
     ask = {"clarification_needed": True, "clarification_questions": ["Which?"]}
-    desk = Desk(says(**ask), says("retry"), limits=ReplanLimits(partial_replans=0))
+    desk = Desk(says(**ask), says("retry", **more), limits=ReplanLimits(partial_replans=0))
     considered = await desk.consider()
     assert (considered.ruling.kind, considered.ruling.questions) == ("execute", ("Which?",))
     assert desk.manager.counts.clarifications == 1
-    desk = Desk(says(**ask), says("retry", **ask), limits=ReplanLimits(partial_replans=0))
-    assert (await desk.consider()).ruling.questions == ("Which?",)
-    assert desk.manager.counts.clarifications == 1
 
 
-async def test_record() -> None:
+async def test_record():
     """A record holds what the model said in full, what counted, what came of it, and how long that took."""
     async with VirtualClock(start=0) as clock:
         desk = Desk(returns(says("retry", 0.6, replan_level=4, mood="calm"), after=3), clock=clock)
@@ -418,7 +401,7 @@ async def test_record() -> None:
     assert DecisionRecord.model_validate_json(record.model_dump_json()) == record
 
 
-async def test_every_step_is_noted_before_its_effect() -> None:
+async def test_every_step_is_noted_before_its_effect():
     """Each step is noted with what is spent from then on, before anything is asked or done."""
     desk = Desk(says("retry"))
     considered = await desk.consider()
@@ -435,7 +418,7 @@ async def test_every_step_is_noted_before_its_effect() -> None:
         assert ReplanNote.model_validate_json(note.model_dump_json()) == note
 
 
-async def test_resumed_in_another_process() -> None:
+async def test_resumed_in_another_process():
     """With the newest note a replan goes on elsewhere: counts go on, nothing is counted twice, and ids are new."""
     desk = Desk(says(confidence=0.4))
     waiting = Consideration.model_validate_json((await desk.consider()).model_dump_json())
@@ -450,7 +433,7 @@ async def test_resumed_in_another_process() -> None:
     assert len(interrupted.manager.records) == 3
 
 
-async def test_statistics() -> None:
+async def test_statistics():
     """The statistics count what was wanted, followed, overridden and how it ended."""
     desk = Desk(says("retry", 1.0), says("none"), says(confidence=0.5), says(confidence=0.1), "?", "?")
     empty = desk.manager.get_replan_statistics()
@@ -470,42 +453,8 @@ async def test_statistics() -> None:
     assert figures.seconds == 4
 
 
-def test_repr() -> None:
-    """A manager says who it asks and how much is spent."""
-    assert repr(Desk().manager) == "<ReplanManager scripted 0 of 10 replans>"
-
-
-async def test_by_default() -> None:
-    """A model and prompts are enough to decide."""
+async def test_by_default():
+    """A model and prompts are enough to decide; the repr says who is asked and how much is spent."""
     manager = ReplanManager(ScriptedLLM([says("none")]), Prompts())
+    assert repr(manager) == "<ReplanManager scripted 0 of 10 replans>"
     assert (await manager.consider(REFLECTION, {})).ruling.kind == "continue"
-
-
-def nonsense(chance: Random) -> object:
-    """A reply of a model that misbehaves in one of many ways."""
-    kind, confidence = chance.choice([*ReplanType, "redo", None]), chance.choice([0, 0.3, 0.5, 0.8, 1, 85, "0.9"])
-    asks = {"clarification_needed": chance.random() < 0.5, "clarification_questions": ["Which?"]}
-    reply = says(kind, confidence, replan_level=chance.choice([None, 1, 5, 9]), **asks)
-    cut = json.dumps(reply)[: chance.randrange(60)]
-    return chance.choice([reply, reply, reply, f"Well: {json.dumps(reply)}", cut, "", LLMUnavailable("busy")])
-
-
-async def test_misbehaving_models_exceed_no_limit() -> None:
-    """Whatever dozens of models reply, limits hold and no decision costs more than three calls."""
-    for seed in range(20):
-        chance = Random(seed)
-        desk = Desk(*(nonsense(chance) for _ in range(150)))
-        for _ in range(40):
-            before = len(desk.llm.requests)
-            cause = chance.choice([FETCH, ReplanCause("no", action="build#1", lineage="build"), ReplanCause()])
-            considered = await desk.consider(chance.choice(list(Phase)), cause)
-            assert len(desk.llm.requests) - before <= 3
-            if considered.ruling.is_executable or (considered.ruling.kind == "ask" and chance.random() < 0.5):
-                await desk.execute(considered, chance.choice([None, RuntimeError("no")]))
-        counts, limits = desk.manager.counts, ReplanLimits()
-        assert counts.total <= limits.total
-        assert counts.clarifications <= limits.clarifications
-        assert max(counts.retries.values(), default=0) <= limits.action_retries
-        assert max(counts.lineages.values(), default=0) <= limits.replans_per_lineage
-        assert max(counts.causes.values(), default=0) <= limits.same_trigger
-        assert sum(record.executed for record in desk.manager.records) == counts.total

@@ -14,7 +14,6 @@ from replanning.planning import Action, ActionPlan, Phase, Subtask, TaskDecompos
 from replanning.planning.outputs import (
     CompletionReply,
     ExecutionReply,
-    Reflection,
     ReflectionReply,
     RequiresHumanIntervention,
     StepReply,
@@ -72,37 +71,92 @@ def messages(*parts, **options):
     return [str(problem) for problem in plan_problems(*parts, tools=options.pop("tools", TOOLS), **options)]
 
 
-def refusal(text, model=None, phase=Phase.GOAL_UNDERSTANDING):
+def parsed(text, model):
+    """Return a reply as the output of a phase or of another kind of prompt."""
+    return parse_planning(text, model) if isinstance(model, Phase) else parse_reply(text, model)
+
+
+def refusal(text, model=Phase.GOAL_UNDERSTANDING):
     """Return the reason for refusing a reply."""
     with pytest.raises(LLMResponseInvalid) as caught:
-        parse_planning(text, phase) if model is None else parse_reply(text, model)
+        parsed(text, model)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_a_goal_is_understood_as_it_was_written(wrapped):
-    """The understanding of a goal is read with its four fields, in its envelope and by itself."""
-    reply = {"phase": "planning", "comment": "fine", "goal_understanding": UNDERSTOOD} if wrapped else UNDERSTOOD
-    found = parse_planning(f"Well: {json.dumps(reply)}", Phase.GOAL_UNDERSTANDING)
-    assert found.goal_understanding.model_dump(mode="json") == UNDERSTOOD
-    assert found.comment == ("fine" if wrapped else "")
+PLAN = {"execution_order": ["look"], "actions": ACTIONS[:1]}
+UNCLEAR = {"type": "unclear_goal", "message": "which table?", "clarification_needed": ["Which table?"]}
+CANNOT = {
+    "type": "cannot_decompose",
+    "message": "too vague",
+    "possible": ["a"],
+    "not_possible": ["b"],
+    "other_approach": "c",
+}
+REFLECTION = {
+    "action_id": "fix",
+    "status": "partial",
+    "evaluation": "e",
+    "issues_identified": ["i"],
+    "alignment_with_plan": "a",
+    "plan_revision_needed": False,
+}
+SUMMARY = {"goal_achieved": True, "tasks_completed": 2, "tasks_failed": 0, "key_outcomes": ["it works"]}
+HELPLESS = {
+    **SUMMARY,
+    "revision_attempts": 2,
+    "reason": "two revisions failed",
+    "current_state": "red",
+    "recommendations": ["look at a.py"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "reply"),
+    [
+        (Phase.GOAL_UNDERSTANDING, {"phase": "planning", "comment": "fine", "goal_understanding": UNDERSTOOD}),
+        (Phase.GOAL_UNDERSTANDING, {"phase": "planning", "goal_understanding": UNDERSTOOD, "error": UNCLEAR}),
+        (Phase.GOAL_UNDERSTANDING, {"phase": "planning", "error": UNCLEAR}),
+        (Phase.TASK_DECOMPOSITION, {"phase": "planning", "error": CANNOT}),
+        (Phase.ACTION_SEQUENCE, {"action_plan": PLAN}),
+        (ReflectionReply, {"phase": "reflection", "comment": "", "reflection": REFLECTION}),
+        (ReflectionReply, {"plan_revision": {"reason": "r", "changes": ["c"], "updated_action_plan": PLAN}}),
+        (CompletionReply, {"phase": "completion", "summary": SUMMARY, "done": True}),
+        (RequiresHumanIntervention, {"status": "requires_human_intervention", "comment": "", "summary": HELPLESS}),
+    ],
+)
+def test_a_reply_is_read_as_it_was_written(model, reply):
+    """The outputs of all prompts are read with every field, errors of a phase with what can be inferred."""
+    found = parsed(f"Well: {json.dumps(reply)}", model).model_dump(mode="json")
+    assert {field: found[field] for field in reply} == reply
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "bare"),
+    [
+        (Phase.GOAL_UNDERSTANDING, "goal_understanding", UNDERSTOOD),
+        (Phase.ACTION_SEQUENCE, "action_plan", PLAN),
+        (ReflectionReply, "reflection", REFLECTION),
+    ],
+)
+def test_a_reply_needs_no_envelope(model, field, bare):
+    """What is asked for may come by itself."""
+    assert getattr(parsed(json.dumps(bare), model), field).model_dump(mode="json") == bare
 
 
 def test_a_decomposition_is_read_with_its_subtasks():
     """Subtasks keep their ids, dependencies, tools and complexity, which is medium where nothing is said."""
-    found = parse_planning(
-        json.dumps({"task_decomposition": {"reasoning": "so", "subtasks": SUBTASKS}}), Phase.TASK_DECOMPOSITION
-    )
-    look, docs, fix = found.task_decomposition.subtasks
+    reply = {"task_decomposition": {"reasoning": "so", "subtasks": SUBTASKS}}
+    look, docs, fix = parsed(json.dumps(reply), Phase.TASK_DECOMPOSITION).task_decomposition.subtasks
     assert (look.required_tools, docs.estimated_complexity) == (("run",), "medium")
     assert (fix.dependencies, fix.estimated_complexity) == (("look",), "high")
 
 
-def test_an_action_plan_is_read_with_its_actions():
-    """Actions keep the order and every field that a plan has."""
-    found = parse_planning(json.dumps({"execution_order": ["look"], "actions": ACTIONS[:1]}), Phase.ACTION_SEQUENCE)
-    assert found.action_plan.execution_order == ("look",)
-    assert found.action_plan.actions[0].model_dump(mode="json") == ACTIONS[0]
+def test_an_execution_names_its_task_and_its_call():
+    """The reply of an execution says which task is current and which function is called with what."""
+    reply = {"phase": "execution", "current_task": "fix", "function_call": {"name": "run", "arguments": {"line": "ls"}}}
+    found = parsed(json.dumps(reply), ExecutionReply)
+    call = found.function_call
+    assert (found.current_task, call.name, call.arguments) == ("fix", "run", {"line": "ls"})
 
 
 @pytest.mark.parametrize(
@@ -123,6 +177,22 @@ def test_what_does_not_fit_is_refused_by_name(reply, said):
     assert said in refusal(json.dumps(reply))
 
 
+@pytest.mark.parametrize(
+    ("model", "reply", "said"),
+    [
+        (ReflectionReply, {**REFLECTION, "status": "fine"}, "status"),
+        (ReflectionReply, {**REFLECTION, "plan_revision_needed": "false"}, "plan_revision_needed"),
+        (ReflectionReply, {"phase": "reflection"}, "expected 'reflection', 'plan_revision' or both"),
+        (ExecutionReply, {"name": "run", "arguments": {}}, "current_task"),
+        (CompletionReply, {"summary": SUMMARY, "done": False}, "done"),
+        (CompletionReply, {"summary": {**SUMMARY, "tasks_failed": -1}, "done": True}, "tasks_failed"),
+    ],
+)
+def test_what_does_not_fit_another_prompt_is_refused(model, reply, said):
+    """A reply to any other prompt is as strict; one without a reflection or an end is none."""
+    assert said in refusal(json.dumps(reply), model)
+
+
 def test_all_that_is_wrong_is_said_at_once():
     """A model is told of every field that is wrong in the likeliest of its answers, not of the first."""
     wrong = {"phase": "planning", "goal_understanding": {"success_criteria": 1, "constraints": 2}}
@@ -133,83 +203,6 @@ def test_all_that_is_wrong_is_said_at_once():
 def test_a_reply_beyond_all_size_is_not_read():
     """A reply of more than 200,000 characters is refused before anything is made of it."""
     assert "at most 200000" in refusal(json.dumps(UNDERSTOOD) + " " * 200_000)
-
-
-def test_a_reflection_is_read_in_its_envelope_and_bare():
-    """A reflection has its six fields, and only three words for its status."""
-    bare = {"action_id": "fix", "status": "partial", "evaluation": "e", "issues_identified": ["i"]}
-    for reply in (bare, {"phase": "reflection", "comment": "", "reflection": bare}):
-        found = parse_reply(json.dumps(reply), ReflectionReply).reflection
-        assert found == Reflection(action_id="fix", status="partial", evaluation="e", issues_identified=("i",))
-    assert "status" in refusal(json.dumps({**bare, "status": "fine"}), ReflectionReply)
-    assert "plan_revision_needed" in refusal(json.dumps({**bare, "plan_revision_needed": "false"}), ReflectionReply)
-
-
-def test_an_execution_names_its_task_and_its_call():
-    """The reply of an execution says which task is current and which function is called with what."""
-    reply = {"phase": "execution", "current_task": "fix", "function_call": {"name": "run", "arguments": {"line": "ls"}}}
-    found = parse_reply(json.dumps(reply), ExecutionReply)
-    assert (found.current_task, found.function_call.name) == ("fix", "run")
-    assert found.function_call.arguments == {"line": "ls"}
-    assert "current_task" in refusal(json.dumps({"name": "run", "arguments": {}}), ExecutionReply)
-
-
-def test_a_revision_holds_the_updated_plan():
-    """A plan revision says why, what changes, and what the plan is now; an empty reflection is refused."""
-    plan = {"execution_order": ["look"], "actions": ACTIONS[:1]}
-    reply = {"phase": "reflection", "plan_revision": {"reason": "r", "changes": ["c"], "updated_action_plan": plan}}
-    found = parse_reply(json.dumps(reply), ReflectionReply).plan_revision
-    assert (found.reason, found.changes, found.updated_action_plan.actions[0].tool) == ("r", ("c",), "run")
-    assert "expected 'reflection', 'plan_revision' or both" in refusal('{"phase": "reflection"}', ReflectionReply)
-
-
-def test_a_completion_is_done():
-    """A completion has its summary and is done; one that says that it is not done is none."""
-    summary = {"goal_achieved": True, "tasks_completed": 2, "tasks_failed": 0, "key_outcomes": ["it works"]}
-    reply = {"phase": "completion", "summary": summary, "done": True}
-    assert parse_reply(json.dumps(reply), CompletionReply).summary.model_dump(mode="json") == summary
-    assert "done" in refusal(json.dumps({**reply, "done": False}), CompletionReply)
-    assert "tasks_failed" in refusal(json.dumps({**reply, "summary": {**summary, "tasks_failed": -1}}), CompletionReply)
-
-
-def test_an_unclear_goal_may_come_with_what_can_be_inferred():
-    """An unclear goal is an answer: its questions are read, with the understanding where there is one."""
-    error = {"type": "unclear_goal", "message": "which table?", "clarification_needed": ["Which table?"]}
-    alone = parse_planning(json.dumps({"phase": "planning", "error": error}), Phase.GOAL_UNDERSTANDING)
-    both = parse_planning(
-        json.dumps({"phase": "planning", "goal_understanding": UNDERSTOOD, "error": error}), Phase.GOAL_UNDERSTANDING
-    )
-    assert alone.error.model_dump(mode="json") == both.error.model_dump(mode="json") == error
-    assert (alone.goal_understanding, both.goal_understanding.context) == (None, "Python")
-
-
-def test_what_cannot_be_decomposed_says_what_can():
-    """A goal that cannot be decomposed comes with what is possible, what is not, and another approach."""
-    error = {
-        "type": "cannot_decompose",
-        "message": "too vague",
-        "possible": ["a"],
-        "not_possible": ["b"],
-        "other_approach": "c",
-    }
-    found = parse_planning(json.dumps({"phase": "planning", "error": error}), Phase.TASK_DECOMPOSITION)
-    assert found.error.model_dump(mode="json") == error
-
-
-def test_what_takes_a_person_says_so():
-    """The end of used-up revisions reads back as it was written, with its status and the whole summary."""
-    summary = {
-        "goal_achieved": False,
-        "tasks_completed": 1,
-        "tasks_failed": 2,
-        "key_outcomes": [],
-        "revision_attempts": 2,
-        "reason": "two revisions failed",
-        "current_state": "red",
-        "recommendations": ["look at a.py"],
-    }
-    reply = {"phase": "completion", "status": "requires_human_intervention", "comment": "", "summary": summary}
-    assert parse_reply(json.dumps(reply), RequiresHumanIntervention).model_dump(mode="json") == reply
 
 
 def test_a_step_uses_a_tool_or_ends():
@@ -230,13 +223,12 @@ def test_an_action_plan_becomes_a_dag():
         ("fix", ("fix-1",), 2),
         ("docs", (), 3),
     ]
-    plan = Plan(goal=Goal(objective="g"), tools=TOOLS, resources={"cpu": 1}, tasks=tasks)
-    assert plan.task("docs").arguments == {"line": "make docs"}
+    assert tasks[3].arguments == {"line": "make docs"}
 
 
 def test_a_task_keeps_what_its_action_said():
-    """Purpose, expected outcome, kind and strategy of an action are the goal, the acceptance and metadata of its task."""
-    look = compile_action_plan(action_plan(), decomposition(), TOOLS)[0]
+    """Purpose, outcome, kind and strategy of an action are in its task; of one that lacks arguments, the tool as well."""
+    look, _, fix, _ = compile_action_plan(action_plan(), decomposition(), TOOLS)
     assert (look.goal, look.acceptance) == ("find what fails", ("a list of failures",))
     assert look.metadata["planning"] == {
         "subtask": "look",
@@ -245,6 +237,9 @@ def test_a_task_keeps_what_its_action_said():
         "fallback_strategy": "read_file: the log has it",
         "tool": "run",
     }
+    told = fix.metadata["planning"]
+    assert (fix.tool, planned_arguments(fix)) == (None, {"path": "a.py"})
+    assert (told["tool"], told["missing"]) == ("write_file", ["text"])
 
 
 @pytest.mark.parametrize(
@@ -272,26 +267,15 @@ def test_a_strategy_that_names_a_tool_is_a_fallback(strategy, tool):
 
 def test_a_fallback_takes_the_arguments_that_both_tools_have():
     """A fallback has what it needs where the action gives it, and says what is missing where not."""
-    action = {
-        "task_id": "look",
-        "tool": "write_file",
-        "arguments": {"path": "a", "text": "b"},
-        "fallback_strategy": "read_file",
-    }
-    (task,) = compile_action_plan(action_plan(action, order=()), decomposition(SUBTASKS[0]), TOOLS)
-    assert (task.fallbacks[0].tool, task.fallbacks[0].arguments) == ("read_file", {"path": "a"})
-    (task,) = compile_action_plan(
-        action_plan({**action, "fallback_strategy": "run"}, order=()), decomposition(SUBTASKS[0]), TOOLS
+    action = {"task_id": "look", "tool": "write_file", "arguments": {"path": "a", "text": "b"}}
+    complete, incomplete = (
+        compile_action_plan(
+            action_plan({**action, "fallback_strategy": tool}, order=()), decomposition(SUBTASKS[0]), TOOLS
+        )[0].fallbacks[0]
+        for tool in ("read_file", "run")
     )
-    assert (task.fallbacks[0].tool, task.fallbacks[0].metadata["planning"]["missing"]) == (None, ["line"])
-
-
-def test_arguments_that_are_not_known_are_asked_for_later():
-    """A task whose tool lacks arguments names no tool yet, and its metadata say which tool, what is known and what not."""
-    fix = compile_action_plan(action_plan(), decomposition(), TOOLS)[2]
-    assert (fix.tool, planned_arguments(fix)) == (None, {"path": "a.py"})
-    assert fix.metadata["planning"]["tool"] == "write_file"
-    assert fix.metadata["planning"]["missing"] == ["text"]
+    assert (complete.tool, complete.arguments) == ("read_file", {"path": "a"})
+    assert (incomplete.tool, incomplete.metadata["planning"]["missing"]) == (None, ["line"])
 
 
 def test_a_prefix_stands_before_every_id_and_reference():
@@ -478,14 +462,14 @@ JSON = st.recursive(
 )
 
 
-@given(st.text() | JSON.map(json.dumps), st.sampled_from(list(Phase)[:3]))
-def test_any_reply_is_read_or_refused(text, phase):
-    """Whatever a model writes is either an output of the phase or refused with a reason, and nothing else happens."""
-    for model in (None, ExecutionReply, ReflectionReply, CompletionReply):
-        try:
-            reply = parse_planning(text, phase) if model is None else parse_reply(text, model)
-        except LLMResponseInvalid as refused:
-            said = str(refused)
-        else:
-            said = repr(reply)
-        assert said
+@given(
+    st.text() | JSON.map(json.dumps),
+    st.sampled_from([*list(Phase)[:3], ExecutionReply, ReflectionReply, CompletionReply]),
+)
+def test_any_reply_is_read_or_refused(text, model):
+    """Whatever a model writes is either an output or refused with a reason, and nothing else happens."""
+    try:
+        said = repr(parsed(text, model))
+    except LLMResponseInvalid as refused:
+        said = str(refused)
+    assert said

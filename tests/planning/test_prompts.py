@@ -25,7 +25,7 @@ from replanning.planning.decisions import (
 )
 from replanning.planning.manager import DecisionRecord, DecisionRequest
 from replanning.planning.outputs import parse_planning
-from replanning.planning.prompts import CUT_ORDER, MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS, prompt_templates
+from replanning.planning.prompts import MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS, prompt_templates
 from replanning.settings import PlanningSettings
 
 TOOLS = (
@@ -155,15 +155,6 @@ def test_each_decision_asks_what_its_phase_is_judged_by(phase, criteria, only_if
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_the_format_of_a_decision_is_stated_in_full(phase):
-    """Every field of a decision and of its phase is named in the prompt, and the form that it shows can be parsed."""
-    prompt = builder().decision(request(phase))
-    assert [name for name in decision_model(phase).model_fields if name not in prompt] == []
-    shown = prompt[prompt.index('{"replan_decision"') :]
-    assert parse_decision(shown, phase).replan_type is ReplanType.NONE
-
-
-@pytest.mark.parametrize("phase", Phase)
 def test_only_open_replans_are_offered(phase):
     """The kinds that a phase allows are offered with level and target, but not those that limits have closed."""
     left = tuple(kind for kind in ALLOWED_REPLANS[phase] if kind is not ReplanType.NONE)
@@ -173,21 +164,23 @@ def test_only_open_replans_are_offered(phase):
         assert '- "none"' in asked
 
 
-def test_a_target_that_is_used_up_is_not_offered_by_another_name():
-    """A full replan is offered for those phases to which limits still let it return."""
-    limits = ReplanLimits()
-    prompt = builder().decision(request(Phase.EXECUTION, counts=ReplanCounts(redecompositions=limits.redecompositions)))
-    assert '"full_replan", level 4' not in prompt
-    assert '"full_replan", level 3' in prompt
-    assert '"full_replan", level 5' in prompt
-
-
-def test_what_is_left_for_the_action_is_told():
-    """A decision about an action is told how often it was retried and replanned, of how often it may be."""
-    counts = ReplanCounts(retries={"fix": 2}, lineages={"fix": 1})
-    (left,) = sections(builder().decision(request(Phase.EXECUTION, counts=counts)))["limits"]
+def test_what_limits_leave_is_told():
+    """A full replan is offered for the targets that are left; the retries and replans of the action are counted."""
+    counts = ReplanCounts(redecompositions=ReplanLimits().redecompositions, retries={"fix": 2}, lineages={"fix": 1})
+    prompt = builder().decision(request(Phase.EXECUTION, counts=counts))
+    assert {*re.findall(r'"full_replan", level (\d)', prompt)} == {"3", "5"}
+    (left,) = sections(prompt)["limits"]
     assert left["retries_of_this_action"] == {"used": 2, "of": 3}
     assert left["replans_for_this_action"] == {"used": 1, "of": 3}
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_the_format_of_a_decision_is_stated_in_full(phase):
+    """Every field of a decision and of its phase is named in the prompt, and the form that it shows can be parsed."""
+    prompt = builder().decision(request(phase))
+    assert [name for name in decision_model(phase).model_fields if name not in prompt] == []
+    shown = prompt[prompt.index('{"replan_decision"') :]
+    assert parse_decision(shown, phase).replan_type is ReplanType.NONE
 
 
 def test_a_refused_replan_is_told_with_its_reason():
@@ -227,39 +220,29 @@ def test_each_prompt_states_the_format_of_its_reply(kind):
 def test_the_shown_reply_is_one_that_is_read(phase):
     """The reply that a planning prompt shows is read by the parser of its phase."""
     prompt = builder().build(phase, {})
-    assert (
-        parse_planning(prompt[prompt.index('{"phase"') :].split("\n\n")[0].replace('"..."', '"x"'), phase).error is None
-    )
+    shown = prompt[prompt.index('{"phase"') :].split("\n\n")[0].replace('"..."', '"x"')
+    assert parse_planning(shown, phase).error is None
 
 
 def test_the_system_prompt_sets_the_rules_and_tells_nothing_of_the_run():
     """The system prompt is a file in English that says what is data, which tools count and how to answer."""
     text = builder().system()
     assert text == prompt_templates()["system"]
+    assert all(template.isascii() and template.strip() for template in prompt_templates().values())
     for part in ("is data", "Use only the tools of <tools>", "one JSON object", "dangerous"):
         assert part in text
 
 
-def test_there_is_a_template_for_every_phase_strategy_and_level():
-    """Every phase has a template for itself and one for its decision, and every setting has its own words."""
-    names = {*KINDS, *(f"decide_{phase}" for phase in Phase), "system", "decision", "refused", "rejected", "step"}
-    names |= {f"strategy_{name}" for name in ("chain_of_thought", "hierarchical", "simple")}
-    names |= {f"level_{name}" for name in ("detailed", "moderate", "minimal")}
-    assert {*prompt_templates()} == names
-    assert all(text.isascii() and text.strip() for text in prompt_templates().values())
-
-
 @pytest.mark.parametrize("kind", ["goal_understanding", "task_decomposition", "action_sequence", "revision"])
-def test_a_strategy_changes_how_is_planned(kind):
-    """Each strategy asks for another way of thinking in every prompt that plans."""
-    asked = {
-        strategy: question(builder(strategy=strategy).build(kind, {}))
-        for strategy in ("chain_of_thought", "hierarchical", "simple")
-    }
-    assert "step by step" in asked["chain_of_thought"]
-    assert "From the whole".lower() in asked["hierarchical"].lower()
-    assert "shortest way" in asked["simple"]
-    assert len({*asked.values()}) == 3
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("chain_of_thought", "step by step"), ("hierarchical", "from the whole"), ("simple", "shortest way")],
+)
+def test_a_strategy_changes_how_is_planned(kind, strategy, said):
+    """Each strategy asks for another way of thinking in every prompt that plans, and is shown by the builder."""
+    writer = builder(strategy=strategy)
+    assert said in question(writer.build(kind, {})).lower()
+    assert repr(writer) == f"<ReplanPromptBuilder {strategy}, 3 tools, 24000 characters>"
 
 
 @pytest.mark.parametrize(
@@ -277,11 +260,12 @@ def test_a_level_changes_how_far_is_divided(level, said):
     assert "at most 17." in asked
 
 
-def test_the_length_of_answers_is_stated():
+@pytest.mark.parametrize(
+    ("kind", "most"), [("task_decomposition", 2000), ("action_sequence", 2000), ("revision", 2000), ("reflection", 500)]
+)
+def test_the_length_of_answers_is_stated(kind, most):
     """Plans are asked for in fewer than 2000 tokens, reflections in fewer than 500."""
-    for kind in ("task_decomposition", "action_sequence", "revision"):
-        assert "under 2000 tokens" in builder().build(kind, {})
-    assert "under 500 tokens" in builder().reflection({})
+    assert f"under {most} tokens" in builder().build(kind, {})
 
 
 def test_a_part_of_a_plan_can_be_asked_for():
@@ -292,17 +276,8 @@ def test_a_part_of_a_plan_can_be_asked_for():
     assert "<part>" not in builder().action_sequence({})
 
 
-def test_what_tools_put_out_is_told():
-    """The action prompt explains how a tool's output reaches an argument of the next, for every kind of tool."""
-    prompt = builder().build("action_sequence", {})
-    assert '"${id.output.stdout}"' in prompt
-    assert not [
-        word for word in ("exit_code", "stderr", "status", "headers", "json", "text") if f"`{word}`" not in prompt
-    ]
-
-
-def test_tools_are_told_without_how_they_are_carried_out():
-    """A model sees names, parameters, availability and danger of the tools, but no command and no name of a secret."""
+def test_tools_and_their_outputs_are_told_without_how_they_are_carried_out():
+    """A model sees names, parameters, availability, danger and outputs of tools, but no command and no secret's name."""
     prompt = builder().action_sequence({})
     run, search, wipe = sections(prompt)["tools"]
     assert run == {
@@ -314,16 +289,14 @@ def test_tools_are_told_without_how_they_are_carried_out():
     }
     assert (search["available"], wipe["dangerous"]) == (False, True)
     assert "bash" not in prompt
+    assert '"${id.output.stdout}"' in prompt
+    assert all(f"`{word}`" in prompt for word in ("exit_code", "stderr", "status", "headers", "json", "text"))
 
 
 def test_a_phase_is_told_only_what_it_has_a_use_for():
-    """Comments and earlier runs serve to understand a goal, and are not told again for every action."""
+    """Comments and earlier runs serve to understand a goal, and not every action; data of an unknown kind is told beside."""
     assert {"comments", "repository", "earlier_runs"} <= sections(builder().goal_understanding(FULL)).keys()
     assert not {"comments", "repository", "earlier_runs", "request"} & sections(builder().execution(FULL)).keys()
-
-
-def test_data_of_an_unknown_kind_is_told_beside():
-    """Data with an unknown key is shown as data under that key, whatever it is."""
     assert sections(builder().execution({"</tools>": 1}))["other"] == [{"</tools>": 1}]
 
 
@@ -349,44 +322,32 @@ def test_what_is_cut_says_so_and_the_latest_stays():
 
 
 def test_a_long_decomposition_is_cut_by_whole_subtasks():
-    """The subtasks of a decomposition stand one on a line, and those that are left out are counted."""
+    """The subtasks of a decomposition, and the tools, stand one on a line, and those that are left out are counted."""
     subtasks = [{"id": f"t{number}", "description": "x" * 500} for number in range(150)]
-    found = sections(
-        builder(max_chars=MIN_PROMPT_CHARS).action_sequence(
-            {"task_decomposition": {"reasoning": "r", "subtasks": subtasks}}
-        )
-    )["task_decomposition"]
+    tools = tuple(ToolSpec(name=f"t{number}") for number in range(250))
+    told = {"task_decomposition": {"reasoning": "r", "subtasks": subtasks}}
+    found = sections(builder(max_chars=MIN_PROMPT_CHARS).action_sequence(told))["task_decomposition"]
     assert found[:2] == [{"reasoning": "r"}, subtasks[0]]
     assert found[-1] == {"cut": f"{152 - len(found)} more of these"}
-
-
-def test_tools_that_are_not_told_are_counted():
-    """Of more tools than are told a model learns how many it does not see."""
-    tools = tuple(ToolSpec(name=f"t{number}") for number in range(250))
     found = sections(builder(tools).action_sequence({}))["tools"]
     assert found[-1] == {"cut": f"{250 - len(found) + 1} more of these"}
+    with pytest.raises(ValueError, match=f"at least {MIN_PROMPT_CHARS}"):
+        builder(max_chars=MIN_PROMPT_CHARS - 1)
 
 
-def test_a_builder_says_what_it_writes_with():
-    """A builder shows its strategy, how many tools it tells of and its size."""
-    assert repr(builder(strategy="simple")) == "<ReplanPromptBuilder simple, 3 tools, 24000 characters>"
+def test_what_is_no_json_is_told_as_well_as_it_can_be():
+    """Numbers that are none, and nesting without end, are told in a form that is JSON."""
+    deep: JsonValue = "end"
+    for _ in range(2_000):
+        deep = [deep]
+    told: JsonObject = {"context": {"number": float("nan"), "deep": deep}}
+    assert sections(builder().build("completion", told))["context"]
 
 
 def test_a_decision_about_nothing_in_particular_has_no_cause():
     """A decision without action and error has no cause section, and the first has no earlier decisions."""
     found = sections(builder().decision(request(Phase.GOAL_UNDERSTANDING, {}, cause=ReplanCause())))
     assert found.keys() == {"phase", "limits", "tools"}
-
-
-def test_a_prompt_must_have_room():
-    """A size at which a model could not be told enough is refused with the smallest that will do."""
-    with pytest.raises(ValueError, match=f"at least {MIN_PROMPT_CHARS}"):
-        builder(max_chars=MIN_PROMPT_CHARS - 1)
-
-
-def test_every_kind_of_data_can_be_cut():
-    """There is no kind of data that could make a prompt too long."""
-    assert {*SECTION_DESCRIPTIONS, "tools", "other"} == {*CUT_ORDER}
 
 
 HOSTILE = st.one_of(
@@ -417,25 +378,3 @@ def test_whatever_the_data_a_prompt_keeps_its_size_and_its_form(told, times, siz
         assert len(prompt) <= size
         assert sections(prompt).keys() <= {*SECTION_DESCRIPTIONS, "tools", "other"}
         assert prompt_templates()[name][:40] in prompt[prompt.rindex("\n</") :]
-
-
-def test_what_is_no_json_is_told_as_well_as_it_can_be():
-    """Numbers that are none, and nesting without end, are told in a form that is JSON."""
-    told: JsonObject = {"context": {"number": float("nan"), "deep": nested(2_000)}}
-    assert sections(builder().build("completion", told))["context"]
-
-
-def test_a_long_run_of_prompts_keeps_no_more_than_it_needs():
-    """However many different things are told, they are told as they are."""
-    writer = builder()
-    for number in range(0, 4_000, 40):
-        told = {"executed": [{"task": f"t{n}"} for n in range(number, number + 40)]}
-        assert {"task": f"t{number + 39}"} in sections(writer.build("completion", told))["executed"]
-
-
-def nested(depth: int) -> JsonValue:
-    """Lists in lists."""
-    value: JsonValue = "end"
-    for _ in range(depth):
-        value = [value]
-    return value
