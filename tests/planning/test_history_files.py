@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -19,11 +18,22 @@ from hypothesis import strategies as st
 from replanning.errors import SettingsError, StoreError
 from replanning.journal import SqliteStore
 from replanning.plan import JsonObject
-from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
+from replanning.planning import PlanningHistoryStore
 from replanning.planning.outputs import Reflection
 from replanning.testing import VirtualClock, virtual_environment
 from tests.support.planning import Model, go_on, replan
-from tests.support.planning_history import DAY, ISSUE, NOW, in_order, saved, solved, store_at, tasks_of, written
+from tests.support.planning_history import (
+    DAY,
+    ISSUE,
+    NOW,
+    in_order,
+    rebuilt,
+    saved,
+    solved,
+    store_at,
+    tasks_of,
+    written,
+)
 from tests.support.resume import RUN
 
 PLAN: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}]}
@@ -34,7 +44,7 @@ REVISION: JsonObject = {"plan_revision": {"reason": "it is too quiet", "changes"
 # Saving and finding again
 
 
-def test_what_is_saved_is_found(tmp_path: Path) -> None:
+def test_what_is_saved_is_found(tmp_path):
     """Plans, revisions and reflections are found again by another process, in the order in which they were saved."""
     history = PlanningHistoryStore(tmp_path / "new", task_uuid="t", issue_id=ISSUE)
     assert (history.has_plan(), history.get_latest_plan(), history.entries()) == (False, None, [])
@@ -61,7 +71,7 @@ def test_what_is_saved_is_found(tmp_path: Path) -> None:
     assert {line["issue_id"] for line in lines} == {ISSUE}
 
 
-def test_no_secret_is_saved(tmp_path: Path) -> None:
+def test_no_secret_is_saved(tmp_path):
     """Secrets are also redacted in lines that are saved by hand."""
     history = PlanningHistoryStore(tmp_path, task_uuid="t")
     history.save_reflection({"evaluation": "the key sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789 works"})
@@ -69,20 +79,20 @@ def test_no_secret_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../t", "a/b", ".t", ""])
-def test_names_stay_in_the_folder(tmp_path: Path, name: str) -> None:
+def test_names_stay_in_the_folder(tmp_path, name):
     """A task whose name would leave the folder, or hide in it, is refused before anything is written."""
     with pytest.raises(StoreError, match="cannot be the id"):
         PlanningHistoryStore(tmp_path / "in", task_uuid=name).save_plan(PLAN)
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_task_must_be_named(tmp_path: Path) -> None:
+def test_a_task_must_be_named(tmp_path):
     """If neither the store nor the call names a task, the error says what to do."""
     with pytest.raises(SettingsError, match="no task is named"):
         PlanningHistoryStore(tmp_path).has_plan()
 
 
-def test_past_executions_of_an_issue(tmp_path: Path) -> None:
+def test_past_executions_of_an_issue(tmp_path):
     """The tasks of an issue come in the order in which they began, with plan and outcome, without those of others."""
     saved(tmp_path, "second", ISSUE, NOW + 100)
     saved(tmp_path, "other", "owner/repo#1", NOW + 50)
@@ -108,7 +118,7 @@ print(sorted(name.rpartition("/")[2] for name in opened if name.startswith(sys.a
 """
 
 
-def test_other_files_are_not_read(tmp_path: Path) -> None:
+def test_other_files_are_not_read(tmp_path):
     """With its index, a history opens the files of the issue that is asked for, and no others."""
     for number in range(20):
         saved(tmp_path, f"t{number}", f"owner/repo#{number}", NOW + number)
@@ -118,7 +128,7 @@ def test_other_files_are_not_read(tmp_path: Path) -> None:
     assert said == ["['t7']", "['.index.jsonl', 't7.jsonl']"]
 
 
-def test_the_index_is_made_again(tmp_path: Path) -> None:
+def test_the_index_is_made_again(tmp_path):
     """Without its index, or with one that is torn, old, or of other files, a history gives the same answers."""
     for number in range(3):
         saved(tmp_path, f"t{number}", ISSUE, NOW + number)
@@ -151,7 +161,7 @@ for number in range(40):
 """
 
 
-def test_several_processes_at_once(tmp_path: Path) -> None:
+def test_several_processes_at_once(tmp_path):
     """Four processes that write into one file and into their own lose no line, tear none, and number them without gaps."""
     children = [
         subprocess.Popen(
@@ -177,38 +187,26 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
 # Torn files
 
 
-def cut_at(folder: Path, content: bytes, end: int) -> list[JsonObject]:
-    """Return the lines read from a file that ends there, after saving another line."""
-    (folder / "t.jsonl").write_bytes(content[:end])
-    history = PlanningHistoryStore(folder, task_uuid="t")
-    lines = history.entries()
-    history.save_reflection({"evaluation": "after that"})
-    assert PlanningHistoryStore(folder).entries("t")[: len(lines)] == lines
-    assert PlanningHistoryStore(folder).get_all_reflections("t")[-1]["evaluation"] == {"evaluation": "after that"}
-    return lines
-
-
-@given(
-    st.lists(st.text(max_size=20), min_size=1, max_size=6),
-    st.floats(min_value=0, max_value=1),
-)
-def test_a_cut_loses_the_last_line_at_most(
-    tmp_path_factory: pytest.TempPathFactory, texts: Sequence[str], where: float
-) -> None:
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=6), st.floats(min_value=0, max_value=1))
+def test_a_cut_loses_the_last_line_at_most(tmp_path_factory, texts, where):
     """Wherever a file is cut off, every line before the cut is read, and what is saved after that can be read, too."""
     folder = tmp_path_factory.mktemp("history")
     history = PlanningHistoryStore(folder, task_uuid="t")
     for text in texts:
         history.save_reflection({"evaluation": text})
     whole = history.entries()
-    content = (folder / "t.jsonl").read_bytes()
-    end = round(where * len(content))
-    before = content[:end].count(b"\n")
+    content = (folder / "t.jsonl").read_bytes()[: round(where * (folder / "t.jsonl").stat().st_size)]
 
-    assert cut_at(folder, content, end)[:before] == whole[:before]
+    (folder / "t.jsonl").write_bytes(content)
+    again = PlanningHistoryStore(folder, task_uuid="t")
+    lines = again.entries()
+    assert lines[: content.count(b"\n")] == whole[: content.count(b"\n")]
+    again.save_reflection({"evaluation": "after that"})
+    assert PlanningHistoryStore(folder).entries("t")[: len(lines)] == lines
+    assert PlanningHistoryStore(folder).get_all_reflections("t")[-1]["evaluation"] == {"evaluation": "after that"}
 
 
-def test_a_torn_line_does_not_lose_the_history(tmp_path: Path) -> None:
+def test_a_torn_line_does_not_lose_the_history(tmp_path):
     """Lines that are torn, empty or no JSON in the middle of a file lose themselves and nothing else."""
     history = saved(tmp_path, "t", ISSUE, NOW)
     first, last = (tmp_path / "t.jsonl").read_bytes().splitlines(keepends=True)
@@ -230,7 +228,7 @@ while True:
 """
 
 
-def test_killed_while_writing(tmp_path: Path) -> None:
+def test_killed_while_writing(tmp_path):
     """A process that is killed while it writes loses no line that it had written, and the next one goes on."""
     for kill_after in (3, 9, 17, 21):
         child = subprocess.Popen(
@@ -253,19 +251,22 @@ import os, signal, sys
 from pathlib import Path
 import anyio
 from replanning.journal import SqliteStore
-from tests.support.planning_history import Freeing, solved
-from tests.support.planning import Model, replan
+from tests.support.planning_history import solved
+from tests.support.planning import Desk
+
+async def kill(task):
+    if task.tool == "post":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 async def main(folder):
-    desk = Freeing("post", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    await solved(Model(), folder / "history", desk=desk, store=SqliteStore(folder / "runs.db"))
+    await solved({}, folder / "history", desk=Desk(before=kill), store=SqliteStore(folder / "runs.db"))
 
 anyio.run(main, Path(sys.argv[1]))
 """
 
 
 @pytest.mark.anyio
-async def test_a_killed_run_is_made_whole(tmp_path: Path) -> None:
+async def test_a_killed_run_is_made_whole(tmp_path):
     """A run whose process was killed, and whose file was torn at that, has all its lines once it is taken up again."""
     root, file = Path(__file__).parents[2], tmp_path / "history" / f"{RUN}.jsonl"
     killed = await anyio.run_process([sys.executable, "-c", KILLED, str(tmp_path)], cwd=root, check=False)
@@ -274,11 +275,11 @@ async def test_a_killed_run_is_made_whole(tmp_path: Path) -> None:
     file.write_bytes(whole[: len(whole) * 2 // 3])
 
     with closing(SqliteStore(tmp_path / "runs.db")) as store:
-        model = Model({"decision:execution": replan("retry")})
-        planning = await solved(model, tmp_path / "history", store=store, start=1_700_000_100.0)
-        PlanningHistoryExporter(PlanningHistoryStore(tmp_path / "fresh"), journal=store).catch_up(RUN)
+        replies = {"decision:execution": replan("retry")}
+        planning = await solved(replies, tmp_path / "history", store=store, start=1_700_000_100.0)
+        lines = rebuilt(store, tmp_path / "fresh")
     assert planning.result.status == "needs_human"  # nobody knows what the tool did
-    assert PlanningHistoryStore(tmp_path / "history").entries(RUN) == in_order(written(tmp_path / "fresh"))
+    assert PlanningHistoryStore(tmp_path / "history").entries(RUN) == lines
 
 
 FULL = """
@@ -286,32 +287,32 @@ import resource, sys
 from pathlib import Path
 import anyio
 from replanning.journal import ErrorContained, MemoryStore
-from replanning.planning import PlanningHistoryExporter, PlanningHistoryStore
-from tests.support.planning_history import Freeing, in_order, solved, written
+from replanning.planning import PlanningHistoryStore
+from tests.support.planning_history import in_order, rebuilt, solved, written
 from tests.support.resume import RUN
-from tests.support.planning import Model, replan
+from tests.support.planning import Desk
 
 folder, store = Path(sys.argv[1]), MemoryStore()
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, most))
 
-def make_room():
+async def make_room(task):
+    if task.tool != "post":
+        return
     print(len(written(folder / "history")), PlanningHistoryStore(folder / "history").entries(RUN)[-1]["type"])
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 async def main():
-    desk = Freeing("post", make_room)
-    planning = await solved(Model(), folder / "history", desk=desk, store=store)
+    planning = await solved({}, folder / "history", desk=Desk(before=make_room), store=store)
     print(planning.result.status, len(planning.state.records))
     print([record.body.error for record in store.read(RUN) if isinstance(record.body, ErrorContained)])
-    PlanningHistoryExporter(PlanningHistoryStore(folder / "fresh"), journal=store).catch_up(RUN)
-    print(in_order(written(folder / "history")) == in_order(written(folder / "fresh")))
+    print(in_order(written(folder / "history")) == rebuilt(store, folder / "fresh"))
 
 anyio.run(main)
 """
 
 
-def test_a_full_disk_in_the_middle(tmp_path: Path) -> None:
+def test_a_full_disk_in_the_middle(tmp_path):
     """On a disk that takes no more, whole lines stay, the run goes on and says so once, and all is written when it can be."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -326,9 +327,9 @@ def test_a_full_disk_in_the_middle(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_earlier_runs_are_told(tmp_path: Path) -> None:
+async def test_earlier_runs_are_told(tmp_path):
     """Earlier work on an issue is read from the history in a form that a request accepts and keeps."""
-    await solved(Model(), tmp_path, start=NOW)
+    await solved({}, tmp_path, start=NOW)
     (past,) = store_at(tmp_path).get_past_executions_for_issue(ISSUE)
     assert json.loads(json.dumps(past)) == past
     assert (past["done"], past["completion"]["result"]) == (True, "succeeded")
@@ -339,7 +340,7 @@ async def test_earlier_runs_are_told(tmp_path: Path) -> None:
     assert in_order(written(tmp_path, RUN))[0]["timestamp"] == past["started"]
 
 
-def test_finished_tasks_are_archived(tmp_path: Path) -> None:
+def test_finished_tasks_are_archived(tmp_path):
     """Tasks that were finished longer ago than is kept go into the archive as they are; later ones and open ones stay."""
     folder, archive = tmp_path / "history", tmp_path / "old" / "archive"
     saved(folder, "old", ISSUE, NOW - 91 * DAY)
@@ -363,25 +364,18 @@ def test_finished_tasks_are_archived(tmp_path: Path) -> None:
     assert history.prune(90, archive) == []
 
 
-def test_without_an_archive_they_are_removed(tmp_path: Path) -> None:
-    """Without an archive, the files of tasks that finished long ago are deleted, and no others."""
-    saved(tmp_path, "old", ISSUE, NOW - 91 * DAY)
-    saved(tmp_path, "open", ISSUE, NOW - 91 * DAY, done=False)
-    (one,) = store_at(tmp_path).prune()
-    assert (one.task_uuid, one.archived) == ("old", "")
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["open.jsonl"]
-
-
-def test_what_goes_on_is_not_finished(tmp_path: Path) -> None:
-    """A task that was finished and then went on is open; one that was only reflected upon afterwards is not."""
+def test_what_goes_on_is_not_finished(tmp_path):
+    """A task that was finished and then went on is open; one that was only reflected upon is removed without an archive."""
     for task in ("resumed", "praised"):
         saved(tmp_path, task, ISSUE, NOW - 91 * DAY)
+    saved(tmp_path, "open", ISSUE, NOW - 91 * DAY, done=False)
     store_at(tmp_path, NOW - 91 * DAY, "resumed").save_execution({"event": "resumed"})
     store_at(tmp_path, NOW - 91 * DAY, "praised").save_reflection({"feedback": "well done"})
-    assert [one.task_uuid for one in store_at(tmp_path).prune()] == ["praised"]
+    assert [(one.task_uuid, one.archived) for one in store_at(tmp_path).prune()] == [("praised", "")]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["open.jsonl", "resumed.jsonl"]
 
 
-def test_what_is_written_to_stays(tmp_path: Path) -> None:
+def test_what_is_written_to_stays(tmp_path):
     """A file that was written to after it was found to be old stays where it is, with what was written."""
     history = saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
 
@@ -396,7 +390,7 @@ def test_what_is_written_to_stays(tmp_path: Path) -> None:
     assert history.entries()[-1]["event"] == "resumed"
 
 
-def test_an_archive_keeps_what_it_has(tmp_path: Path) -> None:
+def test_an_archive_keeps_what_it_has(tmp_path):
     """A task that comes into the archive again gets another name there; nothing in an archive is overwritten."""
     folder, archive = tmp_path / "history", tmp_path / "archive"
     contents = []
@@ -407,7 +401,7 @@ def test_an_archive_keeps_what_it_has(tmp_path: Path) -> None:
     assert [(archive / name).read_bytes() for name in ("t.jsonl", "t.2.jsonl")] == contents
 
 
-def test_onto_another_disk(tmp_path: Path) -> None:
+def test_onto_another_disk(tmp_path):
     """An archive on another disk gets whole files, and no others."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
@@ -425,7 +419,7 @@ def test_onto_another_disk(tmp_path: Path) -> None:
         archive.rmdir()
 
 
-def test_the_archive_is_another_folder(tmp_path: Path) -> None:
+def test_the_archive_is_another_folder(tmp_path):
     """An archive that is the history itself is refused before anything is moved."""
     saved(tmp_path, "t", ISSUE, NOW - 91 * DAY)
     with pytest.raises(SettingsError, match="name another folder"):
@@ -434,9 +428,9 @@ def test_the_archive_is_another_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_runs_are_finished_when_they_end(tmp_path: Path) -> None:
+async def test_runs_are_finished_when_they_end(tmp_path):
     """A run of a coordinator that has ended is finished, one that waits for a person is not."""
-    await solved(Model(), tmp_path, run="ended", start=NOW)
+    await solved({}, tmp_path, run="ended", start=NOW)
     unsure = {"decision:action_sequence": go_on(replan_needed=True, replan_type="action_regeneration", confidence=0.4)}
     waits = await solved(Model(unsure), tmp_path, run="waits", start=NOW)
     assert waits.result.status == "needs_human"

@@ -99,6 +99,14 @@ async def test_actions_planned_again_are_those_of_the_new_subtasks(decided):
     assert model.asked.count("action_sequence") == 3
 
 
+async def test_everything_waits_for_a_phase_that_is_done_again():
+    """Actions are planned again after a question about them was answered: nothing is judged before they were executed."""
+    replies = {"decision:action_sequence": (go_on(**WHICH), replan("action_regeneration"), go_on())}
+    planning, model, desk = await run(replies, gate=eve("approve", comment="the first"))
+    assert (planning.result.status, desk.used) == ("succeeded", USED)
+    assert model.asked[-2:] == ["completion", "decision:reflection"]
+
+
 async def test_a_subtask_called_like_a_later_plan():
     """Subtasks with names like those of a later plan do not prevent that plan."""
     replies = {

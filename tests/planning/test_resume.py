@@ -7,7 +7,6 @@ import pytest
 from replanning.journal import AttemptStarted, MemoryStore, PlanningNoted, Record
 from replanning.plan.types import JsonValue
 from replanning.planning import PlanningState
-from replanning.planning.tasks import is_action
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations
 from tests.support.planning import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
@@ -51,14 +50,6 @@ def desk() -> Desk:
     return Desk({"write": [FileNotFoundError("no such file")] * 9})
 
 
-async def undisturbed() -> list[Record]:
-    """Return the journal of the run without an interruption."""
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        assert await coordinator(model, clock, desk(), store=store).execute_with_planning(RUN)
-    return list(store.read(RUN))
-
-
 def has_unfinished_action(records: list[Record]) -> bool:
     """Return whether an action was running at the end of a journal, so that its effect is unknown."""
     running: dict[str, str] = {}
@@ -72,36 +63,15 @@ def has_unfinished_action(records: list[Record]) -> bool:
     return not planned.isdisjoint(running.values())
 
 
+def executed(state: PlanningState) -> list[tuple[str | None, str]]:
+    """Return the executed replans and their results."""
+    return [(one.replan_type, one.result) for one in state.records if one.executed]
+
+
 def plans_and_completions(records: list[Record]) -> list[str]:
     """Return the notes that must not be repeated: plans and the completion."""
     noted = [record.body for record in records if isinstance(record.body, PlanningNoted)]
     return [body.type for body in noted if body.type in ("plan", "completion")]
-
-
-@CUTS
-async def test_cut_off_anywhere(first: int, step: int) -> None:
-    """A run that was cut off anywhere ends as without the interruption: no limit starts anew, nothing is done twice."""
-    records = await undisturbed()
-    expected = PlanningState.from_records(records)
-    for length in range(first, len(records), step):
-        store = cut(records[:length])
-        async with VirtualClock(records[length - 1].at) as clock:
-            planning = coordinator(model, clock, desk(), store=store)
-            done = await planning.execute_with_planning(RUN)
-            journal = list(store.read(RUN))
-        assert invariant_violations(journal) == []
-        state = planning.state
-        if has_unfinished_action(records[:length]):
-            assert done or "its process ended" in str([record.body for record in journal])
-            continue
-        assert done, (length, planning.result.reason)
-        assert state.counts.total == expected.counts.total == 3
-        assert state.counts.clarifications == 1
-        assert [plan.tasks for plan in state.plans] == [plan.tasks for plan in expected.plans]
-        assert plans_and_completions(journal) == plans_and_completions(records)
-        assert [record.replan_type for record in state.records if record.executed] == [
-            record.replan_type for record in expected.records if record.executed
-        ]
 
 
 def failing_once(prompt: str) -> JsonValue:
@@ -118,34 +88,34 @@ def failing_once(prompt: str) -> JsonValue:
 
 
 @CUTS
-async def test_cut_off_around_a_failed_replan(first: int, step: int) -> None:
-    """Wherever the run was cut off, the model learns once of a replan without a plan, and another replaces it."""
-    store = MemoryStore()
+@pytest.mark.parametrize(
+    ("script", "replans"),
+    [
+        (model, [("clarification_request", "success"), ("partial_replan", "success"), ("plan_revision", "success")]),
+        (failing_once, [("task_redecomposition", "failure"), ("partial_replan", "success")]),
+    ],
+)
+async def test_cut_off_anywhere(script, replans, first: int, step: int):
+    """A run that was cut off anywhere ends as without that: no limit starts anew, nothing is told or done twice."""
+    whole = MemoryStore()
     async with VirtualClock() as clock:
-        assert await coordinator(failing_once, clock, desk(), store=store).execute_with_planning(RUN)
-    records = list(store.read(RUN))
-    expected = [(one.replan_type, one.result) for one in PlanningState.from_records(records).records if one.executed]
-    assert expected == [("task_redecomposition", "failure"), ("partial_replan", "success")]
+        assert await coordinator(script, clock, desk(), store=whole).execute_with_planning(RUN)
+    records = list(whole.read(RUN))
+    expected = PlanningState.from_records(records)
+    assert executed(expected) == replans
     for length in range(first, len(records), step):
-        if has_unfinished_action(records[:length]):
-            continue
         store = cut(records[:length])
         async with VirtualClock(records[length - 1].at) as clock:
-            planning = coordinator(failing_once, clock, desk(), store=store)
-            assert await planning.execute_with_planning(RUN), (length, planning.result.reason)
-        assert invariant_violations(list(store.read(RUN))) == []
-        assert [(one.replan_type, one.result) for one in planning.state.records if one.executed] == expected
-        assert planning.state.counts.total == 2
-
-
-async def test_actions_are_the_planned_tasks() -> None:
-    """The tasks that the model planned are actions, and the phases are not."""
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        planning = coordinator(model, clock, desk(), store=store)
-        await planning.execute_with_planning(RUN)
-    run = planning.run
-    assert run is not None
-    assert {entry.id for entry in run.live if is_action(entry.task)} == {
-        task for plan in planning.state.plans for task in plan.tasks.values()
-    }
+            planning = coordinator(script, clock, desk(), store=store)
+            done = await planning.execute_with_planning(RUN)
+        journal, state = list(store.read(RUN)), planning.state
+        assert invariant_violations(journal) == []
+        if has_unfinished_action(records[:length]):
+            assert done or "its process ended" in str([record.body for record in journal])
+            continue
+        assert done, (length, planning.result.reason)
+        assert executed(state) == replans
+        assert state.counts.total == expected.counts.total == len(replans)
+        assert state.counts.clarifications == expected.counts.clarifications
+        assert [plan.tasks for plan in state.plans] == [plan.tasks for plan in expected.plans]
+        assert plans_and_completions(journal) == plans_and_completions(records)

@@ -17,13 +17,12 @@ from replanning.plan import JsonObject
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
 from replanning.providers.openai import OpenAIProvider
 from replanning.telemetry import Exporter
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.testing import ScriptedGate
 from replanning.tools import ToolExecutor
-from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, subtask, tools, use
+from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, tools, use
 from tests.support.invariants import invariant_violations
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.support.planning import Desk, Model, Replies, go_on, replan, revision, summary
-from tests.support.planning import coordinator as scripted
+from tests.support.planning import Model, Replies, go_on, planned, replan, revision, summary
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +51,7 @@ async def over_http(
 
 def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[PlanningCoordinator]:
     """Return planning mode on the files of a folder, with a scripted model."""
-    specs = [tool.model_copy(update={"cwd": str(folder)}) for tool in FILES]
+    specs = [ToolSpec.model_validate({**tool, "kind": "shell", "cwd": str(folder)}) for tool in FILES]
     script = Model(replies)
     return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
 
@@ -63,7 +62,7 @@ def commits(folder: Path) -> list[str]:
     return log.stdout.splitlines()
 
 
-async def test_a_coding_task(tmp_path: Path) -> None:
+async def test_a_coding_task(tmp_path):
     """A test is written, fails, passes and is committed, past a question, a bad decomposition, a locked index and a bug."""
     folder = repository(tmp_path / "work")
     coder, gate = Coder(folder), ScriptedGate([Answer("approve", by="eve", comment="any numbers")])
@@ -126,74 +125,21 @@ def right_history(lines: Sequence[JsonObject]) -> None:
     assert "repair" in str(revised["updated_plan"])
 
 
-async def test_everything_waits_for_a_phase_that_is_done_again() -> None:
-    """Actions are planned again after a question about them was answered: nothing is judged before they were executed."""
-    unclear = go_on(clarification_needed=True, clarification_questions=["Which?"])
-    model = Model({"decision:action_sequence": (unclear, replan("action_regeneration"), go_on())})
-    desk, gate = Desk(), ScriptedGate([Answer("approve", by="eve", comment="the first")])
-    async with VirtualClock() as clock:
-        planning = scripted(model, clock, desk, gate=gate)
-        assert await planning.execute_with_planning()
-
-    assert desk.used == [("write", "write"), ("post", "post")]
-    assert model.asked[-2:] == ["completion", "decision:reflection"]
+FILES: list[JsonObject] = [
+    {"name": "write", "command": "printf %s {text} > {path}", "parameters": {"path": "string", "text": "string"}},
+    {"name": "read", "command": "cat {path}", "parameters": {"path": "string"}},
+]
 
 
-# The workflows that are wanted to work, with real tools and a model that is asked over HTTP
-
-FILES = (
-    ToolSpec(
-        name="write",
-        kind="shell",
-        command="printf %s {text} > {path}",
-        parameters={"path": "string", "text": "string"},
-        description="Write a file",
-    ),
-    ToolSpec(name="read", kind="shell", command="cat {path}", parameters={"path": "string"}, description="Read a file"),
-)
-
-
-def planned(*actions: JsonObject) -> Replies:
-    """Return a plan of these actions, one after the other, each a subtask."""
-    names = [str(action["task_id"]) for action in actions]
-    parts = [subtask(name, *names[max(0, place - 1) : place]) for place, name in enumerate(names)]
-    return {"task_decomposition": {"subtasks": [*parts]}, "action_sequence": {"actions": [*actions]}}
-
-
-async def test_workflow_simple_task(tmp_path: Path) -> None:
-    """A simple task is understood, planned and executed: the file is there, and its content is the output."""
-    replies = planned(use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt"))
-    async with working(tmp_path, replies) as planning:
-        assert await planning.execute_with_planning()
-
-    output = planning.result.outputs["look"]
-    assert isinstance(output, dict)
-    assert output["stdout"] == "bread"
-    assert (planning.state.counts.total, len(planning.state.plans)) == (0, 1)
-
-
-async def test_workflow_file_not_found_recovery(tmp_path: Path) -> None:
-    """A file that is to be read is missing: the model replans what follows, which writes it first, and the goal is reached."""
-    mended = revision(use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt"))
-    replies: Replies = {
-        **planned(use("look", "read", path="note.txt")),
-        "decision:execution": (replan("partial_replan"), go_on()),
-        "revision": mended,
-    }
-    async with working(tmp_path, replies) as planning:
-        assert await planning.execute_with_planning()
-
-    (record,) = [record for record in planning.state.records if record.executed]
-    assert "note.txt: No such file" in record.cause.error
-    assert (str(record.replan_type), record.result) == ("partial_replan", "success")
-    assert (tmp_path / "note.txt").read_text() == "bread"
-
-
-async def test_workflow_two_revisions_then_success(tmp_path: Path) -> None:
-    """Two reflections find that something is missing, each revision adds it, and the third finds the goal achieved."""
-    replies: Replies = {
+async def test_workflow_two_revisions_then_success(tmp_path):
+    """Two reflections find that something is missing, each revision adds it, with its reason, and the goal is achieved."""
+    replies = {
         **planned(use("note", "write", path="a.txt", text="a")),
-        "decision:reflection": (replan("plan_revision"), replan("plan_revision"), go_on()),
+        "decision:reflection": (
+            replan("plan_revision", issues_found=["b is missing"]),
+            replan("plan_revision", issues_found=["c is missing"]),
+            go_on(),
+        ),
         "revision": (
             revision(use("more", "write", path="b.txt", text="b")),
             revision(use("rest", "write", path="c.txt", text="c")),
@@ -205,16 +151,24 @@ async def test_workflow_two_revisions_then_success(tmp_path: Path) -> None:
 
     assert sorted(path.name for path in tmp_path.glob("*.txt")) == ["a.txt", "b.txt", "c.txt"]
     assert planning.state.counts.plan_revisions == 2
-    assert planning.state.completion is not None
     assert planning.state.completion["status"] == "success"
+    first, second, third = planning.state.plans
+    assert [(plan.number, plan.kept) for plan in planning.state.plans] == [
+        (1, ()),
+        (2, ("note",)),
+        (3, ("note", "more")),
+    ]
+    assert (first.reason, second.tasks["more"]) == ("", "v2.more")
+    assert "b is missing" in second.reason
+    assert "c is missing" in third.reason
 
 
-async def test_save_and_load_plan(tmp_path: Path) -> None:
+async def test_save_and_load_plan(tmp_path):
     """A plan that was only made is saved, loaded as the same plan, and carried out without a model."""
-    replies = planned(use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt"))
+    note, look = use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt")
+    replies = planned(note, look, look=["note"])
     async with working(tmp_path, replies) as planning:
         plan = await planning.make_plan()
-    assert plan is not None
     (tmp_path / "plan.yaml").write_text(plan.to_yaml(), encoding="utf-8")
     loaded = Plan.load(tmp_path / "plan.yaml")
     assert loaded == plan
@@ -223,19 +177,3 @@ async def test_save_and_load_plan(tmp_path: Path) -> None:
         result = await ReplanningEngine([]).execute(loaded, work)
     assert result.status == "succeeded"
     assert (tmp_path / "note.txt").read_text() == "bread"
-
-
-async def test_revision_history(tmp_path: Path) -> None:
-    """Every plan of a run is on record in its order, with the reason that it replaced the one before, and what it kept."""
-    replies: Replies = {
-        **planned(use("note", "write", path="a.txt", text="a")),
-        "decision:reflection": (replan("plan_revision", issues_found=["b is missing"]), go_on()),
-        "revision": revision(use("more", "write", path="b.txt", text="b")),
-    }
-    async with working(tmp_path, replies) as planning:
-        assert await planning.execute_with_planning()
-
-    first, second = planning.state.plans
-    assert (first.number, first.reason, first.kept) == (1, "", ())
-    assert (second.number, second.kept, second.tasks["more"]) == (2, ("note",), "v2.more")
-    assert "b is missing" in second.reason
