@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,11 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, str(SERVER), *map(str, arguments)]
 
 
-def plan(
-    *arguments: object, tools: list[object] | None = None, tasks: list[object] | None = None, **server: Any
-) -> Plan:
-    """A plan with the server `web`."""
-    described = server if "url" in server else {"command": command(*arguments), **server}
-    parts: dict[str, object] = {"goal": {"objective": "test"}, "mcp": {"web": described}}
-    return Plan.model_validate({**parts, "tools": tools or [], "tasks": tasks or []})
+def plan(*arguments: object, described: Sequence[object] = (), tasks: Sequence[object] = (), **server: Any) -> Plan:
+    """A plan with the server `web`, tools that it describes itself, and tasks."""
+    fields = server if "url" in server else {"command": command(*arguments), **server}
+    parts: dict[str, object] = {"goal": {"objective": "test"}, "mcp": {"web": fields}}
+    return Plan.model_validate({**parts, "tools": [*described], "tasks": [*tasks]})
 
 
 def use(name: str, /, **arguments: JsonValue) -> Task:

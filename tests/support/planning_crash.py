@@ -241,17 +241,20 @@ _MARK: Final = re.compile(r"<!-- replanning (notice=\S+ run=\S+ about=\S*) -->")
 _COUNTED: Final = ("considered", "total", "clarifications", "redecompositions", "partial_replans", "plan_revisions")
 
 
-def story(records: Sequence[Record]) -> dict[str, object]:
-    """Return the parts of a journal that interruptions must not change."""
+def story(records: Sequence[Record], folder: Path) -> str:
+    """Return the parts of a journal that interruptions must not change, whatever the folder is called."""
     state = PlanningState.from_records(records)
     executed = [record for record in state.records if record.executed]
-    return {
-        "plans": [(plan.number, plan.tasks, plan.kept, plan.action_plan) for plan in state.plans],
+    parts = {
+        "plans": [
+            (plan.number, plan.tasks, plan.kept, plan.action_plan.model_dump(mode="json")) for plan in state.plans
+        ],
         "replans": [str(record.replan_type) for record in executed if record.replan_type != "retry"],
         "clarified": [(one.questions, one.answer) for one in state.clarified],
         "clarifications": state.counts.clarifications,
         "completion": state.completion,
     }
+    return json.dumps(parts).replace(str(folder), "")
 
 
 def told(folder: Path) -> list[str]:

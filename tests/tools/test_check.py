@@ -165,17 +165,15 @@ def test_what_the_machine_lacks():
         ("find . -name {x} | xargs -r /bin/rm", "it uses 'rm'"),
         ("timeout 5 sudo ls", "it acts as somebody else, with 'sudo'"),
         ("sudo ls", "it acts as somebody else, with 'sudo'"),
-        ("python3 -c 'import sys' {x}", ""),
-        ("bash -c 'echo $1' _ {x}", ""),
-        ("grep -c {x} sh", ""),
-        ("git rm --cached {x}", ""),
-        ("echo rm {x}", ""),
-        ("find . -name {x} | xargs wc", ""),
-        ("sh {x}", ""),
+        ("ssh host {x}", "it runs whatever text it is given with 'ssh'"),
+        ("ssh -p 22 -o BatchMode=yes {user} ls {x}", "it runs whatever text it is given with 'ssh'"),
+        ("timeout 5 ssh host {x}", "it runs whatever text it is given with 'ssh'"),
+        ("ssh host 'cd x; rm y'", "it uses 'rm'"),
+        ("ssh host sudo reboot", "it acts as somebody else, with 'sudo'"),
     ],
 )
-def test_commands_that_may_do_harm(command: str, why: str) -> None:
-    """A command that runs what it is given, deletes, or acts as somebody else counts as dangerous; others do not."""
+def test_commands_that_may_do_harm(command, why):
+    """A command that runs what it is given, deletes, or acts as somebody else is dangerous, also on another machine."""
     assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
 
 
@@ -205,33 +203,25 @@ def test_commands_that_may_do_harm(command: str, why: str) -> None:
         ("curl -sO http://x/i && chmod +x i && ./i", "./i"),
     ],
 )
-def test_running_what_comes_from_elsewhere(command: str, runner: str) -> None:
+def test_running_what_comes_from_elsewhere(command, runner):
     """An interpreter that runs what the network or an argument says counts as dangerous, however that gets to it."""
     said = f"it runs whatever comes from elsewhere, with {runner!r}"
     assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == said
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
-    [
-        ("ssh host {x}", "it runs whatever text it is given with 'ssh'"),
-        ("ssh -p 22 -o BatchMode=yes {user} ls {x}", "it runs whatever text it is given with 'ssh'"),
-        ("timeout 5 ssh host {x}", "it runs whatever text it is given with 'ssh'"),
-        ("ssh host 'cd x; rm y'", "it uses 'rm'"),
-        ("ssh host sudo reboot", "it acts as somebody else, with 'sudo'"),
-        ("ssh -p {port} -i {key} {host} uptime", ""),
-        ("ssh-keygen -f {x}", ""),
-        ("scp {x} host:f", ""),
-    ],
-)
-def test_commands_for_other_machines(command: str, why: str) -> None:
-    """What another machine is to run is looked at like any command; an argument in it is text that a shell there reads."""
-    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
-
-
-@pytest.mark.parametrize(
     "command",
     [
+        "python3 -c 'import sys' {x}",
+        "bash -c 'echo $1' _ {x}",
+        "grep -c {x} sh",
+        "git rm --cached {x}",
+        "echo rm {x}",
+        "find . -name {x} | xargs wc",
+        "sh {x}",
+        "ssh -p {port} -i {key} {host} uptime",
+        "ssh-keygen -f {x}",
+        "scp {x} host:f",
         "grep 'curl' file | sort",
         "sh script.sh",
         "sh < script.sh",
@@ -263,12 +253,12 @@ def test_commands_for_other_machines(command: str, why: str) -> None:
         "echo {x} | wc -c",
     ],
 )
-def test_no_alarm(command: str) -> None:
-    """Fetching, piping and running files of one's own are harmless by themselves, and so are words that only stand there."""
+def test_no_alarm(command):
+    """Fetching, piping, asking another machine, running files of one's own and words that only stand there are harmless."""
     assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == ""
 
 
-_PARTS = [
+PARTS = [
     "curl",
     "sh",
     "bash",
@@ -289,16 +279,23 @@ _PARTS = [
     '"',
     "'",
     "`",
+    "eval",
+    ".",
+    "-o",
+    "2>",
+    "{",
+    "}",
+    "done",
 ]
 
 
-@given(st.lists(st.sampled_from([*_PARTS, "eval", ".", "-o", "2>", "{", "}", "done", "\n"])))
-def test_whatever_stands_there(parts: list[str]) -> None:
+@given(st.lists(st.sampled_from([*PARTS, "\n"])))
+def test_whatever_stands_there(parts):
     """No command, however odd, is more than can be looked at."""
     assert isinstance(danger_reason(ToolSpec(name="t", kind="shell", command=" ".join(["x", *parts]))), str)
 
 
-def test_requests_that_may_do_harm() -> None:
+def test_requests_that_may_do_harm():
     """A request that deletes counts as dangerous; one that reads does not."""
     tools = [ToolSpec(name="t", kind="http", method=method, url="http://x") for method in ("GET", "DELETE")]
     assert [danger_reason(tool) for tool in tools] == ["", "it sends DELETE"]

@@ -23,51 +23,39 @@ PLAN = Plan.model_validate(
 )
 
 
-async def test_tools_of_a_plan():
-    """Tasks are executed by the tools that their plan describes."""
-    output = await ToolExecutor(PLAN)(PLAN.task("a"), Attempt())
-    assert isinstance(output, dict)
-    assert output["stdout"] == "from the plan"
+@pytest.mark.parametrize(("live", "said"), [(None, "the plan"), (shell("echo from the live plan"), "the live plan")])
+async def test_tools_of_a_plan(live, said):
+    """Tasks are executed by the tools that their plan describes, or by those of the live plan where it differs."""
+    output = await ToolExecutor(PLAN)(PLAN.task("a"), Attempt(tool=live))
+    assert output["stdout"] == f"from {said}"
 
 
-async def test_live_tool_goes_before_that_of_the_plan():
-    """When the live plan describes the tool otherwise, its description counts."""
-    output = await ToolExecutor(PLAN)(PLAN.task("a"), Attempt(tool=shell("echo from the live plan")))
-    assert isinstance(output, dict)
-    assert output["stdout"] == "from the live plan"
+KNOWN = "known are ['http', 'mcp', 'python', 'shell']"
 
 
 @pytest.mark.parametrize(
-    ("tool", "message"),
+    ("tool", "name", "error", "message"),
     [
         (
+            shell("true"),
             "tt",
+            UnknownTool,
             "task 'a' names the tool 'tt', which the plan does not describe; described are ['t']; did you mean 't'?",
         ),
-        (None, "task 'a' names no tool; described are ['t']"),
-    ],
-)
-async def test_unknown_tool(tool: str | None, message: str):
-    """A task without a described tool is an error that names those that there are."""
-    with pytest.raises(UnknownTool) as caught:
-        await ToolExecutor([shell("true")])(task(tool=tool), Attempt())
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (None, "tool 't' cannot be run: it states no `kind`; known are ['http', 'mcp', 'python', 'shell']"),
+        (shell("true"), None, UnknownTool, "task 'a' names no tool; described are ['t']"),
+        (spec(), "t", InvalidTool, f"tool 't' cannot be run: it states no `kind`; {KNOWN}"),
         (
-            "agent",
-            "tool 't' cannot be run: nothing executes its kind 'agent'; known are ['http', 'mcp', 'python', 'shell']",
+            spec(kind="agent"),
+            "t",
+            InvalidTool,
+            f"tool 't' cannot be run: nothing executes its kind 'agent'; {KNOWN}",
         ),
     ],
 )
-async def test_unknown_kind(kind: str | None, message: str):
-    """A tool of no known kind is an error that names those that there are."""
-    with pytest.raises(InvalidTool) as caught:
-        await call(spec(kind=kind))
+async def test_unknown_tools_and_kinds(tool, name, error, message):
+    """A task without a described tool, and a tool of no known kind, are errors that name those that there are."""
+    with pytest.raises(error) as caught:
+        await ToolExecutor([tool])(task(tool=name), Attempt())
     assert str(caught.value) == message
 
 
@@ -111,7 +99,7 @@ async def test_wrong_types():
 
 
 @pytest.mark.parametrize("where", ["neither", "task", "tool"])
-async def test_default_timeout(where: str):
+async def test_default_timeout(where):
     """The default timeout stops a tool only where neither task nor tool states one."""
     tool = spec(kind="mine", timeout=30.0 if where == "tool" else None)
     work = task(timeout=30.0 if where == "task" else None)

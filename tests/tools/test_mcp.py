@@ -1,4 +1,4 @@
-"""Tools of MCP servers: real processes, made with the official SDK."""
+"""Tools of MCP servers: real processes, made with the official SDK, over pipes and HTTP, alone and in runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from mcp.types import Tool
 from pydantic import JsonValue
 
-from replanning import Plan, PlanError
+from replanning import Plan, PlanError, ReplanningEngine
+from replanning.journal import AttemptFailed, ResourceChanged, ResourceUpdated, TriggerFired
 from replanning.plan import JsonObject, McpServer
 from replanning.tools import (
     InvalidArguments,
@@ -27,7 +28,19 @@ from replanning.tools import (
     check_machine,
 )
 from replanning.tools.mcp import mcp_tool_spec, schema_problems
-from tests.support.mcp_plans import PATIENCE, PLAIN, Pauses, Reports, command, hanging, open_executor, plan, until, use
+from tests.support.mcp_plans import (
+    PATIENCE,
+    PLAIN,
+    Pauses,
+    Reports,
+    command,
+    hanging,
+    open_executor,
+    plan,
+    serving,
+    until,
+    use,
+)
 from tests.support.tools import Attempt, Pulse
 
 
@@ -58,40 +71,29 @@ async def test_what_a_server_has_is_discovered():
 async def test_what_the_plan_says_of_a_tool_counts():
     """A tool that the plan describes is completed by its server; an allow-list hides the others, `safe` and `dangerous` decide."""
     stated = {"name": "find", "kind": "mcp", "server": "web", "tool": "search", "capability": "look", "dangerous": True}
-    described = Plan.model_validate(
-        {
-            "goal": {"objective": "test"},
-            "mcp": {"web": {"command": command(), "tools": ["search", "say", "wipe"], "safe": ["say"]}},
-            "tools": [stated],
-        }
-    )
+    described = plan(described=[stated], tools=["search", "say", "wipe"], safe=["say"])
     async with open_executor(described) as (_, found):
         pass
     assert [tool.name for tool in found.tools] == ["find", "web.say", "web.wipe"]
     assert [tool.dangerous for tool in found.tools] == [True, False, True]
-    assert (found.tools[0].capability, dict(found.tools[0].parameters)) == (
-        "look",
-        {"query": "string", "limit": "integer"},
-    )
+    assert found.tools[0].capability == "look"
+    assert dict(found.tools[0].parameters) == {"query": "string", "limit": "integer"}
 
 
 async def test_tasks_are_held_to_what_is_discovered():
     """What a task may name is known only after the servers were asked; then all that is wrong is named."""
-    tasks: list[object] = [
-        {"id": "a", "tool": "web.serch"},
-        {"id": "b", "tool": "web.search", "arguments": {"limit": "three"}},
-    ]
-    described = plan(tasks=tasks)
+    tasks = [{"id": "a", "tool": "web.serch"}, {"id": "b", "tool": "web.search", "arguments": {"limit": "three"}}]
     with pytest.raises(PlanError) as caught:
-        async with open_executor(described):
+        async with open_executor(plan(tasks=tasks)):
             pass
-    told = [problem.message for problem in caught.value.problems]
-    assert told[0] == "task 'a': there is no tool 'web.serch'; did you mean 'web.search'?"
-    assert told[1] == "task 'b': tool 'web.search' needs the argument 'query' (string)"
-    assert told[2] == "task 'b': argument 'limit' of tool 'web.search' is 'three', expected integer, not a string"
+    assert [problem.message for problem in caught.value.problems] == [
+        "task 'a': there is no tool 'web.serch'; did you mean 'web.search'?",
+        "task 'b': tool 'web.search' needs the argument 'query' (string)",
+        "task 'b': argument 'limit' of tool 'web.search' is 'three', expected integer, not a string",
+    ]
 
 
-async def test_calls_share_one_server(pulse: Pulse):
+async def test_calls_share_one_server(pulse):
     """Concurrent tasks use one process, get structured answers, and nothing is left of it afterwards."""
     outputs: dict[str, JsonValue] = {}
     async with open_executor(plan("--pulse", pulse.path)) as (executor, _), anyio.create_task_group() as group:
@@ -125,26 +127,21 @@ async def test_text_is_the_answer_of_others():
     )
 
 
-async def test_arguments_are_checked_before_the_call():
-    """Arguments that do not fit the schema are named, all of them, and the server is not asked."""
-    async with open_executor(plan()) as (executor, _):
-        with pytest.raises(InvalidArguments) as caught:
-            await executor(use("web.search", limit=1.5), Attempt())
-    assert caught.value.problems == ("'limit' must be of type integer, it is number",)
-    async with open_executor(plan()) as (executor, _):
-        with pytest.raises(InvalidArguments) as caught:
-            await executor(use("web.search", limit=1), Attempt())
-    assert caught.value.problems == ("'query' is a required property",)
-
-
-async def test_an_answer_that_is_too_large():
-    """An answer that is larger than outputs may be is an error, and nothing is cut."""
+async def test_arguments_and_answers_are_checked():
+    """Arguments that do not fit the schema are named before the call; an answer that is too large is an error."""
     async with open_executor(plan(), output_limit=100) as (executor, _):
+        for limit, problem in (
+            (1.5, "'limit' must be of type integer, it is number"),
+            (1, "'query' is a required property"),
+        ):
+            with pytest.raises(InvalidArguments) as caught:
+                await executor(use("web.search", limit=limit), Attempt())
+            assert caught.value.problems == (problem,)
         with pytest.raises(ToolOutputTooLarge):
             await executor(use("web.say", text="x" * 101), Attempt())
 
 
-async def test_a_slow_call_is_cancelled(pulse: Pulse):
+async def test_a_slow_call_is_cancelled(pulse):
     """A call that takes too long fails, the server is told to stop, and goes on to answer others."""
     async with open_executor(plan("--pulse", pulse.path), default_timeout=0.5) as (executor, _):
         with pytest.raises(ToolTimedOut):
@@ -154,7 +151,7 @@ async def test_a_slow_call_is_cancelled(pulse: Pulse):
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_server_that_is_killed_is_started_again(pulse: Pulse, idempotent: bool):
+async def test_a_server_that_is_killed_is_started_again(pulse, idempotent):
     """The call fails and says why, the tools are unavailable until the server is back, and then it answers again."""
     reports, caught = Reports(), list[Exception]()
     async with open_executor(plan("--pulse", pulse.path)) as (executor, _), anyio.create_task_group() as group:
@@ -179,7 +176,7 @@ async def test_a_server_that_is_killed_is_started_again(pulse: Pulse, idempotent
     assert isinstance(caught[0], TransientMcpServerLost) == idempotent
 
 
-async def test_a_server_that_ends_while_nobody_uses_it(pulse: Pulse):
+async def test_a_server_that_ends_while_nobody_uses_it(pulse):
     """It is started again without a word, and the next call waits for it."""
     reports = Reports()
     async with open_executor(plan("--pulse", pulse.path), default_timeout=PATIENCE) as (executor, _):
@@ -198,40 +195,34 @@ async def test_a_server_that_ends_while_nobody_uses_it(pulse: Pulse):
 
 
 @pytest.mark.parametrize(
-    "apart",
+    ("killed", "apart"),
     [
-        (),
-        pytest.param(("--apart",), marks=pytest.mark.deep),
-        pytest.param(("--apart", "--restless"), marks=pytest.mark.deep),
+        (True, ()),
+        pytest.param(True, ("--apart",), marks=pytest.mark.deep),
+        pytest.param(True, ("--apart", "--restless"), marks=pytest.mark.deep),
+        (False, ("--apart",)),
     ],
 )
-async def test_nothing_is_left_of_a_server_that_is_killed(pulse: Pulse, apart: tuple[str, ...]):
-    """What a killed server has started does not live on, also where that has left its process group."""
-    async with (
-        open_executor(plan("--pulse", pulse.path, "--child", *apart)) as (executor, _),
-        anyio.create_task_group() as group,
-    ):
+async def test_nothing_is_left_of_a_server(pulse, killed, apart):
+    """What a killed or ended server has started does not live on, also where that has left its process group."""
+    wanted = plan("--pulse", pulse.path, "--child", *apart)
+    async with open_executor(wanted) as (executor, _), anyio.create_task_group() as group:
 
-        async def hang() -> None:
+        async def hang():
             with pytest.raises(McpServerLost):
                 await executor(use("web.hang"), Attempt())
 
-        group.start_soon(hang)
-        os.kill(await hanging(pulse), signal.SIGKILL)
-    assert await pulse.beat() == b""
-
-
-async def test_nothing_is_left_of_a_server_that_has_ended(pulse: Pulse):
-    """A server that ends in order does not leave behind what it started apart from itself."""
-    async with open_executor(plan("--pulse", pulse.path, "--child", "--apart")) as (executor, _):
         assert not executor.unavailable_servers
+        if killed:
+            group.start_soon(hang)
+            os.kill(await hanging(pulse), signal.SIGKILL)
     assert await pulse.beat() == b""
 
 
 @pytest.mark.parametrize(
     "server", [command("--changing"), [sys.executable, str(PLAIN)]], ids=["asked", "by itself, as until 2025"]
 )
-async def test_tools_that_change_are_noticed(server: list[str]):
+async def test_tools_that_change_are_noticed(server):
     """A server that says that its tools have changed is asked again: what is gone is unavailable, what is new is found."""
     wanted, reports = plan(command=server), Reports()
     async with open_executor(wanted) as (executor, found):
@@ -245,7 +236,7 @@ async def test_tools_that_change_are_noticed(server: list[str]):
     assert reports.seen.count(("web.search", False, reason)) == 1
 
 
-async def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path):
+async def test_a_server_that_does_not_come_back_is_given_up(tmp_path):
     """A server that cannot be started is tried again after growing pauses, then given up, with its last words."""
     (tmp_path / "down").touch()
     clock, tasks = Pauses(), list[object]([{"id": "a", "tool": "web.search", "arguments": {"query": "x"}}])
@@ -264,7 +255,7 @@ async def test_a_server_that_does_not_come_back_is_given_up(tmp_path: Path):
     )
 
 
-async def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch):
+async def test_the_package_is_missing(monkeypatch):
     """Where nothing speaks with servers, the error says what to install."""
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(McpNotInstalled) as caught:
@@ -288,10 +279,9 @@ async def test_the_package_is_missing(monkeypatch: pytest.MonkeyPatch):
         ({"command": "sleep 1000", "timeout": 0.2}, "it did not say within 0.2 s what it can do"),
     ],
 )
-async def test_why_a_server_is_not_there(server: dict[str, object], reason: str):
+async def test_why_a_server_is_not_there(server, reason):
     """A server that cannot be started says why, in one line."""
-    described = Plan.model_validate({"goal": {"objective": "test"}, "mcp": {"web": server}})
-    async with open_executor(described, clock=Pauses()) as (executor, _):
+    async with open_executor(plan(**server), clock=Pauses()) as (executor, _):
         told = executor.unavailable_servers["web"]
     assert told.startswith(reason)
 
@@ -299,13 +289,7 @@ async def test_why_a_server_is_not_there(server: dict[str, object], reason: str)
 async def test_tools_of_a_server_that_is_not_there():
     """They are unavailable, and dangerous unless the plan says otherwise: nobody has said what they do."""
     tools = [{"name": name, "kind": "mcp", "server": "web"} for name in ("a", "b", "c")]
-    described = Plan.model_validate(
-        {
-            "goal": {"objective": "test"},
-            "mcp": {"web": {"command": "no-such-program", "safe": ["b"]}},
-            "tools": [*tools[:2], {**tools[2], "dangerous": False}],
-        }
-    )
+    described = plan(described=[*tools[:2], {**tools[2], "dangerous": False}], command="no-such-program", safe=["b"])
     async with open_executor(described, clock=Pauses()) as (_, found):
         pass
     told = {tool.name: (tool.available, tool.dangerous) for tool in found.tools}
@@ -331,7 +315,7 @@ async def test_tools_of_a_server_that_is_not_there():
         ("{web: {command: x, tols: [a]}}", "there is no field 'tols' here"),
     ],
 )
-def test_a_section_that_is_wrong(section: str, problem: str):
+def test_a_section_that_is_wrong(section, problem):
     """A plan whose servers cannot be used says what is wrong with each, and starts none."""
     with pytest.raises(PlanError) as caught:
         Plan.parse(f"goal: {{objective: x}}\nmcp: {section}\n")
@@ -372,7 +356,7 @@ def test_a_tool_of_no_server():
         {"allOf": [{"$ref": f"#/$defs/{number}"} for number in range(30)]},
     ],
 )
-def test_schemas_of_strangers_do_no_harm(schema: JsonObject):
+def test_schemas_of_strangers_do_no_harm(schema):
     """A schema that is none, matches endlessly, leads elsewhere or into itself is left to the server to check."""
     assert schema_problems(schema, {"a": "a" * 40 + "!"}) == []
 
@@ -399,3 +383,152 @@ def test_names_that_no_tool_may_have():
         assert mcp_tool_spec("web", server, Tool(name=name, input_schema={"type": "object"}), None, str) is None
     found = mcp_tool_spec("web", server, Tool(name="ok", input_schema={"type": "object"}), None, str)
     assert (found.name, found.dangerous, dict(found.parameters)) == ("web.ok", True, {})
+
+
+# Runs: what becomes of a plan when a server dies and comes back
+
+
+async def run_of(wanted, acting, *, watched=True):
+    """Carry out a plan with its servers, and act on the run meanwhile; the run, ended, and its journal."""
+    engine = ReplanningEngine(["repair"])
+    async with (
+        open_executor(wanted) as (executor, found),
+        engine.open(found) as run,
+        anyio.create_task_group() as group,
+    ):
+        if watched:
+            executor.watch(run.change_resource)
+        group.start_soon(acting, run)
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = await executor(task, attempt.context)
+        executor.watch(None)
+    await engine.aclose()
+    return run, [record.body for record in engine.store.read(run.id)]
+
+
+def killing(pulse, down):
+    """Return what kills the server when it hangs, for good."""
+
+    async def kill(run):
+        process = await hanging(pulse)
+        down.touch()
+        os.kill(process, signal.SIGKILL)
+
+    return kill
+
+
+async def test_a_tool_of_equal_capability_takes_over(tmp_path, pulse):
+    """A server that dies mid-plan is a resource that is gone: `repair` has the task done by another tool, and the run ends well."""
+    down = tmp_path / "down"
+    look = {"name": "look", "kind": "mcp", "server": "web", "tool": "hang", "capability": "look"}
+    local = {"name": "local", "kind": "shell", "command": "echo found", "capability": "look"}
+    tasks = [{"id": "a", "tool": "look"}, {"id": "b", "tool": "local", "depends_on": ["a"]}]
+    wanted = plan("--pulse", pulse.path, "--down", down, described=[look, local], tasks=tasks, tools=["hang", "say"])
+
+    run, journal = await run_of(wanted, killing(pulse, down), watched=False)  # then the task that uses it tells the run
+    assert (run.result.status, run.result.outputs["a"]["stdout"]) == ("succeeded", "found")
+    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "look"]
+    assert (changed[0].available, changed[0].reason) == (False, "MCP server 'web': its process has ended")
+    [failed] = [body for body in journal if isinstance(body, AttemptFailed)]
+    assert "the MCP server 'web' went away while it was at work" in failed.failure.message
+    assert not run.live.tools["look"].available
+
+
+async def test_the_rest_learns_that_a_server_is_gone(tmp_path, pulse):
+    """What waits for a server that has died triggers replanning, before it is tried; the trigger says why."""
+    down = tmp_path / "down"
+    say = {"name": "say", "kind": "mcp", "server": "web", "tool": "say", "capability": "talk", "dangerous": False}
+    echo = {"name": "echo", "kind": "shell", "command": "echo {text}", "capability": "talk"}
+    tasks = [
+        {"id": "a", "tool": "web.hang", "optional": True},
+        {"id": "b", "tool": "say", "arguments": {"text": "hi"}, "depends_on": ["a"]},
+    ]
+    wanted = plan("--pulse", pulse.path, "--down", down, described=[say, echo], tasks=tasks)
+
+    run, journal = await run_of(wanted, killing(pulse, down))
+    fired = [body.trigger for body in journal if isinstance(body, TriggerFired)]
+    gone = next(trigger for trigger in fired if isinstance(trigger, ResourceChanged) and trigger.name == "say")
+    reason = "'say' is unavailable (MCP server 'web': its process has ended), and 1 waiting task needs it: 'b'"
+    assert gone.reason == reason
+    assert run.result.outputs["b"]["stdout"] == "hi"
+
+
+async def test_a_server_that_comes_back_is_used_again(tmp_path, pulse):
+    """A task that may be done again is, once its server has been started again: nothing else is changed."""
+    described = plan("--pulse", pulse.path, tasks=[{"id": "a", "tool": "web.hang", "idempotent": True, "retry": {}}])
+    seen, held = list[int](), os.open(pulse.path, os.O_WRONLY)
+
+    async def kill(run):
+        for _ in range(2):
+            seen.append(await hanging(pulse))
+            if len(seen) == 1:
+                os.kill(seen[0], signal.SIGKILL)
+        run.cancel_task("a", reason="it has been seen")
+
+    try:
+        _, journal = await run_of(described, kill)
+    finally:
+        os.close(held)
+    assert seen[0] != seen[1]
+    changed = [body for body in journal if isinstance(body, ResourceUpdated) and body.name == "web.hang"]
+    assert [body.available for body in changed] == [False, True]
+
+
+async def test_dangerous_tools_are_gated():
+    """A tool that its server does not call harmless is not put into a plan without a person's agreement."""
+    bad = {"name": "bad", "kind": "shell", "command": "exit 3"}
+    tasks = [{"id": "a", "tool": "bad", "fallbacks": [{"tool": "web.wipe", "arguments": {"path": "p"}}]}]
+
+    async def nothing(run):
+        pass
+
+    run, _ = await run_of(plan(described=[bad], tasks=tasks), nothing)
+    assert run.result.status == "needs_human"
+
+
+async def test_over_http():
+    """A server that serves over HTTP is found, asked, and missed when it dies; its tools are back when it is."""
+    reports = Reports()
+    with serving() as (process, url):
+        async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
+            assert [tool.tool for tool in found.tools if not tool.dangerous] == ["search", "variable", "hang"]
+            output = await executor(use("web.search", query="x", limit=1), Attempt("1"))
+            assert output["json"] == {"found": ["x 1"]}
+            executor.watch(reports)
+            reports.seen.clear()
+            process.kill()
+            process.wait()
+            with pytest.raises(McpServerLost):
+                await executor(use("web.search", query="x"), Attempt("2"))
+            assert await reports.until("web.search", available=False)
+
+
+async def test_an_address_where_nobody_is():
+    """Where nothing listens the server is unavailable, and its reason says so."""
+    with serving() as (process, url):
+        process.kill()
+        process.wait()
+    async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
+        assert found.tools == ()
+        assert executor.unavailable_servers["web"].startswith(f"{url} cannot be reached: ConnectError")
+
+
+@pytest.mark.deep
+async def test_a_server_over_http_that_comes_back():
+    """A server over HTTP that is there again at its address is reached again, and answers."""
+    reports, go = Reports(), anyio.Event()
+    with serving() as (first, url):
+        async with open_executor(plan(url=url), clock=Pauses(go)) as (executor, _):
+            executor.watch(reports)
+            reports.seen.clear()
+            first.kill()
+            first.wait()
+            with pytest.raises(McpServerLost):
+                await executor(use("web.search", query="x"), Attempt("1"))
+            with serving("--port", url.split(":")[2].split("/")[0]):
+                go.set()
+                await reports.until("web.search", available=True)
+                output = await executor(use("web.search", query="x", limit=1), Attempt("2"))
+    assert output["json"] == {"found": ["x 1"]}
+    assert [seen[1] for seen in reports.seen if seen[0] == "web.search"] == [False, True]
