@@ -42,9 +42,6 @@ from replanning.planning.tasks import (
 )
 from replanning.run.attempts import TaskContext, Work
 
-_MAX_JSON_CHARS: Final = 100_000
-"""Characters of a text output that is parsed as JSON."""
-
 _SUCCESS_FIELDS: Final = frozenset({"ok", "success"})
 
 _ERROR_FIELDS: Final = frozenset({"isError", "is_error"})
@@ -82,7 +79,7 @@ async def reflect(session: PlanningSession, subject: str, name: str, data: JsonO
 
 def reported_failure(output: JsonValue) -> str:
     """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none."""
-    if isinstance(output, str) and len(output) <= _MAX_JSON_CHARS and output.lstrip().startswith("{"):
+    if isinstance(output, str) and len(output) <= 100_000 and output.lstrip().startswith("{"):
         try:
             output = json.loads(output)
         except (ValueError, RecursionError):
@@ -277,13 +274,8 @@ def _replan_notes(considered: Consideration) -> PlanningTask:
 async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     """Execute a step of a run without a plan: the model chooses the use of a tool, which becomes an action, or ends it.
 
-    Parts done before an interruption are not repeated.
-
-    Raises:
-        PlanningHeld: a person must decide.
-        PlanningFailed: the model gave no usable reply, or has used as many tools as it may.
-        LLMError: the model cannot be asked.
-        BudgetExceeded: the call does not fit the remaining budget.
+    Parts done before an interruption are not repeated. Raises PlanningHeld if a person must decide, PlanningFailed if
+    the model has used as many tools as it may or gives no usable reply, and the errors of the model.
     """
     accepted, state = PlanningTask.of(task).accept, session.state
     output = state.outputs.get(accepted or task.id)

@@ -34,9 +34,6 @@ from replanning.telemetry.exporter import Exporter
 _POLL_SECONDS: Final = 5.0
 """Seconds between looks for an answer in the store."""
 
-_REPLAN_TIMEOUT_SECONDS: Final = 150.0
-"""Seconds for the decision about a failed task; each call of the model has a timeout of its own."""
-
 _Output = TypeVar("_Output", bound=BaseModel)
 
 
@@ -337,7 +334,7 @@ def _engine_settings(settings: Settings) -> Settings:
             update={"timeout": 60 * minutes, "on_timeout": "pause", "always_for": ()}
         ),
         "limits": LimitSettings(replans_per_lineage=most),
-        "timeout": settings.timeout.model_copy(update={"replan": _REPLAN_TIMEOUT_SECONDS}),
+        "timeout": settings.timeout.model_copy(update={"replan": 150.0}),
         "cooldown": 0.0,
     }
     return settings.model_copy(update=changed)

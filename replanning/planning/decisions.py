@@ -200,14 +200,7 @@ def decision_model(phase: Phase) -> type[ReplanDecision]:
     return _MODELS[phase]
 
 
-_MAX_JSON_CANDIDATES: Final = 50
-"""JSON values of one reply that are tried."""
-
 _MAX_PROBLEMS: Final = 20
-
-_NO_JSON_OBJECT: Final = (
-    "the reply holds no JSON object; objects that are truncated, repeat a field, or hold NaN or Infinity do not count"
-)
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -233,8 +226,9 @@ def parse_json_reply(
     Raises:
         LLMResponseInvalid: no object is valid; lists all problems of the likeliest.
     """
-    highest, problems = -1, [_NO_JSON_OBJECT]
-    for value in islice(extract_json(text), _MAX_JSON_CANDIDATES):
+    no_object = "the reply holds no JSON object; any truncated, with NaN or Infinity, or a field twice, do not count"
+    highest, problems = -1, [no_object]
+    for value in islice(extract_json(text), 50):
         inner = unwrap(value) if isinstance(value, dict) else value
         try:
             reply = model.model_validate_json(json.dumps(inner))

@@ -275,8 +275,6 @@ def _diff_plans(old: PlanVersion, new: PlanVersion) -> Iterator[JsonValue]:
 
 _SUFFIX: Final = ".jsonl"
 
-_SECONDS_PER_DAY: Final = 86_400.0
-
 _PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 
 COMMON_FIELDS: Final[Mapping[str, type]] = {
@@ -346,8 +344,11 @@ def _sorted_lines(path: Path) -> list[JsonObject]:
     return sorted(_valid_lines(path), key=_line_seq)
 
 
-def _move_to_archive(path: Path, archive: Path) -> Path:
-    """Move a file into another folder, perhaps on another disk, under a free name; return its new path."""
+def _archive_or_delete(path: Path, archive: Path | None) -> Path | str:
+    """Move a file into another folder, perhaps on another disk, under a free name; return it, empty if deleted."""
+    if archive is None:
+        path.unlink()
+        return ""
     archive.mkdir(parents=True, exist_ok=True)
     number, target = 1, archive / path.name
     while target.exists():
@@ -562,17 +563,26 @@ class PlanningHistoryStore:
         pruned: list[PrunedTask] = []
         try:
             for task in self._tasks():
-                completion, signature = self._last_completion(task)
-                if completion is None:
-                    continue
-                finished, age = str(completion["timestamp"]), _SECONDS_PER_DAY * retention_days
-                if self._clock.now() - _timestamp_seconds(finished) < age:
-                    continue
-                target: str | None = "" if archive is None else str(archive / f"{task}.jsonl")
-                if not dry_run:
-                    target = self._archive_or_delete(task, signature, archive)
-                if target is not None:
-                    pruned.append(PrunedTask(task, str(completion["issue_id"]), finished, target))
+                path = self._path(task)
+                with self._translate_errors("be archived or deleted"):
+                    signature, lines = _file_signature(path), _sorted_lines(path)
+                    # A task that went on after its completion is unfinished; a reflection alone does not count.
+                    last = next((line for line in reversed(lines) if line["type"] != "reflection"), {})
+                    age = self._clock.now() - _timestamp_seconds(str(last.get("timestamp")))
+                    if (
+                        last.get("type") != "completion"
+                        or last.get("done") is not True
+                        or age < 86_400 * retention_days
+                    ):
+                        continue
+                    target: Path | str = "" if archive is None else archive / path.name
+                    if not dry_run:
+                        with file_lock(self._lock_path):
+                            if _file_signature(path) != signature:  # it was written to just now
+                                continue
+                            target = _archive_or_delete(path, archive)
+                        self._cache.pop(task, None)
+                    pruned.append(PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), str(target)))
         finally:
             if not dry_run:
                 self._remove_index()
@@ -613,32 +623,6 @@ class PlanningHistoryStore:
         with self._translate_errors("be read"):
             cached = self._cache.get(task_uuid)
             return cached is None or cached.signature == _file_signature(self._path(task_uuid))
-
-    def _last_completion(self, task_uuid: str) -> tuple[JsonObject | None, _Signature]:
-        """Return the line that completed a task, None if it is unfinished, and the signature of its file.
-
-        A task is unfinished if any line but a reflection follows its completion.
-        """
-        with self._translate_errors("be read"):
-            path = self._path(task_uuid)
-            signature = _file_signature(path)
-            last = next((line for line in reversed(_sorted_lines(path)) if line["type"] != "reflection"), {})
-            return last if last.get("type") == "completion" and last.get("done") is True else None, signature
-
-    def _archive_or_delete(self, task_uuid: str, signature: _Signature, archive: Path | None) -> str | None:
-        """Move the file of a task into an archive folder, or delete it without one.
-
-        Returns its new place, empty if deleted; None if it stays because its signature has changed.
-        """
-        path = self._path(task_uuid)
-        with self._translate_errors("be archived or deleted"), file_lock(self._lock_path):
-            if _file_signature(path) != signature:
-                return None
-            self._cache.pop(task_uuid, None)
-            if archive is not None:
-                return str(_move_to_archive(path, archive))
-            path.unlink()
-            return ""
 
     def _tasks(self) -> list[str]:
         """Return the tasks that have files, sorted; empty if there is no folder."""

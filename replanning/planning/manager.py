@@ -158,9 +158,6 @@ class ReplanStatistics(_RecordModel):
     seconds: float
 
 
-_MAX_REPLY_CHARS: Final = 4000
-"""Characters of an unusable reply that are shown to the model again."""
-
 MODEL_UNAVAILABLE_ERRORS: Final = (LLMUnavailable, LLMTimeout, LLMRequestRejected)
 """Errors that do not depend on the prompt: the model is unavailable, or rejects requests."""
 
@@ -354,7 +351,7 @@ class ReplanManager:
         response = await self._ask_once(request)
         if response.unusable_text is None:
             return response
-        rejected = response.unusable_text[:_MAX_REPLY_CHARS]
+        rejected = response.unusable_text[:4000]
         return await self._ask_once(replace(request, rejected_reply=rejected, problem=response.problem))
 
     async def _ask_once(self, request: DecisionRequest) -> DecisionResponse:

@@ -8,7 +8,7 @@ from typing import Final
 
 from replanning.changes import SkipTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, PlanError, Problem
-from replanning.live.states import WAITING
+from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
 from replanning.plan.tasks import Task
@@ -28,7 +28,7 @@ from replanning.planning.outputs import (
     parse_reply,
 )
 from replanning.planning.session import NoUsableReply, PlanningFailed, PlanningSession
-from replanning.planning.state import DEFAULT_ASSUMPTIONS, HoldReason, PlanVersion, action_counts, validate_output
+from replanning.planning.state import DEFAULT_ASSUMPTIONS, PlanVersion, action_counts, question_about, validate_output
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
@@ -36,8 +36,8 @@ from replanning.planning.tasks import (
     check_and_compile,
     compile_action_plan,
     describe_tool_use,
-    finished_tasks,
     installation_changes,
+    is_action_done,
     missing_arguments,
     phase_of,
     phase_task,
@@ -51,17 +51,11 @@ from replanning.planning.tasks import (
     tool_name,
 )
 
-_LIMITATION_KEY: Final = "cannot"
-"""Field of a partial decomposition that explains its limitations."""
-
 _COARSER_INSTRUCTION: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
 
 _OTHER_APPROACH_INSTRUCTION: Final = (
     "it cannot be divided: take the other approach that you proposed, and only what is possible"
 )
-
-BATCH_SIZE: Final = 15
-"""Subtasks whose actions fit into one reply."""
 
 _MAX_DANGEROUS_USES: Final = 20
 """Uses of dangerous tools that a person is shown at once."""
@@ -108,7 +102,7 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         raise PlanningFailed(_describe_infeasibility(cannot))
     without = [f"it is done without: {text}" for text in cannot.not_possible]
     session.record_assumptions(without or [f"it is done in part: {cannot.message}"])
-    return {**decomposition.model_dump(mode="json"), _LIMITATION_KEY: cannot.model_dump(mode="json")}
+    return {**decomposition.model_dump(mode="json"), "cannot": cannot.model_dump(mode="json")}
 
 
 def _escalate_infeasible(session: PlanningSession, task: Task, cannot: CannotDecompose) -> None:
@@ -136,7 +130,7 @@ def _describe_infeasibility(cannot: CannotDecompose) -> str:
 
 
 def batch_subtasks(
-    decomposition: TaskDecomposition, most: int = BATCH_SIZE, finished: Collection[str] = ()
+    decomposition: TaskDecomposition, most: int = 15, finished: Collection[str] = ()
 ) -> tuple[tuple[str, ...], ...]:
     """Return the ids of the unfinished subtasks in batches small enough for their actions to be planned in one reply.
 
@@ -157,10 +151,14 @@ def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
 
 async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
     """Return actions that fit subtasks and tools; for many subtasks, the model plans them in batches."""
-    decomposition, finished = _current_decomposition(session, task), _finished_subtasks(session, task)
+    plan, finished = session.state.plan, _finished_subtasks(session, task)
+    if plan is not None and keeps_finished(_target_phase(task)):
+        decomposition = plan.decomposition
+    else:  # it was made anew
+        decomposition = validate_output(TaskDecomposition, session.phase_output(Phase.TASK_DECOMPOSITION))
     batches = batch_subtasks(decomposition, finished=finished) or ((),)
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
-    if len(batches) == 1 and _target_phase(task) is Phase.EXECUTION and session.state.plan is not None:
+    if len(batches) == 1 and _target_phase(task) is Phase.EXECUTION and plan is not None:
         return await _request_revision(session, decomposition, finished, data)
     capacity, plans, earlier = session.run.live.pool.capacity, list[ActionPlan](), list[Task]()
     for batch in batches:
@@ -217,14 +215,6 @@ def _target_phase(task: Task) -> Phase:
     return PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
 
 
-def _current_decomposition(session: PlanningSession, task: Task) -> TaskDecomposition:
-    """Return the subtasks to plan actions for: those of the current plan, unless they were made anew."""
-    plan = session.state.plan
-    if plan is not None and keeps_finished(_target_phase(task)):
-        return plan.decomposition
-    return validate_output(TaskDecomposition, session.phase_output(Phase.TASK_DECOMPOSITION))
-
-
 def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
     """Return the live tasks of the plans before that of a phase, by the names of their subtasks."""
     plans = [plan for plan in session.state.plans if plan.task != task.id]
@@ -232,8 +222,13 @@ def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
 
 
 def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
-    """Return the live tasks of subtasks that a plan need not repeat, by the names of the subtasks."""
-    return finished_tasks(session.run.live, _earlier_tasks(session, task), _target_phase(task))
+    """Return the live tasks of subtasks that are done or running, unless the replan starts clean, by their names."""
+    live = session.run.live
+    if not keeps_finished(_target_phase(task)):
+        return {}
+    entries = {name: live.entry(TaskId(task_id)) for name, task_id in _earlier_tasks(session, task).items()}
+    done = {name: e for name, e in entries.items() if is_action_done(live, e) or e.state is TaskState.RUNNING}
+    return {name: str(entry.id) for name, entry in done.items()}
 
 
 def _is_superseded(session: PlanningSession, task: Task) -> bool:
@@ -427,8 +422,8 @@ async def _replace_remaining_phases(
 ) -> None:
     """Replace the remaining tasks of the failed replan with the new decision."""
     live, target = session.run.live, decision.target_phase
-    if target is None or any(PlanningTask.of(entry.task).replan == replan for entry in live):
-        return  # in the latter case, it was done before an interruption
+    if target is None:
+        return
     notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
     last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
     tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
@@ -461,11 +456,7 @@ def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...
 async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     """Execute a phase, and apply the decision after it; parts done before an interruption are not repeated.
 
-    Raises:
-        PlanningHeld: a person must decide.
-        PlanningFailed: the phase failed.
-        LLMError: the model cannot be asked.
-        BudgetExceeded: the call does not fit the remaining budget.
+    Raises PlanningHeld if a person must decide, PlanningFailed if the phase failed, and the errors of the model.
     """
     notes = PlanningTask.of(task)
     phase, accepted = notes.phase, bool(notes.accept)
@@ -573,26 +564,18 @@ async def _ask_person(session: PlanningSession, task: Task, considered: Consider
         await session.execute_replan(considered)
     elif ruling.is_executable or (ruling.kind == "ask" and target is None):
         session.manager.record_skipped(considered)
-    why: HoldReason = "clarification" if ruling.questions else "approval"
-    reason = "" if decision is None else replan_reason(decision)
-    text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); replan?"
-    session.hold(task.id, why, text, target=target, considered=considered)
+    session.hold(task.id, *question_about(considered, "replan"), target=target, considered=considered)
 
 
 async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, considered: Consideration) -> bool:
     """Apply the decision after a phase; return whether the phase is repeated."""
     ruling, decision = considered.ruling, considered.decision
     asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
-    if ruling.questions:
+    if ruling.questions or ruling.kind == "ask":
         if ruling.is_executable:
             await session.execute_replan(considered)
-        follows = (ruling.is_executable or ruling.kind == "ask") and not asks
-        target = decision.target_phase if decision is not None and follows else phase
-        session.hold(task.id, "clarification", "\n".join(ruling.questions), target=target, considered=considered)
-    if ruling.kind == "ask":
-        assert decision is not None
-        text = f"{decision.reasoning or decision.replan_type} ({ruling.reason}); replan?"
-        session.hold(task.id, "approval", text, target=decision.target_phase, considered=considered)
+        target = decision.target_phase if decision is not None and ruling.is_followed and not asks else phase
+        session.hold(task.id, *question_about(considered, "replan"), target=target, considered=considered)
     if ruling.needs_escalation and asks:  # the limit of questions is reached: the rest is assumed
         session.record_assumptions(getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS)
     elif ruling.needs_escalation:
@@ -606,8 +589,6 @@ async def _execute_replan(session: PlanningSession, task: Task, phase: Phase, co
     live = session.run.live
 
     async def apply(decision: ReplanDecision) -> None:
-        if any(PlanningTask.of(entry.task).replan == considered.replan_id for entry in live):
-            return  # it was done before an interruption
         assert decision.target_phase is not None
         update = {"reason": replan_reason(decision), "replan": considered.replan_id}
         if phase is Phase.REFLECTION:

@@ -171,21 +171,11 @@ CUT_ORDER: Final = (*_BACKGROUND_SECTIONS, *_SITUATION_SECTIONS, *_PLAN_SECTIONS
 _LATEST_FIRST: Final = frozenset({"comments", "earlier_runs", "answers", "feedback", "executed", "replans"})
 """Sections of which the latest entries are kept when they are cut."""
 
-_LONG_SECTIONS: Final = frozenset({"request", "goal_understanding"})
-
-_LIST_KEYS: Final = ("subtasks", "actions")
-
 _MAX_VALUES: Final = 200
 """Most values of a section."""
 
 _MAX_VALUE_CHARS: Final = 1500
 """Longest value, in characters, except for single values and long sections."""
-
-_MAX_CONTAINERS: Final = 100
-"""Most arrays and objects in a value that is encoded without checking its depth."""
-
-_MAX_CACHED_LINES: Final = 2000
-"""Most encoded lines that are cached."""
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
@@ -208,9 +198,6 @@ _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = {
 }
 
 _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
-
-Redact = Callable[[JsonValue], JsonValue]
-"""Removes secrets from a value."""
 
 
 class ReplanPromptBuilder:
@@ -238,7 +225,7 @@ class ReplanPromptBuilder:
         tools: Sequence[ToolSpec] = (),
         *,
         max_chars: int = MAX_PROMPT_CHARS,
-        redact: Redact | None = None,
+        redact: Callable[[JsonValue], JsonValue] | None = None,
     ) -> None:
         if max_chars < MIN_PROMPT_CHARS:
             raise ValueError(f"a prompt needs at least {MIN_PROMPT_CHARS} characters, got {max_chars}")
@@ -246,7 +233,7 @@ class ReplanPromptBuilder:
         self._templates = templates
         self._settings = settings or PlanningSettings()
         self._max_chars = max_chars
-        self._redact: Redact = redact or (lambda value: value)
+        self._redact = redact or (lambda value: value)
         self._line_cache: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -330,7 +317,7 @@ class ReplanPromptBuilder:
     def _section(self, kind: str, value: JsonValue, left: int) -> DataSection:
         items = _section_items(value)
         kept = items[-_MAX_VALUES:][::-1] if kind in _LATEST_FIRST else items[:_MAX_VALUES]
-        factor = 6 if kind in _LONG_SECTIONS else 2 if len(kept) == 1 else 1
+        factor = 6 if kind in frozenset({"request", "goal_understanding"}) else 2 if len(kept) == 1 else 1
         room = min(factor * _MAX_VALUE_CHARS, self._max_chars // 6)
         lines: list[str] = []
         for item in kept:
@@ -346,10 +333,10 @@ class ReplanPromptBuilder:
             text = _ENCODER.encode(value)
         except (ValueError, RecursionError):  # NaN or Infinity, a huge number, or deep nesting
             text = ""
-        if text and len(text) <= room and text.count("[") + text.count("{") <= _MAX_CONTAINERS:
+        if text and len(text) <= room and text.count("[") + text.count("{") <= 100:
             line = self._line_cache.get(text)
             if line is None:
-                if len(self._line_cache) >= _MAX_CACHED_LINES:
+                if len(self._line_cache) >= 2000:
                     self._line_cache.clear()
                 clean = self._redact(value)
                 line = self._line_cache[text] = escape_markup(text) if clean == value else encode_data(clean)
@@ -361,7 +348,7 @@ class ReplanPromptBuilder:
 def _section_items(value: JsonValue) -> list[JsonValue]:
     """Return the lines of a section: the items of a list, or of the main list inside an object, after its other fields."""
     if isinstance(value, dict):
-        for name in _LIST_KEYS:
+        for name in ("subtasks", "actions"):
             if isinstance(items := value.get(name), list):
                 rest: JsonObject = {key: member for key, member in value.items() if key != name and member}
                 return [*([rest] if rest else []), *items]

@@ -27,7 +27,7 @@ from replanning.planning.decisions import (
 from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
 from replanning.planning.outputs import ActionPlan, Reflection, ReflectionReply
 from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession
-from replanning.planning.state import HoldReason, TaskHold, action_data
+from replanning.planning.state import HoldReason, TaskHold, action_data, question_about
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
@@ -44,15 +44,12 @@ from replanning.planning.tasks import (
 )
 from replanning.settings import Settings
 
-_CONFIDENCE: Final = 0.9
-"""Confidence of alternatives that planning mode has ruled on; the engine need not weigh them again."""
-
 _MAX_ATTEMPTS: Final = 10
 """Maximum attempts of a task while the model cannot be asked, even if a person wants more."""
 
 
 def _alternative(changes: Sequence[PlanChange], reason: str, *, ask: str = "") -> Alternative:
-    return Alternative(changes=tuple(changes), reason=reason, confidence=_CONFIDENCE, ask=ask)
+    return Alternative(changes=tuple(changes), reason=reason, confidence=0.9, ask=ask)
 
 
 def _replace(task: Task | TaskView, *tasks: Task) -> list[PlanChange]:
@@ -249,8 +246,7 @@ class _Recovery:
         changes = self._replan_changes(task, target, reason, replan=considered.replan_id, asks=asks)
         alternative = _alternative(changes, reason)
         if asks:
-            text = "\n".join(ruling.questions) or f"{reason} ({ruling.reason}); do it?"
-            why: HoldReason = "clarification" if ruling.questions else "approval"
+            why, text = question_about(considered, "do it")
             return self._ask_person(task, alternative, why, text, considered=considered, target=target)
         problem = await self._record_replan(considered, alternative)
         if not problem:

@@ -22,7 +22,6 @@ from replanning.planning.manager import (
     Consideration,
     DecisionRecord,
     ReplanManager,
-    ReplanNote,
     reply_problem,
 )
 from replanning.planning.outputs import intervention_data
@@ -45,12 +44,6 @@ from replanning.settings import Settings
 
 MAX_REPAIRS: Final = 3
 """Number of times that a model is told the problems of its plan before it is given up."""
-
-_MAX_REPLY_CHARS: Final = 2_000
-"""Characters of a rejected reply that the model is shown again."""
-
-_MAX_FAILURES_SHOWN: Final = 5
-"""Failed actions whose errors are listed in a summary."""
 
 ParsedReply = TypeVar("ParsedReply")
 
@@ -111,7 +104,7 @@ class PlanningSession:
             ReplanLimits.from_settings(settings, replans_per_lineage=config.limits.replans_per_lineage),
             counts=state.counts,
             records=state.records,
-            on_note=self._on_replan,
+            on_note=lambda note: self.note("replan", note.model_dump(mode="json")),
             options=self._options,
             environment=environment,
         )
@@ -128,9 +121,6 @@ class PlanningSession:
         repeated = kind == "completion" and self.state.completion == data
         if not (self.run.ended or repeated):
             self.run.note(kind, data)
-
-    def _on_replan(self, note: ReplanNote) -> None:
-        self.note("replan", note.model_dump(mode="json"))
 
     # The model
 
@@ -161,7 +151,7 @@ class PlanningSession:
                 return parse(completion.text)
             except LLMResponseInvalid as error:
                 problem = reply_problem(completion, str(error))
-            rejected = [{"reply": completion.text[:_MAX_REPLY_CHARS], "problem": problem}]
+            rejected = [{"reply": completion.text[:2_000], "problem": problem}]
         raise NoUsableReply(f"the model gave no usable {kind} in {repairs + 1} tries: {problem}")
 
     def refuse_secrets(self, values: Mapping[str, JsonValue]) -> None:
@@ -235,7 +225,9 @@ class PlanningSession:
             if record.replan_id == considered.replan_id and record.executed:
                 return record
         begun = considered.replan_id in state.begun
-        return await self.manager.execute_replan(considered, apply or _no_change, resumed=begun)
+        done = any(PlanningTask.of(entry.task).replan == considered.replan_id for entry in self.run.live)
+        apply = _no_change if apply is None or (begun and done) else apply
+        return await self.manager.execute_replan(considered, apply, resumed=begun)
 
     async def settle_approvals(self) -> None:
         """Count the replans that people have approved, and journal those that they have declined."""
@@ -311,7 +303,7 @@ class PlanningSession:
     ) -> None:
         """Journal that a person must intervene, with the state of the work."""
         done, failed = action_counts(self.run.live)
-        errors, counts = "; ".join(unresolved_failures(self.run.live)[:_MAX_FAILURES_SHOWN]), self.manager.counts
+        errors, counts = "; ".join(unresolved_failures(self.run.live)[:5]), self.manager.counts
         current = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
         completion = intervention_data(
             reason,
@@ -330,4 +322,4 @@ class PlanningSession:
 
 
 async def _no_change(decision: ReplanDecision) -> None:
-    """Leave the plan alone, because the engine changes it."""
+    """Leave the plan to the engine, or as it was changed before an interruption."""

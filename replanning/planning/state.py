@@ -18,7 +18,7 @@ from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanCounts
+from replanning.planning.decisions import Phase, ReplanCounts, replan_reason
 from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote, ReplanStage
 from replanning.planning.outputs import ActionPlan, TaskDecomposition, intervention_data
 from replanning.planning.tasks import PlanningTask, is_action, is_action_done, phase_of, planned_arguments, tool_name
@@ -44,10 +44,6 @@ _MAX_ISSUE_CHARS: Final = 100_000
 """Characters of an issue that are kept, and of the data about its repository."""
 
 _MAX_COMMENT_CHARS: Final = 20_000
-
-_MAX_COMMENTS: Final = 200
-
-_MAX_EARLIER_RUNS: Final = 20
 
 
 class IssueComment(_FrozenModel):
@@ -95,7 +91,7 @@ class TaskRequest(_FrozenModel):
                 text=truncate_text(comment.text, _MAX_COMMENT_CHARS),
                 at=comment.at,
             )
-            for comment in self.comments[-_MAX_COMMENTS:]
+            for comment in self.comments[-200:]
         )
         changed: dict[str, object] = {
             "issue_id": truncate_text(self.issue_id, _MAX_COMMENT_CHARS),
@@ -103,7 +99,7 @@ class TaskRequest(_FrozenModel):
             "text": truncate_text(self.text, _MAX_ISSUE_CHARS),
             "comments": tuple(comments),
             "repository": truncate_value(self.repository, _MAX_ISSUE_CHARS),
-            "earlier": tuple(truncate_value(run, _MAX_COMMENT_CHARS) for run in self.earlier[-_MAX_EARLIER_RUNS:]),
+            "earlier": tuple(truncate_value(run, _MAX_COMMENT_CHARS) for run in self.earlier[-20:]),
         }
         return self.model_copy(update=changed)
 
@@ -195,6 +191,14 @@ class TaskHold(_StateModel):
     def is_replan_approval(self) -> bool:
         """True if the question is about a replan that needs approval."""
         return self.considered is not None and self.considered.ruling.kind == "ask"
+
+
+def question_about(considered: Consideration, proposal: str) -> tuple[HoldReason, str]:
+    """Return why a person is asked about a decision, and the question: that of the model, or one for approval."""
+    ruling, decision = considered.ruling, considered.decision
+    if ruling.questions:
+        return "clarification", "\n".join(ruling.questions)
+    return "approval", f"{'' if decision is None else replan_reason(decision)} ({ruling.reason}); {proposal}?"
 
 
 class Clarification(_StateModel):
@@ -483,12 +487,6 @@ class PlanningProgress:
 
 Output = TypeVar("Output", bound=BaseModel)
 
-_MAX_OUTPUT_CHARS: Final = 2_000
-"""Characters of an output or error that a model is shown."""
-
-_MAX_ERROR_CHARS: Final = 200
-"""Characters of an error that a person is shown in a list."""
-
 
 def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     """Return the prompt variables that describe progress, remaining tasks, facts and unavailable tools."""
@@ -566,9 +564,7 @@ def action_counts(live: LivePlan) -> tuple[int, int]:
 def unresolved_failures(live: LivePlan) -> list[str]:
     """Return the actions that failed for good, each with its error."""
     failed = ((entry.id, entry.failure) for entry in _root_actions(live) if not is_action_done(live, entry))
-    return [
-        f"{name}: {truncate_text(failure.message, _MAX_ERROR_CHARS)}" for name, failure in failed if failure is not None
-    ]
+    return [f"{name}: {truncate_text(failure.message, 200)}" for name, failure in failed if failure is not None]
 
 
 def _root_actions(live: LivePlan) -> Iterator[TaskEntry]:
@@ -576,4 +572,4 @@ def _root_actions(live: LivePlan) -> Iterator[TaskEntry]:
 
 
 def _shorten(value: JsonValue) -> str:
-    return truncate_text(value if isinstance(value, str) else repr(value), _MAX_OUTPUT_CHARS)
+    return truncate_text(value if isinstance(value, str) else repr(value), 2_000)

@@ -32,14 +32,6 @@ HANDLED_NOTE: Final = "heard"
 POLL_SECONDS: Final = 10.0
 """Default seconds between polls for new comments."""
 
-_STARTUP_POLL_SECONDS: Final = 1.0
-"""Seconds between polls before there is a run."""
-
-_MAX_BACKOFF_SECONDS: Final = 300.0
-
-_MAX_COMMENT_CHARS: Final = 10_000
-"""Characters of a comment that are read."""
-
 _COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
 
 _LEADING_QUOTE: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
@@ -106,13 +98,8 @@ class Issue(CommentSource, Protocol):
         ...
 
 
-class CommentCommand(NamedTuple):
-    """Content of a comment.
-
-    Attributes:
-        kind: the command, `text` without one, or `other` for a command to another program.
-        text: the text without the command.
-    """
+class _Command(NamedTuple):
+    """Content of a comment: a command, `text` without one, or `other` for one to another program; and the rest."""
 
     kind: Literal["approve", "reject", "replan", "text", "other"]
     text: str
@@ -165,7 +152,7 @@ class Steering:
         """Poll until cancelled; failures are reported and do not harm the run."""
         clock, failures = self._planning.environment.clock, 0
         while True:
-            wait = self._poll_seconds if self._planning.run is not None else _STARTUP_POLL_SECONDS
+            wait = self._poll_seconds if self._planning.run is not None else 1.0
             try:
                 await isolate(self.poll())
             except Exception as error:  # noqa: BLE001 - the issue is not part of the run
@@ -177,7 +164,7 @@ class Steering:
                 if getattr(error, "final", False):
                     return
                 retry_after = getattr(error, "retry_after", None) or 0.0
-                wait = max(retry_after, min(self._poll_seconds * 2.0 ** (failures - 1), _MAX_BACKOFF_SECONDS))
+                wait = max(retry_after, min(self._poll_seconds * 2.0 ** (failures - 1), 300.0))
             else:
                 failures, self._last_problem = 0, ""
             await clock.sleep(wait)
@@ -238,13 +225,13 @@ class Steering:
             clarifications = [question for question in pending if state.accepts_free_text(question.id)]
             for question in clarifications:
                 if self._is_reply(comment, question):
-                    return self._answer(comment, question, CommentCommand("approve", command.text), by)
+                    return self._answer(comment, question, _Command("approve", command.text), by)
         if run.ended:
             return False
         run.request_replan(command.text or "a new plan is wanted", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
 
-    def _decide(self, run: PlanRun, comment: SteeringComment, command: CommentCommand, by: str) -> bool:
+    def _decide(self, run: PlanRun, comment: SteeringComment, command: _Command, by: str) -> bool:
         """Answer the pending question that an approval or a rejection is about."""
         named, rest = _split_first_word(command.text)
         pending = self._planning.engine.pending(run.id)
@@ -252,7 +239,7 @@ class Steering:
         clarifications = {question.id for question in pending if state.accepts_free_text(question.id)}
         chosen = [question for question in pending if named and named in (question.id, question.id.rpartition(".")[2])]
         if chosen:
-            command = CommentCommand(command.kind, rest)
+            command = _Command(command.kind, rest)
             chosen = [q for q in chosen if self._is_reply(comment, q)]
         else:
             chosen = [q for q in pending if self._is_reply(comment, q, require_notice=True)]
@@ -269,7 +256,7 @@ class Steering:
             why = "no question was pending when it was written"
         return self._ignore(comment, why)
 
-    def _answer(self, comment: SteeringComment, question: Question, command: CommentCommand, by: str) -> bool:
+    def _answer(self, comment: SteeringComment, question: Question, command: _Command, by: str) -> bool:
         verdict: QuestionVerdict = "reject" if command.kind == "reject" else "approve"
         try:
             self._planning.engine.answer(question.id, verdict, by=by, comment=command.text)
@@ -303,16 +290,16 @@ class Steering:
         return True
 
 
-def _parse_comment(body: str) -> CommentCommand:
+def _parse_comment(body: str) -> _Command:
     """Return the content of a comment; a command is read at its beginning, or after leading quotes."""
-    text = truncate_text(_LEADING_QUOTE.sub("", body, count=1).strip(), _MAX_COMMENT_CHARS)
+    text = truncate_text(_LEADING_QUOTE.sub("", body, count=1).strip(), 10_000)
     command = _COMMAND.fullmatch(text)
     if command is None:
-        return CommentCommand("text", text)
+        return _Command("text", text)
     match command["word"].lower():
         case ("approve" | "reject" | "replan") as kind:
-            return CommentCommand(kind, command["rest"].strip())
-    return CommentCommand("other" if command["sign"] == "/" else "text", text)
+            return _Command(kind, command["rest"].strip())
+    return _Command("other" if command["sign"] == "/" else "text", text)
 
 
 def _split_first_word(text: str) -> tuple[str, str]:

@@ -43,15 +43,6 @@ _PHASE_BY_NAME: Final[Mapping[str, Phase]] = {phase.value: phase for phase in Ph
 _APPROVED_SUFFIX: Final = "~agreed"
 """Suffix of the ids of tasks that enter the plan once a person agrees; no other task may take these ids meanwhile."""
 
-_MAX_ARGUMENT_CHARS: Final = 500
-"""Characters of arguments that a person is shown."""
-
-_MAX_ACTIONS_SHOWN: Final = 40
-"""Actions of a plan that a person is shown at once."""
-
-_MAX_ARGUMENT_CHARS_IN_LIST: Final = 200
-"""Characters of the arguments of each action in a list of actions."""
-
 _PLACEHOLDER_ARGUMENT: Final = "${context.asked_for_later}"
 """Value used in checks for an argument that is not known yet: a reference fits every type."""
 
@@ -302,7 +293,7 @@ def _undeclared_arguments(tool: ToolSpec, arguments: Iterable[str]) -> list[str]
     ]
 
 
-def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = _MAX_ARGUMENT_CHARS) -> str:
+def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) -> str:
     """Describe the use of a tool to a person who must approve it, with at most so many characters of arguments."""
     text = json.dumps(arguments, ensure_ascii=False)
     more = len(text) - max_chars
@@ -314,8 +305,8 @@ def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
     places = {name: place for place, name in enumerate(subtask_order(plan))}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
-    for number, action in enumerate(actions[:_MAX_ACTIONS_SHOWN], 1):
-        use = describe_tool_use(action.tool, action.arguments, _MAX_ARGUMENT_CHARS_IN_LIST)
+    for number, action in enumerate(actions[:40], 1):
+        use = describe_tool_use(action.tool, action.arguments, 200)
         harm = " (may do harm)" if action.tool in dangerous else ""
         otherwise = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
         lines.append(f"  {number}. {action.task_id}: {use}{harm}{otherwise}")
@@ -604,15 +595,3 @@ def installation_changes(
     old = [e for e in live if is_action(e.task) and e.id not in kept and not e.removed]
     left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
     return changes + [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]
-
-
-def finished_tasks(live: LivePlan, earlier: Mapping[str, str], target: Phase) -> dict[str, str]:
-    """Return the tasks of earlier plans that are done or running, if a replan that returns to the target keeps them."""
-    if not keeps_finished(target):
-        return {}
-    entries = {name: live.entry(TaskId(task_id)) for name, task_id in earlier.items()}
-    return {
-        name: earlier[name]
-        for name, entry in entries.items()
-        if is_action_done(live, entry) or entry.state is TaskState.RUNNING
-    }
