@@ -33,6 +33,7 @@ async def test_decisions_are_shown_with_their_outcome(decision: JsonObject, expe
     async with VirtualClock() as clock:
         planning = coordinator(model, clock, Desk({"write": [MISSING]}), settings=settings)
         await planning.execute_with_planning()
-    assert (run := planning.run) is not None
+    run = planning.run
+    assert run is not None
     lines = map(Narrator(lambda: run.view).line_for, [record.body for record in planning.engine.store.read(run.id)])
     assert any(line.text.startswith(expected) for line in lines if line is not None)
