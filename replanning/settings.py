@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from replanning.journal.triggers import TriggerKind
+from replanning.journal.records import TriggerKind
 from replanning.plan.redaction import pattern_problem
 from replanning.plan.tasks import Budget, Retry
 from replanning.plan.types import to_seconds

@@ -20,7 +20,7 @@ from replanning import changes, errors, history, journal, llm, testing
 from replanning.decision import AlternativeProvider, HumanGate, TriggerDetector
 from replanning.engine import MonitorNotice
 from replanning.environment import Clock
-from replanning.journal.triggers import normalised_cause
+from replanning.journal.records import normalised_cause
 from replanning.live import TaskView
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.plan import AttemptId, JsonObject, RunId

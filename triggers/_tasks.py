@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from replanning.journal.triggers import normalised_cause
+from replanning.journal.records import normalised_cause
 from replanning.live import TaskState, TaskView
 
 WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import ClassVar
 
 from replanning.journal import GoalUnreachable, Observation, RecordBody, RunQuiescent
-from replanning.journal.triggers import normalised_cause
+from replanning.journal.records import normalised_cause
 from replanning.live import PlanView, TaskState, TaskView
 from replanning.plan.messages import join_names, one_line
 

@@ -43,8 +43,7 @@ from replanning.history.metrics import calibrate_sources
 from replanning.history.reports import calibration_lines, revision_diffs
 from replanning.history.wording import pluralise
 from replanning.journal import RunStore
-from replanning.journal.records import DecisionKind
-from replanning.journal.triggers import TriggerKind
+from replanning.journal.records import DecisionKind, TriggerKind
 from replanning.plan.messages import did_you_mean
 from replanning.plan.types import JsonObject
 

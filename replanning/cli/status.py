@@ -56,8 +56,15 @@ from replanning.history.wording import (
     trigger_line,
 )
 from replanning.journal import InboxMessage, RunInfo, RunStore
-from replanning.journal.observations import GoalChanged, ReplanRequested
-from replanning.journal.records import AnswerRefused, DecisionMade, QuestionAnswered, QuestionVerdict, RecordBody
+from replanning.journal.records import (
+    AnswerRefused,
+    DecisionMade,
+    GoalChanged,
+    QuestionAnswered,
+    QuestionVerdict,
+    RecordBody,
+    ReplanRequested,
+)
 from replanning.live import TaskState
 from replanning.plan.messages import did_you_mean
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document

@@ -11,8 +11,14 @@ from replanning.changes import AbortRun, PlanChange, SkipTask, parse_changes, ta
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Answer
 from replanning.errors import ChangeRejected, Problem, ReplanningError, StaleAnswer, UnknownQuestion
-from replanning.journal.records import Candidate, DecisionKind, QuestionAnswered, QuestionAsked, QuestionVerdict
-from replanning.journal.triggers import Trigger
+from replanning.journal.records import (
+    Candidate,
+    DecisionKind,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionVerdict,
+    Trigger,
+)
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING
 from replanning.plan.messages import brief_repr

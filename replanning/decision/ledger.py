@@ -10,10 +10,10 @@ from functools import partial
 from replanning.changes import changes_hash, new_task_ids, target_task_ids
 from replanning.decision.confidence import source_key
 from replanning.errors import BudgetExceeded
-from replanning.journal.observations import GoalChanged, ReplanRequested, RunQuiescent, Usage, UsageCharged
 from replanning.journal.records import (
     AlternativesConsidered,
     DecisionMade,
+    GoalChanged,
     OutcomeRecorded,
     PlanRevised,
     QuestionAnswered,
@@ -21,14 +21,18 @@ from replanning.journal.records import (
     QuestionReminded,
     Record,
     RecordBody,
+    ReplanRequested,
     RunEnded,
     RunPaused,
+    RunQuiescent,
     RunResumed,
+    Trigger,
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
+    Usage,
+    UsageCharged,
 )
-from replanning.journal.triggers import Trigger
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId

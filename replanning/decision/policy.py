@@ -25,8 +25,14 @@ from replanning.decision.confidence import tasks_to_run
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import ReplanRequest
 from replanning.errors import ChangeRejected, Problem
-from replanning.journal.records import Candidate, DecisionKind
-from replanning.journal.triggers import ContextChanged, GoalUnreachable, ResourceChanged, Trigger
+from replanning.journal.records import (
+    Candidate,
+    ContextChanged,
+    DecisionKind,
+    GoalUnreachable,
+    ResourceChanged,
+    Trigger,
+)
 from replanning.live.draft import Draft
 from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan

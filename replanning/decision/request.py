@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from replanning.changes import Alternative, PlanChange
-from replanning.journal.observations import Observation, Usage
-from replanning.journal.records import Candidate, QuestionVerdict, RecordBody
-from replanning.journal.triggers import Trigger
+from replanning.journal.records import Candidate, Observation, QuestionVerdict, RecordBody, Trigger, Usage
 from replanning.live.view import PlanView
 from replanning.llm.completions import UNMETERED, Meter
 from replanning.plan.types import QuestionId, RunId, TaskId

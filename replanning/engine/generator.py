@@ -14,9 +14,7 @@ from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
 from replanning.decision.policy import INFEASIBLE, check_feasible, check_secrets, find_objection
 from replanning.decision.request import AlternativeProvider, ReplanRequest
 from replanning.errors import BudgetExceeded, LLMError, StaleView
-from replanning.journal.observations import Usage
-from replanning.journal.records import Candidate
-from replanning.journal.triggers import Trigger
+from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.tasks import Goal

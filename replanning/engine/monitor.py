@@ -11,8 +11,15 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from pyee.base import EventEmitter
 
 from replanning.decision.request import TriggerDetector
-from replanning.journal.records import ErrorContained, Record, RecordBody, TriggerDropped, TriggerFired
-from replanning.journal.triggers import TriggerEvent, TriggerKind
+from replanning.journal.records import (
+    ErrorContained,
+    Record,
+    RecordBody,
+    TriggerDropped,
+    TriggerEvent,
+    TriggerFired,
+    TriggerKind,
+)
 from replanning.live.view import PlanView
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin

@@ -42,8 +42,8 @@ from replanning.journal.records import (
     QuestionAsked,
     QuestionReminded,
     RunPaused,
+    Trigger,
 )
-from replanning.journal.triggers import Trigger
 from replanning.plan.types import QuestionId, ReplanId, TaskId
 from replanning.run.isolation import isolate
 from replanning.run.lifecycle import Lifecycle

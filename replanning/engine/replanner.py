@@ -24,11 +24,11 @@ from replanning.journal.records import (
     DecisionMade,
     QuestionAnswered,
     Record,
+    Trigger,
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
 )
-from replanning.journal.triggers import Trigger
 from replanning.live.entries import TaskEntry
 from replanning.live.view import PlanView
 from replanning.plan.types import ReplanId, TaskId, TriggerId

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from replanning.changes import PlanChange
-from replanning.journal.observations import Usage
-from replanning.journal.records import Candidate, DecisionKind
-from replanning.journal.triggers import Trigger
+from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId
 

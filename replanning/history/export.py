@@ -13,9 +13,8 @@ from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, Replan
 from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.metrics import ReplanMetrics
 from replanning.history.wording import format_iso_time
-from replanning.journal.records import Candidate, Record, RunOpened
+from replanning.journal.records import Candidate, Record, RunOpened, Trigger
 from replanning.journal.store import decode_body, encode_body
-from replanning.journal.triggers import Trigger
 from replanning.plan.messages import brief_repr
 from replanning.plan.types import JsonObject, JsonValue
 

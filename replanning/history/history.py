@@ -13,13 +13,13 @@ from replanning.errors import JournalCorrupt, StoreError
 from replanning.history.diff import PlanDiff, diff_plans
 from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
 from replanning.history.metrics import ReplanMetrics, compute_metrics
-from replanning.journal.observations import GoalChanged, Usage, UsageCharged
 from replanning.journal.records import (
     AlternativesConsidered,
     AnswerRefused,
     Candidate,
     DecisionKind,
     DecisionMade,
+    GoalChanged,
     OutcomeRecorded,
     PlanRevised,
     QuestionAnswered,
@@ -29,12 +29,14 @@ from replanning.journal.records import (
     RunEnded,
     RunOpened,
     RunResumed,
+    Trigger,
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
+    Usage,
+    UsageCharged,
 )
 from replanning.journal.store import CurrentRunStatus, RunStore
-from replanning.journal.triggers import Trigger
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal

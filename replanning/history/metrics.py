@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from replanning.history.events import ReplanEvent
-from replanning.journal.observations import Usage
-from replanning.journal.records import Candidate
+from replanning.journal.records import Candidate, Usage
 
 UNDECIDED = "undecided"
 """Key in `by_decision` of replans without a decision, because the process died."""

@@ -11,9 +11,8 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
-from replanning.journal.observations import Usage
 from replanning.journal.owner import is_lease_free
-from replanning.journal.records import QuestionAsked, Record, RunOpened
+from replanning.journal.records import QuestionAsked, Record, RunOpened, Usage
 from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState

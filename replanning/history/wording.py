@@ -17,8 +17,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.journal.observations import Usage
-from replanning.journal.triggers import TaskFailed, TriggerEvent
+from replanning.journal.records import TaskFailed, TriggerEvent, Usage
 from replanning.plan.tasks import PLANNING_KEY, Goal, Task
 
 MAX_LINE_CHARS: Final = 300

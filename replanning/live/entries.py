@@ -10,7 +10,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TypedDict
 
-from replanning.journal.observations import Failure
+from replanning.journal.records import Failure
 from replanning.live.states import SATISFIED, TaskState
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId

@@ -12,7 +12,7 @@ from typing import Final
 
 from replanning.changes import PlanChange, changes_hash
 from replanning.errors import ChangeRejected, ExpressionError, IllegalTransition, PlanError, Problem, RevisionConflict
-from replanning.journal.observations import (
+from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
@@ -20,18 +20,16 @@ from replanning.journal.observations import (
     AttemptTimedOut,
     ConditionEvaluated,
     ContextUpdated,
+    DecisionMade,
     FactsObserved,
     Failure,
     GoalChanged,
-    ResourceUpdated,
-)
-from replanning.journal.records import (
-    DecisionMade,
     PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
     RecordBody,
+    ResourceUpdated,
     RunEnded,
 )
 from replanning.live.draft import Draft

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from replanning.changes import PlanChange, ReplaceTask
 from replanning.errors import Problem, StaleView
-from replanning.journal.observations import Failure
-from replanning.journal.records import PlanRevised
+from replanning.journal.records import Failure, PlanRevised
 from replanning.live.draft import Draft
 from replanning.live.entries import CONDITION_NOT_MET
 from replanning.live.facts import strips_problem

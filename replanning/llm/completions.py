@@ -10,7 +10,7 @@ from typing import Final, Literal, Protocol
 
 from pydantic import BaseModel
 
-from replanning.journal.observations import Usage
+from replanning.journal.records import Usage
 
 FinishReason = Literal["stop", "length", "refusal", "other"]
 """Why a completion ended: complete, cut off at the token limit, declined, or something else."""

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from replanning.environment import Environment, move_on_after
 from replanning.errors import LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, ReplanningError
-from replanning.journal.observations import Usage
+from replanning.journal.records import Usage
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
 from replanning.plan.redaction import Redactor

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from replanning.errors import LLMResponseInvalid, Problem, SettingsError
-from replanning.journal.triggers import normalised_cause
+from replanning.journal.records import normalised_cause
 from replanning.llm.provider import extract_json
 from replanning.plan.messages import validation_problems
 from replanning.plan.types import JsonObject, JsonValue

@@ -29,14 +29,12 @@ from replanning.environment import Environment
 from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
 from replanning.journal.lines import append_lines, file_lock, read_lines, store_error
-from replanning.journal.observations import (
+from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-)
-from replanning.journal.records import (
     PlanningNoted,
     PlanRevised,
     QuestionAnswered,

@@ -10,7 +10,7 @@ from replanning.changes import AbortRun, AddTask, Alternative, PlanChange, Repla
 from replanning.decision.ledger import Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.request import ReplanRequest
-from replanning.journal.triggers import HumanRequest, Trigger
+from replanning.journal.records import HumanRequest, Trigger
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task

@@ -9,8 +9,18 @@ from typing import Final, Literal, NamedTuple, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from replanning.changes import target_task_ids
-from replanning.journal.observations import AttemptFailed, AttemptSucceeded, AttemptTimedOut, ResourceUpdated
-from replanning.journal.records import PlanningNoted, QuestionAnswered, QuestionAsked, Record, RunEnded, RunOpened
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    PlanningNoted,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    ResourceUpdated,
+    RunEnded,
+    RunOpened,
+)
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState

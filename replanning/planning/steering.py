@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, runtime_
 
 from replanning.decision.request import Question
 from replanning.errors import RecordNotSerializable, ReplanningError, StoreError
-from replanning.journal.observations import ReplanRequested
 from replanning.journal.records import (
     AnswerRefused,
     PlanningNoted,
     QuestionAnswered,
     QuestionVerdict,
     Record,
+    ReplanRequested,
     RunOpened,
 )
 from replanning.llm.quoting import truncate_text

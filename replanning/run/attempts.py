@@ -11,7 +11,7 @@ from typing import Final, Never, Protocol, Self
 import anyio
 
 from replanning.errors import NotRunning, StoreError
-from replanning.journal.observations import Usage
+from replanning.journal.records import Usage
 from replanning.live.entries import TaskEntry
 from replanning.live.graph import CopyOnRead
 from replanning.live.plan import LivePlan

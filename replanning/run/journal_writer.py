@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from replanning.environment import Clock
 from replanning.errors import LeaseLost, RecordNotSerializable, StoreError
-from replanning.journal.observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, Failure
 from replanning.journal.records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
     ErrorContained,
+    Failure,
     PlanningNoted,
     Record,
     RecordBody,

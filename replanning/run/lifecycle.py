@@ -23,30 +23,28 @@ from replanning.errors import (
     StoreError,
     UnknownAttempt,
 )
-from replanning.journal.observations import (
+from replanning.journal.records import (
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
     AttemptTimedOut,
     ConditionEvaluated,
+    ErrorContained,
     Failure,
+    PlanRevised,
     ProcessStarted,
+    Record,
+    RecordBody,
+    RunEnded,
     RunQuiescent,
+    RunStatus,
+    Trigger,
+    TriggerDropped,
     Usage,
     UsageCharged,
     new_attempt_started,
     new_attempt_succeeded,
 )
-from replanning.journal.records import (
-    ErrorContained,
-    PlanRevised,
-    Record,
-    RecordBody,
-    RunEnded,
-    RunStatus,
-    TriggerDropped,
-)
-from replanning.journal.triggers import Trigger
 from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan

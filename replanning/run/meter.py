@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from replanning.decision.ledger import BudgetTracker
 from replanning.errors import LLMRequestRejected, LLMUnavailable
-from replanning.journal.observations import Usage
+from replanning.journal.records import Usage
 from replanning.llm.completions import Completion, LLMCall
 from replanning.telemetry.tracer import RunTracer
 

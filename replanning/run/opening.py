@@ -12,14 +12,17 @@ from typing import Final, TypeVar
 from replanning.decision.ledger import Ledger
 from replanning.environment import Environment
 from replanning.errors import JournalCorrupt, StoreError, UnknownRun
-from replanning.journal.observations import GoalChanged, ProcessStarted, ReplanRequested, ResourceUpdated
 from replanning.journal.owner import owner_id
 from replanning.journal.records import (
     ErrorContained,
+    GoalChanged,
     OutcomeRecorded,
     PlanningNoted,
     PlanRevised,
+    ProcessStarted,
     Record,
+    ReplanRequested,
+    ResourceUpdated,
     RunOpened,
     RunResumed,
     TriggerDropped,

@@ -9,8 +9,15 @@ from typing import Final
 from replanning.changes import target_task_ids
 from replanning.decision.confidence import source_key
 from replanning.errors import StoreError
-from replanning.journal.observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
-from replanning.journal.records import OutcomeRecorded, PlanRevised, Record
+from replanning.journal.records import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    OutcomeRecorded,
+    PlanRevised,
+    Record,
+)
 from replanning.journal.store import ToolOutcome
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.live.states import STUCK

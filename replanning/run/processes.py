@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from replanning.journal.observations import AttemptFailed, AttemptSucceeded, ProcessStarted
 from replanning.journal.owner import DEAD_STATES, STAT_START_TIME, pid_namespace_id, process_stat
-from replanning.journal.records import Record
+from replanning.journal.records import AttemptFailed, AttemptSucceeded, ProcessStarted, Record
 from replanning.plan.types import RunId
 
 IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"

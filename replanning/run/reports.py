@@ -9,7 +9,7 @@ from typing import Final
 from pydantic_core import from_json
 
 from replanning.errors import NotAccepted, OutputError, RecordNotSerializable, StoreError, TransientError
-from replanning.journal.observations import Failure
+from replanning.journal.records import Failure
 from replanning.live.entries import TaskEntry
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue

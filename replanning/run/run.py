@@ -9,16 +9,20 @@ from replanning.changes import AddTask, CancelTask, ModifyTask, PlanChange, Remo
 from replanning.decision.policy import redact_changes
 from replanning.errors import NotRunning
 from replanning.history.history import ReplanHistory
-from replanning.journal.observations import (
+from replanning.journal.records import (
     ContextUpdated,
     FactsObserved,
     Failure,
     GoalChanged,
+    PlanningNoted,
+    PlanRevised,
+    Record,
     ReplanRequested,
     ResourceUpdated,
+    RunPaused,
+    RunStatus,
     Usage,
 )
-from replanning.journal.records import PlanningNoted, PlanRevised, Record, RunPaused, RunStatus
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo, replanning_info

@@ -10,8 +10,7 @@ import anyio
 import anyio.abc
 
 from replanning.errors import LeaseLost, PlanError, RecordNotSerializable, StoreError
-from replanning.journal.observations import AttemptInterrupted, ResourceUpdated
-from replanning.journal.records import RunResumed
+from replanning.journal.records import AttemptInterrupted, ResourceUpdated, RunResumed
 from replanning.journal.store import InboxMessage
 from replanning.live.states import TaskState
 from replanning.run.lifecycle import Lifecycle, ResumeState

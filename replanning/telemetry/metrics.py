@@ -6,8 +6,16 @@ from typing import Final
 
 from opentelemetry.metrics import Meter
 
-from replanning.journal.observations import AttemptFailed, AttemptInterrupted, AttemptSucceeded, AttemptTimedOut
-from replanning.journal.records import AlternativesConsidered, DecisionMade, Record, RecordBody
+from replanning.journal.records import (
+    AlternativesConsidered,
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    DecisionMade,
+    Record,
+    RecordBody,
+)
 from replanning.telemetry import names
 from replanning.telemetry.tracer import WatchedRun
 

@@ -26,17 +26,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from replanning.changes import CancelTask, PlanChange
 from replanning.environment import Clock
-from replanning.journal.observations import (
+from replanning.journal.records import (
+    AlternativesConsidered,
     AttemptFailed,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
-    Usage,
-    UsageCharged,
-)
-from replanning.journal.records import (
-    AlternativesConsidered,
     DecisionMade,
     ErrorContained,
     PlanRevised,
@@ -46,8 +42,10 @@ from replanning.journal.records import (
     Record,
     RecordBody,
     RunEnded,
+    Trigger,
+    Usage,
+    UsageCharged,
 )
-from replanning.journal.triggers import Trigger
 from replanning.live.entries import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.redaction import Redactor

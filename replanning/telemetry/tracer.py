@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from replanning.changes import PlanChange
 from replanning.decision.ledger import Ledger
-from replanning.journal.records import Record, RecordBody, RunEnded
-from replanning.journal.triggers import Trigger
+from replanning.journal.records import Record, RecordBody, RunEnded, Trigger
 from replanning.live.plan import LivePlan
 from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.types import AttemptId, ReplanId

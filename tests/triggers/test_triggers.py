@@ -25,7 +25,7 @@ from replanning import (
 )
 from replanning.changes import RetryTask, SkipTask
 from replanning.journal import DecisionMade, TriggerFired, Usage, UsageCharged
-from replanning.journal.triggers import TriggerKind, normalised_cause
+from replanning.journal.records import TriggerKind, normalised_cause
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedProvider,
