@@ -27,6 +27,8 @@ from replanning.errors import LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeo
 from replanning.journal.records import Usage
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
+from replanning.plan.json_values import exceeds_depth
+from replanning.plan.messages import error_lines
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue, to_seconds
 
@@ -390,6 +392,7 @@ def _split_thinking(text: str) -> tuple[list[str], list[str]]:
 
 
 def _json_values(text: str) -> Iterator[JsonValue]:
+    """Yield the values of fenced blocks, then those of objects in prose, the last of each first."""
     spans: list[_JsonSpan] = []
     end = 0
     for span in sorted([*_fenced_blocks(text), *_bare_objects(text)], key=lambda span: (span.start, -span.end)):
@@ -414,42 +417,44 @@ def _fenced_blocks(text: str) -> Iterator[_JsonSpan]:
 
 
 def _bare_objects(text: str) -> Iterator[_JsonSpan]:
-    start = _OBJECT_START.search(text)
-    while start is not None:
-        end = _closing_end(text, start.start())
-        if end is None:
+    """Yield the objects in prose, up to one whose bracket is not closed."""
+    end = 0
+    while (found := _OBJECT_START.search(text, end)) is not None:
+        start, depth = found.start(), 0
+        for token in _TOKEN.finditer(text, start):
+            depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
+            if depth <= 0 or token[0] == '"':
+                end = token.end()
+                break
+        if depth > 0:
             return
         with suppress(ValueError):
-            yield _JsonSpan(start.start(), end, _parse_strict_json(text[start.start() : end]), False)
-        start = _OBJECT_START.search(text, end)
-
-
-def _closing_end(text: str, start: int) -> int | None:
-    """Return the end of the bracketed text that begins at `start`; None if the bracket is not closed."""
-    depth = 0
-    for token in _TOKEN.finditer(text, start):
-        depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
-        if depth <= 0 or token[0] == '"':
-            return token.end() if depth <= 0 else None
-    return None
+            yield _JsonSpan(start, end, _parse_strict_json(text[start:end]), False)
 
 
 def _parse_strict_json(text: str) -> JsonValue:
     """Parse JSON; raise a ValueError for duplicate names, numbers that are not finite and too deep nesting as well."""
     try:
         # Not strict, because models write line breaks into strings as they are.
-        value: JsonValue = json.loads(text, strict=False, object_pairs_hook=_unique_members)
+        value: JsonValue = json.loads(
+            text,
+            strict=False,
+            object_pairs_hook=_unique_members,
+            parse_float=_finite_number,
+            parse_constant=_finite_number,
+        )
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
-    level = [value]
-    for _ in range(_MAX_DEPTH + 1):
-        if not level:
-            return value
-        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
-            raise ValueError("JSON has a number that is not finite")
-        holders = [item for item in level if isinstance(item, dict | list)]
-        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
-    raise ValueError("JSON is nested too deeply")
+    if exceeds_depth(value, _MAX_DEPTH):
+        raise ValueError("JSON is nested too deeply")
+    return value
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("JSON has a number that is not finite")
+    return number
 
 
 def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -461,6 +466,5 @@ def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 def validation_message(error: ValidationError, subject: str, *, most: int = 10) -> str:
     """Return the errors of a validation on one line, each with its place; `subject` is the name of the whole value."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [f"{'.'.join(map(str, detail['loc'])) or subject}: {detail['msg']}" for detail in details[:most]]
-    return "; ".join(lines) + (f"; and {len(details) - most} more" if len(details) > most else "")
+    more = error.error_count() - most
+    return "; ".join(error_lines(error, most, root=subject)) + (f"; and {more} more" if more > 0 else "")
