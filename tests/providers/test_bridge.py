@@ -1,20 +1,24 @@
-"""Bridges over facts: what is changed and what is left alone, substitution chains, verdicts, and the event loop."""
+"""Bridges over facts: what is changed and left alone, chains of substitutes, and the proposals of others, completed."""
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, ToolSpec, open_run
-from replanning.changes import AddTask, ModifyTask, RemoveTask
-from replanning.journal import ContextChanged
-from replanning.live import PlanView
+from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, Task, ToolSpec, open_run
+from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
+from replanning.journal import AlternativesConsidered, ContextChanged
+from replanning.live import PlanView, TaskState
 from replanning.providers._planner.domain import Domain, reachable_actions
 from replanning.providers._planner.search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
-from tests.support.runs import environment
+from tests.support.runs import Proposer, alternative, environment
 from tests.support.world import Event, Outcome, play
 
 RESEARCH = """
@@ -38,11 +42,13 @@ tasks:
 """
 
 
-async def outcome_of(plan: str, *events: Event) -> Outcome:
-    """Run a plan in a world in which these events happen."""
+async def outcome_of(plan: str | Plan, *events: Event, providers: Sequence[object] = ()) -> Outcome:
+    """Run a plan in a world in which these events happen, with providers beside `repair`."""
+    made = Plan.parse(plan) if isinstance(plan, str) else plan
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=Settings(cooldown=0))
-        return await play(Plan.parse(plan), engine, events)
+        settings = Settings.model_validate({"cooldown": 0, "approval": {"always_for": []}})
+        engine = ReplanningEngine([*providers, "repair"], environment=environment(clock), settings=settings)  # type: ignore[list-item]  # providers of every kind
+        return await play(made, engine, events)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +129,8 @@ async def test_other_branches_stay_as_they_are() -> None:
     (change,) = first.changes
     assert isinstance(change, AddTask)
     assert (change.task.tool, change.task.arguments, change.before) == ("heat", {"x": "a"}, ("glue-a",))
-    for alternative in found:
-        assert not any(getattr(change, "task_id", "").endswith("-b") for change in alternative.changes)
+    named = [getattr(change, "task_id", "") for each in found for change in each.changes]
+    assert not [task for task in named if task.endswith("-b")]
 
 
 async def test_both_branches_at_once() -> None:
@@ -202,3 +208,281 @@ async def test_harmless_facts() -> None:
     """Facts that come, or go where nothing needs them any more, cause nothing."""
     outcome = await outcome_of(CHOICES, Event(0, holds=["snow"]), Event(1, ceased=["path", "snow"]))
     assert (outcome.status, outcome.triggers) == ("succeeded", [])
+
+
+TEA = """
+goal: {objective: tea, facts: [tea, clean]}
+tools:
+  - {name: fill, adds: [water]}
+  - {name: boil, requires: [water], adds: [hot]}
+  - {name: fetch, adds: [leaves]}
+  - {name: brew, requires: [hot, leaves], adds: [tea], removes: [clean]}
+  - {name: wash, adds: [clean]}
+  - {name: stir}
+facts: [clean]
+tasks:
+  - {id: fill, tool: fill}
+  - {id: boil, tool: boil, depends_on: [fill]}
+  - {id: fetch, tool: fetch}
+  - {id: brew, tool: brew, depends_on: [boil, fetch]}
+  - {id: wash, tool: wash, depends_on: [brew]}
+"""
+
+COLD = Event(2, ceased=["water", "hot"])
+
+
+def instead(*tools: str) -> Proposer:
+    """A model that puts these steps in the place of all that is left."""
+
+    def propose(request: ReplanRequest) -> Sequence[Alternative]:
+        left = [task.id for task in request.view.unfinished() if task.state is not TaskState.RUNNING]
+        changes: list[PlanChange] = [RemoveTask(task_id=task_id) for task_id in reversed(left)]
+        for number, tool in enumerate(tools):
+            before = (f"m{number - 1}",) if number else ()
+            changes.append(AddTask(task=Task(id=f"m{number}", tool=tool, depends_on=before)))
+        return [alternative(*changes, reason="as the model says")]
+
+    return Proposer(propose, "model")
+
+
+def considered(outcome: Outcome) -> AlternativesConsidered:
+    """What was considered in the first replan."""
+    return next(body for body in outcome.records if isinstance(body, AlternativesConsidered))
+
+
+async def test_valid_is_kept() -> None:
+    """A proposal that can be carried out is taken as it is."""
+    outcome = await outcome_of(TEA, COLD, providers=[instead("fill", "boil", "fetch", "brew", "stir", "wash")])
+    assert outcome.status == "succeeded"
+    assert outcome.done[2:] == ["m0", "m1", "m2", "m3", "m4", "m5"]
+    assert not any("+" in candidate.alternative.source for candidate in considered(outcome).candidates)
+
+
+async def test_gap_is_bridged() -> None:
+    """A step that cannot be taken is led up to, and the model's other steps are kept."""
+    outcome = await outcome_of(TEA, COLD, providers=[instead("boil", "stir", "fetch", "brew", "wash")])
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert [outcome.tools[task] for task in outcome.done[2:]] == ["fill", "boil", "stir", "fetch", "brew", "wash"]
+    best, *others = considered(outcome).candidates
+    assert best.alternative.source == "model+repair"
+    assert best.alternative.reason.startswith("as the model says; completed by a repair")
+    (rejected,) = [c for c in others if c.alternative.source == "model"]
+    assert rejected.rejected.startswith("the plan could not be carried out: task 'm0' needs water")
+
+
+async def test_beginning_is_gone_on_with() -> None:
+    """A proposal that stops short of the goal is gone on with."""
+    outcome = await outcome_of(TEA, COLD, providers=[instead("fill", "boil", "fetch")])
+    assert [outcome.tools[task] for task in outcome.done[2:]] == ["fill", "boil", "fetch", "brew", "wash"]
+    assert considered(outcome).candidates[0].alternative.source == "model+repair"
+
+
+async def test_wrong_tail_is_left_out() -> None:
+    """A completion that leaves out what spoils the goal is one to choose from, ranked like other repairs."""
+    text = TEA.replace("{name: wash, adds", "{name: wash, requires: [tea], adds")
+    text = text.replace("{name: stir}", "{name: spill, adds: [floor], removes: [tea]}")
+    text = text.replace("{name: fetch, adds", "{name: fetch, requires: [once], removes: [once], adds")
+    text = text.replace("facts: [clean]", "facts: [clean, once]")
+    outcome = await outcome_of(text, COLD, providers=[instead("fill", "boil", "fetch", "brew", "wash", "spill")])
+    assert (outcome.status, outcome.reached) == ("succeeded", True)
+    (completed,) = [c for c in considered(outcome).candidates if c.alternative.source == "repair+model"]
+    assert not completed.rejected
+    new = [change.task.tool for change in completed.alternative.changes if isinstance(change, AddTask)]
+    assert new == ["fill", "boil", "fetch", "brew", "wash"]
+
+
+async def test_hopeless_is_replaced() -> None:
+    """A proposal of which less would be left than had to be added is not completed; the plan is repaired instead."""
+    outcome = await outcome_of(TEA, COLD, providers=[instead("stir")])
+    assert outcome.status == "succeeded"
+    assert {c.alternative.source for c in considered(outcome).candidates if not c.rejected} == {"repair"}
+
+
+async def test_sub_plan_is_completed() -> None:
+    """A sub-plan that takes the place of a task is completed as well, and stands for that task then."""
+
+    def propose(request: ReplanRequest) -> Sequence[Alternative]:
+        parts = (Task(id="again", tool="boil"), Task(id="look", tool="stir", depends_on=("again",)))
+        return [alternative(ReplaceTask(task_id="boil", tasks=parts))]
+
+    outcome = await outcome_of(TEA, Event(1, ceased=["water"]), providers=[Proposer(propose, "model")])
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert considered(outcome).candidates[0].alternative.source == "model+repair"
+    assert {"again", "look"} <= set(outcome.done)
+
+
+async def test_failing_completer_is_contained() -> None:
+    """A provider that fails at completing is noted, and the others' proposals are used."""
+
+    class Broken(Proposer):
+        async def complete(self, request: ReplanRequest, proposed: Alternative, reason: str) -> Alternative | None:
+            raise ValueError("no idea")
+
+    outcome = await outcome_of(TEA, COLD, providers=[instead("boil", "fetch"), Broken(lambda request: [], "broken")])
+    assert outcome.status == "succeeded"
+    assert considered(outcome).notes == ("broken failed: ValueError('no idea')",)
+
+
+# Domains that the code has never heard of
+
+LOGISTICS = """
+goal: {objective: deliver both parcels, facts: ["at(p1,north)", "at(p2,south)"]}
+tools:
+  - {name: drive, cost: 5, parameters: {t: truck, a: place, b: place}, requires: ["in({t},{a})", "road({a},{b})"],
+     adds: ["in({t},{b})"], removes: ["in({t},{a})"]}
+  - {name: load, cost: 1, parameters: {p: parcel, t: truck, a: place}, requires: ["at({p},{a})", "in({t},{a})"],
+     adds: ["on({p},{t})"], removes: ["at({p},{a})"]}
+  - {name: unload, cost: 1, parameters: {p: parcel, t: truck, a: place}, requires: ["on({p},{t})", "in({t},{a})"],
+     adds: ["at({p},{a})"], removes: ["on({p},{t})"]}
+objects: {red: truck, blue: truck, depot: place, north: place, south: place, middle: place, p1: parcel, p2: parcel}
+facts: ["in(red,depot)", "in(blue,depot)", "at(p1,depot)", "at(p2,depot)", "road(depot,north)", "road(north,depot)",
+        "road(depot,south)", "road(south,depot)", "road(depot,middle)", "road(middle,depot)", "road(middle,north)"]
+tasks:
+  - {id: load-1, tool: load, arguments: {p: p1, t: red, a: depot}}
+  - {id: drive-1, tool: drive, arguments: {t: red, a: depot, b: north}, depends_on: [load-1]}
+  - {id: unload-1, tool: unload, arguments: {p: p1, t: red, a: north}, depends_on: [drive-1]}
+  - {id: load-2, tool: load, arguments: {p: p2, t: blue, a: depot}}
+  - {id: drive-2, tool: drive, arguments: {t: blue, a: depot, b: south}, depends_on: [load-2]}
+  - {id: unload-2, tool: unload, arguments: {p: p2, t: blue, a: south}, depends_on: [drive-2]}
+"""
+
+KITCHEN = """
+goal: {objective: soup on the table, facts: [served soup]}
+tools:
+  - {name: wash, parameters: {it: vegetable}, requires: ["have {it}", water], adds: ["clean {it}"]}
+  - {name: chop, parameters: {it: vegetable}, requires: ["clean {it}", knife sharp], adds: ["chopped {it}"]}
+  - {name: sharpen, requires: [stone], adds: [knife sharp]}
+  - {name: grate, cost: 2, parameters: {it: vegetable}, requires: ["clean {it}", grater], adds: ["chopped {it}"]}
+  - {name: boil, requires: [water, stove on], adds: [hot water], removes: [water]}
+  - {name: light, requires: [gas], adds: [stove on]}
+  - {name: fetch, requires: [bucket], adds: [water]}
+  - {name: cook, parameters: {one: vegetable, two: vegetable}, adds: [soup], removes: [hot water],
+     requires: ["chopped {one}", "chopped {two}", hot water]}
+  - {name: serve, requires: [soup, bowl clean], adds: [served soup], removes: [soup]}
+  - {name: rinse, requires: [water], adds: [bowl clean]}
+objects: {leek: vegetable, carrot: vegetable}
+facts: [have leek, have carrot, water, knife sharp, stone, bucket, gas, stove on, bowl clean, grater]
+tasks:
+  - {id: leek-1, tool: wash, arguments: {it: leek}}
+  - {id: leek-2, tool: chop, arguments: {it: leek}, depends_on: [leek-1]}
+  - {id: carrot-1, tool: wash, arguments: {it: carrot}}
+  - {id: carrot-2, tool: chop, arguments: {it: carrot}, depends_on: [carrot-1]}
+  - {id: boil, tool: boil, depends_on: [leek-1, carrot-1]}
+  - {id: cook, tool: cook, arguments: {one: leek, two: carrot}, depends_on: [leek-2, carrot-2, boil]}
+  - {id: serve, tool: serve, depends_on: [cook]}
+"""
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+@pytest.mark.parametrize(
+    ("after", "holds", "ceased", "new", "gone"),
+    [
+        (1, ["at(p1,depot)"], ["on(p1,red)"], 1, 0),  # it fell off
+        (2, ["in(red,middle)"], ["in(red,depot)", "in(red,north)"], 1, 0),  # it took a wrong turn
+        (0, [], ["road(depot,north)"], 2, 1),  # the road is closed: over the middle
+    ],
+)
+async def test_logistics(after: int, holds: list[str], ceased: list[str], new: int, gone: int) -> None:
+    """An accident of one truck is repaired with the fewest changes, without changes to the other."""
+    outcome = await outcome_of(LOGISTICS, Event(after, holds, ceased))
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert (len(outcome.added), len(outcome.dropped)) == (new, gone)
+    assert [task for task in outcome.done if task.endswith("-2")] == ["load-2", "drive-2", "unload-2"]
+
+
+@pytest.mark.parametrize(
+    ("ceased", "added"),
+    [
+        (["knife sharp"], ["sharpen"]),
+        (["stove on"], ["light"]),
+        (["water"], ["fetch"]),
+        (["bowl clean"], ["rinse"]),
+        (["knife sharp", "stone"], ["grate", "grate"]),
+    ],
+)
+async def test_kitchen(ceased: list[str], added: list[str]) -> None:
+    """Used up or broken things in a kitchen are replaced by those at hand."""
+    outcome = await outcome_of(KITCHEN, Event(0, [], ceased))
+    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
+    assert sorted(outcome.tools[task] for task in outcome.added) == added
+
+
+KEYS = (
+    "goal objective facts tools name cost parameters requires adds removes objects tasks id tool arguments depends_on"
+)
+NAME = re.compile(r"[a-z][\w-]*")
+
+
+def in_other_words(text: str, words: dict[str, str]) -> str:
+    """A text in which every name is replaced by another word."""
+    return NAME.sub(lambda name: words.get(name[0], name[0]), text)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("text", "event"),
+    [
+        (LOGISTICS, Event(2, ["in(red,middle)"], ["in(red,depot)", "in(red,north)"])),
+        (LOGISTICS, Event(0, [], ["road(depot,north)"])),
+        (KITCHEN, Event(0, [], ["knife sharp", "stone"])),
+    ],
+    ids=["turn", "road", "knife"],
+)
+async def test_random_words(seed: int, text: str, event: Event) -> None:
+    """Random words instead of the names of objects, predicates, tools and tasks change nothing about the result."""
+    rng = random.Random(seed)
+    names = sorted(set(NAME.findall(text)) - set(KEYS.split()))
+    words = {name: "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for name in names}
+    holds, ceased = ([in_other_words(fact, words) for fact in facts] for facts in (event.holds, event.ceased))
+    usual = await outcome_of(text, event)
+    strange = await outcome_of(in_other_words(text, words), Event(event.after, holds, ceased))
+    assert [words[usual.tools[task]] for task in usual.done] == [strange.tools[task] for task in strange.done]
+    assert strange.reached
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the published instances in {DATA}")
+@pytest.mark.parametrize("name", ["planbench_t6_blocksworld.jsonl", "planbench_t6_blocksworld_3.jsonl"])
+async def test_planbench(name: str) -> None:
+    """Every tenth published instance that is not trivial is recovered, and reached goals end the run early."""
+    lines = (DATA / name).read_text().splitlines()[::10]
+    for instance in map(json.loads, lines):
+        event = Event(instance["event_after_step"], instance["became_true"], instance["became_false"])
+        outcome = await outcome_of(blocks(instance), event)
+        assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, []), instance["id"]
+        assert bool(outcome.triggers) is not instance["goal_already_met"]
+
+
+def blocks(instance: dict[str, list[str]]) -> Plan:
+    """A published instance as a plan."""
+    names = dict.fromkeys(word for fact in (*instance["init"], *instance["goal"]) for word in fact.split()[1:])
+    tasks = [action.split() for action in instance["plan"]]
+    plan = Plan.parse(BLOCKS).model_dump(mode="json", exclude_defaults=True)
+    return Plan.model_validate(
+        {
+            **plan,
+            "goal": {"objective": "stack", "facts": instance["goal"], "stop_when_reached": True},
+            "facts": instance["init"],
+            "objects": dict.fromkeys(names, "block"),
+            "tasks": [
+                {"id": f"s{number}", "tool": tool, "arguments": dict(zip("xy", args, strict=False))}
+                for number, (tool, *args) in enumerate(tasks)
+            ],
+        }
+    )
+
+
+BLOCKS = """
+goal: {objective: stack}
+objects: {a: block}
+sequential: true
+tools:
+  - {name: pick, parameters: {x: block}, requires: ["clear {x}", "table {x}", he], adds: ["hold {x}"],
+     removes: ["clear {x}", "table {x}", he]}
+  - {name: put, parameters: {x: block}, requires: ["hold {x}"], adds: ["clear {x}", "table {x}", he], removes: ["hold {x}"]}
+  - {name: stack, parameters: {x: block, y: block}, requires: ["hold {x}", "clear {y}"],
+     adds: ["on {x} {y}", "clear {x}", he], removes: ["hold {x}", "clear {y}"]}
+  - {name: unstack, parameters: {x: block, y: block}, requires: ["on {x} {y}", "clear {x}", he],
+     adds: ["hold {x}", "clear {y}"], removes: ["on {x} {y}", "clear {x}", he]}
+tasks: []
+"""

@@ -1,4 +1,4 @@
-"""Answers of the services, as recorded and as published, and how they end."""
+"""Requests to the services, and their answers as recorded and as published."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field, NonNegativeInt, create_model
 
-from replanning.errors import LLMRefusal, LLMRequestRejected
-from replanning.llm import LLMOptions
+from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected
+from replanning.llm import LLMOptions, Price, PriceTable
+from replanning.plan import JsonObject
+from replanning.providers._client import schema_name, strict_schema
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.ollama import OllamaProvider
 from replanning.providers.openai import OpenAIProvider
-from tests.support.llm_clients import City, Network, client, fails, said
+from tests.support.llm_clients import CLIENTS, KEY, City, Network, client, fails, said
+from tests.support.llm_server import ScriptedLLMServer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 EXCHANGES = DATA / "provider_exchanges_open.jsonl.gz"
@@ -187,3 +193,338 @@ async def test_requests_fit_the_published_description(kind) -> None:
     assert objections("CreateEmbeddingRequest", embedding) == []
     wrong = chats[0] | {"temperature": "warm", "messages": []}
     assert len(objections("CreateChatCompletionRequest", wrong)) >= 2
+
+
+ULM = '{"name": "Ulm", "people": 126000}'
+USER = {"role": "user", "content": "Which?"}
+
+
+class Place(City):
+    """Another shape."""
+
+
+async def sent(provider: Any, network: Network, **options) -> httpx.Request:
+    """The request for an answer."""
+    await provider.complete("Which?", LLMOptions(**options))
+    return network.requests[-1]
+
+
+GPT = {"model": "gpt-4.1-mini", "temperature": 0.3}
+CLAUDE = {"model": "claude-sonnet-4-5", "max_tokens": 2000, "messages": [USER], "temperature": 0.3}
+LLAMA = {"model": "llama3.2", "stream": False, "messages": [USER]}
+BRIEF = {"role": "system", "content": "be brief"}
+COPILOT = "https://api.githubcopilot.com/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("kind", "configured", "options", "url", "body"),
+    [
+        (OpenAIProvider, {"model": "gpt-4o", "temperature": 0.9, "max_tokens": 70}, {},
+         "https://api.openai.com/v1/chat/completions",
+         {"model": "gpt-4o", "temperature": 0.9, "max_completion_tokens": 70, "messages": [USER]}),
+        (OpenAIProvider, {}, {"system": "be brief", "temperature": 0.0, "model": "m", "max_tokens": 3},
+         "https://api.openai.com/v1/chat/completions",
+         {"model": "m", "temperature": 0.0, "max_completion_tokens": 3, "messages": [BRIEF, USER]}),
+        (OpenAIProvider, {"base_url": "http://localhost:8000/v1/"}, {}, "http://localhost:8000/v1/chat/completions",
+         GPT | {"max_tokens": 2000, "messages": [USER]}),
+        (GitHubCopilotProvider, {}, {}, COPILOT, {**GPT, "model": "gpt-4.1", "max_tokens": 2000, "messages": [USER]}),
+        (AnthropicProvider, {}, {"system": "be brief"}, "https://api.anthropic.com/v1/messages",
+         CLAUDE | {"system": "be brief"}),
+        (AnthropicProvider, {"temperature": 1.8}, {}, "https://api.anthropic.com/v1/messages",
+         CLAUDE | {"temperature": 1.0}),
+        (OllamaProvider, {}, {"system": "be brief"}, "http://127.0.0.1:11434/api/chat",
+         LLAMA | {"options": {"temperature": 0.3, "num_predict": 2000}, "messages": [BRIEF, USER]}),
+    ],
+    ids=["openai", "options", "compatible", "copilot", "anthropic", "hot", "ollama"],
+)  # fmt: skip
+async def test_requests(kind, configured, options, url, body) -> None:
+    """Each service is asked in its own form, with the key where it looks for it, and as it was configured."""
+    network = Network(said(kind))
+    request = await sent(client(kind, network, **configured), network, **options)
+    assert (str(request.url), network.bodies) == (url, [body])
+    if kind is AnthropicProvider:
+        assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == (KEY, "2023-06-01")
+        assert "authorization" not in request.headers
+    else:
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "configured"), [(OpenAIProvider, {"base_url": "http://localhost:8000/v1"}), (OllamaProvider, {})]
+)
+async def test_servers_without_a_key(kind, configured) -> None:
+    """A compatible server and Ollama need no key."""
+    network = Network(said(kind))
+    model = kind(transport=network, environ={}, **configured)
+    assert model.unavailable_reason() == ""
+    assert "authorization" not in (await sent(model, network)).headers
+
+
+async def test_context_of_ollama() -> None:
+    """Ollama is told to read as much as there is to read."""
+    network = Network(said(OllamaProvider))
+    await client(OllamaProvider, network).complete("word " * 3000)
+    assert network.bodies[0]["options"] == {"temperature": 0.3, "num_predict": 2000, "num_ctx": 16384}
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
+        (":8080", "http://127.0.0.1:8080"),
+        ("gpu.example", "http://gpu.example:11434"),
+        ("gpu.example:80/ollama/", "http://gpu.example/ollama"),
+        ("https://gpu.example", "https://gpu.example"),
+        ("http://[::1]:9000/", "http://[::1]:9000"),
+        ("", "http://127.0.0.1:11434"),
+    ],
+)
+def test_ollama_host(given, address) -> None:
+    """Ollama's address may have each of the forms that Ollama itself accepts."""
+    assert OllamaProvider(environ={"OLLAMA_HOST": given}).base_url == address
+    assert OllamaProvider(base_url=given, environ={}).base_url == address
+
+
+async def test_availability() -> None:
+    """Ollama is available when it answers; the others are when they have a key."""
+    with ScriptedLLMServer() as server:
+        environ = server.environ()
+        async with OllamaProvider(environ=environ) as model:
+            assert await model.is_available()
+    async with OllamaProvider(environ=environ) as model:
+        assert (model.unavailable_reason(), await model.is_available()) == ("", False)
+    assert not await OllamaProvider(base_url="ftp://somewhere", environ={}).is_available()
+    assert await OpenAIProvider(environ=environ).is_available()
+    assert not await OpenAIProvider(environ={}).is_available()
+
+
+def test_price_of_ollama() -> None:
+    """A model of one's own costs nothing, unless it is said what it costs."""
+    assert OllamaProvider(environ={}).estimate("?", LLMOptions()).unpriced is False
+    priced = OllamaProvider(environ={}, prices=PriceTable({"llama3.2": Price(1, 1)}))
+    assert priced.estimate("?", LLMOptions()).money > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [
+        (OpenAIProvider, "OPENAI_API_KEY"),
+        (AnthropicProvider, "ANTHROPIC_API_KEY"),
+        (GitHubCopilotProvider, "GITHUB_COPILOT_TOKEN"),
+    ],
+)
+async def test_keys(kind, variable) -> None:
+    """A key comes as an argument or by its variable; without one the client says which, and asks nothing."""
+    network = Network(said(kind))
+    assert kind(environ={variable: KEY}).unavailable_reason() == kind(KEY, environ={}).unavailable_reason() == ""
+    assert kind(environ={variable: f" {KEY}\n"}).unavailable_reason() == ""
+    model = kind(transport=network, environ={})
+    assert model.unavailable_reason() == f"{variable} is not set"
+    with pytest.raises(LLMRequestRejected, match=f"{kind.name}: {variable} is not set"):
+        await model.complete("Which?")
+    for wrong in (f"{KEY} # mine", f"{KEY}\n{KEY}", "schlüssel"):
+        model = kind(wrong, transport=network, environ={})
+        with pytest.raises(LLMRequestRejected, match="has characters that no key has") as caught:
+            await model.complete("Which?")
+        assert wrong not in str(caught.value)
+    assert network.requests == []
+
+
+NO_ADDRESSES = "api.openai.com:x http:// http://h:x http://h:65536 http://xn--/ file:///etc/passwd http://u:secret@h/"
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("url", [*NO_ADDRESSES.split(), "http://h/?x=1", "http://h/?"])
+async def test_wrong_addresses(kind, url) -> None:
+    """An address that cannot be asked is told before anything is sent, without the login that it may hold."""
+    network = Network(said(kind))
+    model = kind(KEY, base_url=url, transport=network, environ={})
+    if model.unavailable_reason() == "" and kind is OllamaProvider:
+        return  # it takes more forms
+    with pytest.raises(LLMRequestRejected, match=rf"its address .*; set {kind.url_variable} or base_url to") as caught:
+        await model.complete("Which?")
+    assert "secret" not in str(caught.value)
+    assert network.requests == []
+
+
+async def test_shapes() -> None:
+    """An answer of a shape is asked for by each service's own means."""
+    for kind in CLIENTS:
+        answer: dict[str, Any] = {}
+        if kind is AnthropicProvider:
+            answer = {"content": [{"type": "tool_use", "id": "t", "name": "answer", "input": json.loads(ULM)}]}
+        network = Network(said(kind, ULM, **answer))
+        assert await client(kind, network).complete_json("Which?", City) == City(name="Ulm", people=126000)
+        body = network.bodies[0]
+        schema = City.model_json_schema()
+        if kind is AnthropicProvider:
+            assert body["tools"] == [{"name": "answer", "description": "Give the answer.", "input_schema": schema}]
+            assert body["tool_choice"] == {"type": "tool", "name": "answer"}
+        elif kind is OllamaProvider:
+            assert body["format"] == schema
+        else:
+            form = {"name": "City", "schema": strict_schema(City), "strict": True}
+            assert body["response_format"] == {"type": "json_schema", "json_schema": form}
+
+
+@pytest.mark.parametrize(
+    ("kind", "objection", "hint"),
+    [
+        (OpenAIProvider, fails(400, "response_format is not known here"), "response_format"),
+        (OpenAIProvider, fails(422, "bad grammar"), "response_format"),
+        (AnthropicProvider, fails(400, "tool_choice: this model cannot be forced to use a tool"), "tools"),
+        (OllamaProvider, fails(400, "invalid format"), "format"),
+    ],
+)
+async def test_services_without_shapes(kind, objection, hint) -> None:
+    """A schema that a service does not take is told in words, and from then on at once; other schemas are not."""
+    network = Network(objection, said(kind, f"Here: {ULM}"))
+    model = client(kind, network)
+    for _ in range(2):
+        assert (await model.complete_json("Which?", City)).name == "Ulm"
+    first, second, third = network.bodies
+    assert hint in first
+    assert hint not in second
+    assert second == third
+    words = json.dumps(second["messages"]) + str(second.get("system"))
+    assert "It must fit this JSON Schema" in words
+    await model.complete_json("Which?", City, LLMOptions(model="another"))
+    await model.complete_json("Which?", Place)
+    assert hint in network.bodies[3]
+    assert hint in network.bodies[4]
+
+
+FIXED = "Unsupported value: 'temperature' does not support 0.3 with this model."
+RENAMED = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'."
+SYSTEMLESS = "Unsupported value: 'messages[0].role' does not support 'system' with this model."
+
+
+@pytest.mark.parametrize(
+    ("kind", "configured", "objection", "gone", "new"),
+    [
+        (OpenAIProvider, {}, FIXED, "temperature", {}),
+        (AnthropicProvider, {}, "`temperature` is deprecated for this model.", "temperature", {}),
+        (OpenAIProvider, {"base_url": "http://h/v1"}, RENAMED, "max_tokens", {"max_completion_tokens": 2000}),
+        (OpenAIProvider, {}, SYSTEMLESS, "", {"messages": [{"role": "user", "content": "be brief\n\nWhich?"}]}),
+    ],
+    ids=["openai-temperature", "anthropic-temperature", "limit", "system"],
+)
+async def test_features_that_a_model_lacks(kind, configured, objection, gone, new) -> None:
+    """A model that objects to a feature is asked without it or in other words, and from then on at once."""
+    network = Network(fails(400, objection), said(kind))
+    model = client(kind, network, **configured)
+    await sent(model, network, system="be brief")
+    await sent(model, network, system="be brief")
+    first, second, third = network.bodies
+    assert second == third == {name: value for name, value in first.items() if name != gone} | new != first
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+async def test_objections_to_something_else(kind) -> None:
+    """A request rejected for another reason stays rejected, and later calls keep all features."""
+    network = Network(fails(400, "the prompt is too long"), fails(400, "the prompt is too long"), said(kind, ULM))
+    model = client(kind, network)
+    with pytest.raises(LLMRequestRejected, match="the prompt is too long"):
+        await model.complete_json("Which?", City)
+    tries = len(network.requests)
+    assert tries == (2 if issubclass(kind, OpenAIProvider) else 1)  # where an objection to a schema has many names
+    network.script = (said(kind, ULM),)
+    await model.complete_json("Which?", City)
+    assert network.bodies[tries] == network.bodies[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "answer", "url", "asked"),
+    [
+        (OpenAIProvider, None, {"data": [{"embedding": [0.5, 1]}], "usage": {"prompt_tokens": 2}},
+         "https://api.openai.com/v1/embeddings", "text-embedding-3-small"),
+        (OllamaProvider, "minilm", {"embeddings": [[0.5, 1]], "prompt_eval_count": 2},
+         "http://127.0.0.1:11434/api/embed", "minilm"),
+    ],
+)  # fmt: skip
+async def test_embeddings(kind, model, answer, url, asked) -> None:
+    """Embeddings are asked of the models for them, or of the one that is named."""
+    network = Network(httpx.Response(200, json=answer))
+    assert await client(kind, network).embed("a wheel", LLMOptions(model=model)) == [0.5, 1.0]
+    assert (str(network.requests[0].url), network.bodies) == (url, [{"model": asked, "input": "a wheel"}])
+
+
+@pytest.mark.parametrize("vector", ["[]", '""', '"AAAA"', '"~"', '["a"]', "null", "[NaN, 1]"])
+async def test_wrong_embeddings(vector) -> None:
+    """A response without a valid vector is an error."""
+    network = Network(httpx.Response(200, content=f'{{"data": [{{"embedding": {vector}}}]}}'))
+    with pytest.raises(LLMError, match="its answer is not of the usual form: data"):
+        await client(OpenAIProvider, network).embed("a wheel")
+
+
+def test_environment_of_the_process(monkeypatch) -> None:
+    """Arguments precede the environment of the process, which supplies the others."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    assert OpenAIProvider().base_url == "http://localhost:1/v1"
+    assert OpenAIProvider(base_url="http://localhost:2/v1").base_url == "http://localhost:2/v1"
+    assert repr(OpenAIProvider()) == "<OpenAIProvider openai gpt-4.1-mini>"
+
+
+# Strict schemas
+
+
+class Leaf(BaseModel):
+    kind: Literal["leaf"] = "leaf"
+    size: NonNegativeInt | None = None
+
+
+class Tree(BaseModel):
+    kind: Literal["tree"] = "tree"
+    branches: list[Tree | Leaf] = Field(min_length=1, description="What grows on it.")
+    default: str = Field("none", min_length=3, title="Anything")
+
+
+class Free(BaseModel):
+    tree: Tree
+    arguments: JsonObject
+
+
+def test_strict_schemas() -> None:
+    """A strict schema says the same in less: every member is required, no other may stand there."""
+    schema = strict_schema(Tree)
+    assert schema == {"$ref": "#/$defs/Tree", "$defs": schema["$defs"]}
+    items = {"anyOf": [{"$ref": "#/$defs/Tree"}, {"$ref": "#/$defs/Leaf"}]}
+    branches = {"type": "array", "minItems": 1, "items": items, "description": "What grows on it."}
+    kind = {"const": "tree", "type": "string"}
+    assert schema["$defs"]["Tree"] == {
+        "type": "object",
+        "properties": {"kind": kind, "branches": branches, "default": {"type": "string"}},
+        "required": ["kind", "branches", "default"],
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [dict[str, int], JsonObject, Any, list[Any], list, dict, tuple[int, str], tuple[()], Free, dict[Literal["a"], int]],
+)
+def test_what_no_strict_schema_says(annotation) -> None:
+    """A shape in which anything may stand is not told strictly, and told all the same."""
+    model = create_model("Answer[x]", value=(annotation, ...))
+    assert strict_schema(model) is None
+    assert schema_name(model) == "Answer_x_"
+
+
+shapes = st.recursive(
+    st.sampled_from([int, str, bool, Literal["a"], Leaf]),
+    lambda inner: inner.map(list.__class_getitem__) | inner.map(lambda shape: shape | None),
+    max_leaves=4,
+)
+
+
+@given(shapes, st.data())
+def test_strict_schemas_leave_room_for_all(shape, data) -> None:
+    """Whatever the shape can be can be said under its strict schema."""
+    model = create_model("Answer", value=(shape, ...), other=(shape, Field(title="default")))
+    strict = strict_schema(model)
+    assert strict is not None
+    Draft202012Validator.check_schema(strict)
+    answer = model(value=data.draw(st.from_type(shape)), other=data.draw(st.from_type(shape)))
+    Draft202012Validator(strict).validate(answer.model_dump(mode="json"))
