@@ -95,8 +95,9 @@ class RepairProvider:
         completed = await complete_proposal(request, alternative, threads=self._threads)
         if completed is None:
             return None
-        sources = (alternative.source, self.name) if completed.keeps_all_tasks else (self.name, alternative.source)
-        return completed.alternative.model_copy(update={"source": "+".join(filter(None, sources))})
+        result, keeps_all_tasks = completed
+        sources = (alternative.source, self.name) if keeps_all_tasks else (self.name, alternative.source)
+        return result.model_copy(update={"source": "+".join(filter(None, sources))})
 
 
 class RepairOption(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import is_
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio.from_thread
 import anyio.lowlevel
@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
-from replanning.journal import ContextChanged, Trigger
+from replanning.journal import ContextChanged
 from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
 from replanning.live.strips import artifact_fact
 from replanning.plan.json_values import as_text
@@ -44,13 +44,6 @@ _STUCK_STATES = (TaskState.FAILED, TaskState.BLOCKED)
 _TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
 
 
-class CompletedProposal(NamedTuple):
-    """A completed proposal, and whether all of its tasks are kept."""
-
-    alternative: Alternative
-    keeps_all_tasks: bool
-
-
 async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
     """Return repairs over facts, the one with the fewest changes first; without any, the verdict.
 
@@ -75,8 +68,8 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
 
 async def complete_proposal(
     request: ReplanRequest, proposed: Alternative, *, threads: bool = True
-) -> CompletedProposal | None:
-    """Return another provider's alternative with a bridge that makes it executable.
+) -> tuple[Alternative, bool] | None:
+    """Return another provider's alternative with a bridge that makes it executable, and whether all its tasks are kept.
 
     None if there is no bridge, or if it has more actions than tasks of the proposal remain.
     """
@@ -97,7 +90,7 @@ async def complete_proposal(
         reason=f"{proposed.reason}; completed by a {'; '.join(map(_describe_repair, repairs))}",
         confidence=VERIFIED_CONFIDENCE,
     )
-    return CompletedProposal(alternative, len(kept) == len(draft.new_task_ids))
+    return alternative, len(kept) == len(draft.new_task_ids)
 
 
 async def _checkpoint_if_large(view: AnyPlanView) -> None:
@@ -183,23 +176,34 @@ async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) ->
     view = request.view
     if not any(tool.adds or tool.produces for tool in view.tools.values()):
         return
-    goal_changed = any(map(_is_goal_change, request.triggers))
-    whole_plan = whole_plan or goal_changed or _concerns_whole_plan(request)
+    goal_changes = [trigger for trigger in request.triggers if isinstance(trigger, ContextChanged) and trigger.goal]
+    concerns_all = any(
+        trigger.kind == "goal-unreachable" or not (trigger.tasks or trigger in goal_changes)
+        for trigger in request.triggers
+    )
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    whole_plan = bool(whole_plan or goal_changes or concerns_all)
     if whole_plan:
         world = view.strips_problem()
     else:
-        tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
         facts = {fact for t in request.triggers if isinstance(t, ContextChanged) for fact in t.facts}
-        world = view.strips_problem(tasks=tasks, facts=facts)
+        world = view.strips_problem(tasks=named, facts=facts)
     world = _with_assumed_facts(world)
     await _checkpoint_if_large(view)
     feasibility = world.feasibility(strict=True)
     await _checkpoint_if_large(view)
-    groups = _affected_groups(request, feasibility)
+    requested = any(trigger.kind == "human-request" for trigger in request.triggers)
+    stuck = [view.task(step.id) for step in feasibility.stuck if concerns_all or step.id in named]
+    concerned = {
+        task.id
+        for task in stuck
+        if (requested or task.state is not TaskState.BLOCKED) and not (concerns_all and task.is_held)  # by a question
+    }
+    groups = [group for group in feasibility.components() if any(step.id in concerned for step in group)]
     if not (groups or whole_plan) and feasibility.missing_goal_facts:
         async for problem in repair_problems(request):  # effects of the other steps may be useful
             yield problem
-    elif groups or (feasibility.missing_goal_facts and (goal_changed or not feasibility.stuck)):
+    elif groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
         async for problem in _group_problems(view, world, feasibility, groups):
             yield problem
 
@@ -228,31 +232,6 @@ def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
     added = {fact for step in world.steps for fact in step.action.adds}
     assumed = (fact for step in world.steps for fact in step.action.facts if fact in step.action.requires - added)
     return world._replace(facts=tuple(dict.fromkeys([*world.facts, *assumed])))
-
-
-def _concerns_whole_plan(request: ReplanRequest) -> bool:
-    return any(
-        trigger.kind == "goal-unreachable" or not (trigger.tasks or _is_goal_change(trigger))
-        for trigger in request.triggers
-    )
-
-
-def _is_goal_change(trigger: Trigger) -> bool:
-    return isinstance(trigger, ContextChanged) and trigger.goal
-
-
-def _affected_groups(request: ReplanRequest, feasibility: Feasibility) -> list[list[StripsStep]]:
-    """Return the parts of the plan with a stuck step that the triggers concern."""
-    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    requested = any(trigger.kind == "human-request" for trigger in request.triggers)
-    whole_plan = _concerns_whole_plan(request)
-    concerned = set()
-    for step in feasibility.stuck:
-        task = request.view.task(step.id)
-        is_held = whole_plan and task.is_held  # by a question to a person
-        if (whole_plan or step.id in named) and not is_held and (requested or task.state is not TaskState.BLOCKED):
-            concerned.add(step.id)
-    return [group for group in feasibility.components() if any(step.id in concerned for step in group)]
 
 
 async def _group_problems(
