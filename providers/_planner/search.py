@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replanning.live import GroundAction, StripsStep
@@ -262,12 +262,8 @@ class _AdditiveHeuristic:
     def __init__(self, space: _SearchSpace) -> None:
         self._goals = [(list(_bits(needs)), cost) for needs, cost, _ in space.goals]
         self._moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
-        masks = [
-            space.start,
-            *(m.adds | m.removes | m.needs for m in space.moves),
-            *(needs for needs, _, _ in space.goals),
-        ]
-        self._size = max(masks).bit_length()
+        goals = (needs for needs, _, _ in space.goals)
+        self._size = max(space.start, *goals, *(m.adds | m.removes | m.needs for m in space.moves)).bit_length()
         self._users: list[list[int]] = [[] for _ in range(self._size)]
         for number, (needs, _, _) in enumerate(self._moves):
             for fact in needs:
@@ -309,7 +305,6 @@ MAX_INLINE_NODES: Final = 300
 """Most states that are expanded on the event loop; longer searches run in a thread."""
 
 MAX_INLINE_ACTIONS: Final = 100
-
 MAX_INLINE_STEPS: Final = 1_000
 """Likewise, most actions, and most suffixes times steps."""
 
@@ -317,9 +312,7 @@ MAX_SUFFIX_TARGETS: Final = 200
 """Most suffixes of the plan that are targets, besides the goal."""
 
 SCRATCH_NODES: Final = 2_000
-
 SCRATCH_GREEDY_NODES: Final = 50
-
 SCRATCH_ACTIONS: Final = 1_000
 """Bounds of the search for a plan from scratch, which is only an additional choice.
 
@@ -417,18 +410,16 @@ def solve(
     if not patient and grounded.truncated:
         return Solution()
     near, results = [], []
-    static = _static_facts(problem, grounded.actions)
+    whole = problem.remainders[-1]
+    changing = (step.action.removes for step in (*whole.prefix, *whole.suffix))
+    # Without facts that hold and are never removed, the preconditions of long suffixes stay short.
+    static = frozenset(problem.facts).difference(*changing, *(action.removes for action in grounded.actions))
     suffixes: list[_SuffixTarget] = []
     for rest in problem.remainders:
         suffixes = list(_suffix_targets(problem, rest, static))
         targets = [Target(needs, removed) for removed, needs, _ in suffixes]
-        result = search(
-            _initial_facts(problem, rest),
-            targets,
-            grounded.actions,
-            nodes=nodes,
-            greedy_nodes=MAX_GREEDY_NODES if patient else 0,
-        )
+        start, greedy = _initial_facts(problem, rest), MAX_GREEDY_NODES if patient else 0
+        result = search(start, targets, grounded.actions, nodes=nodes, greedy_nodes=greedy)
         results.append(result)
         if result.actions is not None:
             near.append(Repair("repair", rest, result.actions, rest.min_removed + result.target))
@@ -451,11 +442,12 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
     """
     repeated = Counter(action.key for action in repair.actions)
     same = [s for s in repair.removed_steps if s.startable and _take(repeated, action_key(s.tool, s.arguments))]
-    pairs = zip(repair.removed_steps, repair.actions, strict=False)
-    first = takewhile(
-        lambda pair: pair[0].startable and action_key(pair[0].tool, pair[0].arguments) == pair[1].key, pairs
-    )
-    for steps in (same, [step for step, _ in first]):
+    first: list[StripsStep] = []
+    for step, action in zip(repair.removed_steps, repair.actions, strict=False):
+        if not step.startable or action_key(step.tool, step.arguments) != action.key:
+            break
+        first.append(step)
+    for steps in (same, first):
         if steps and (shorter := _without(problem, repair, steps)) is not None:
             return shorter
     return repair
@@ -516,13 +508,6 @@ def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str
     for step in rest.prefix:
         facts = step.action.apply(facts)
     return facts
-
-
-def _static_facts(problem: RepairProblem, actions: Sequence[ToolAction]) -> frozenset[str]:
-    """Return the facts that hold and are never removed; without them, the preconditions of long suffixes stay short."""
-    rest = problem.remainders[-1]
-    removed = {fact for step in (*rest.prefix, *rest.suffix) for fact in step.action.removes}
-    return frozenset(problem.facts).difference(removed, *(action.removes for action in actions))
 
 
 def _suffix_targets(problem: RepairProblem, rest: PlanRemainder, static: frozenset[str]) -> Iterator[_SuffixTarget]:
