@@ -16,7 +16,7 @@ from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_text, truncate_value
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
-from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, TaskBody
+from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, nested_bodies
 from replanning.plan.types import JsonValue
 from replanning.run.attempts import TaskContext, Work
 from replanning.run.isolation import error_message, isolate
@@ -35,9 +35,7 @@ Disposition = Literal["done", "continue", "replan", "blocked"]
 """The consequence of a judgement for the task."""
 
 _MAX_FEEDBACK_CHARS: Final = 4_000
-
 _MAX_MISSING: Final = 50
-
 _MAX_EXCERPT_CHARS: Final = 2_000
 """Characters of an output that are kept with the reason why it is not accepted."""
 
@@ -255,23 +253,28 @@ class RuleJudge:
     async def judge(self, request: JudgeRequest) -> Judgement:
         """Judge by exit status and commands."""
         status = request.output.get("exit_code") if isinstance(request.output, Mapping) else None
-        if isinstance(status, int) and status != 0:
-            return self._failed_judgement(f"its exit status is {status}", ())
         failed: dict[str, str] = {}
-        for entry in request.task.acceptance:
-            if entry.startswith(COMMAND_PREFIX):
-                if problem := self._unverifiable_reason(entry, request):
-                    return Judgement(False, unverified=True, reason=problem)
-                assert self._check is not None
-                if output := await self._check(entry.removeprefix(COMMAND_PREFIX), request.task, request.context):
-                    failed[entry] = output
-        if not failed:
-            return Judgement(True, reason="every check passed")
-        return self._failed_judgement("; ".join(failed.values()), tuple(failed))
-
-    def _failed_judgement(self, why: str, missing: tuple[str, ...]) -> Judgement:
+        why = ""
+        if isinstance(status, int) and status != 0:
+            why = f"its exit status is {status}"
+        else:
+            for entry in request.task.acceptance:
+                if entry.startswith(COMMAND_PREFIX):
+                    if problem := self._unverifiable_reason(entry, request):
+                        return Judgement(False, unverified=True, reason=problem)
+                    assert self._check is not None
+                    if output := await self._check(entry.removeprefix(COMMAND_PREFIX), request.task, request.context):
+                        failed[entry] = output
+            if not failed:
+                return Judgement(True, reason="every check passed")
+            why = "; ".join(failed.values())
         return Judgement(
-            False, self._retry_on_failure, True, feedback=why, missing=missing, reason=f"it is not accepted: {why}"
+            False,
+            self._retry_on_failure,
+            True,
+            feedback=why,
+            missing=tuple(failed),
+            reason=f"it is not accepted: {why}",
         )
 
     def _unverifiable_reason(self, entry: str, request: JudgeRequest) -> str:
@@ -279,15 +282,11 @@ class RuleJudge:
             return f"nothing here runs the check {entry!r}; give RuleJudge a `check`"
         plan = request.context._run.live.plan
         if self._plan_acceptance[0] is not plan:
-            self._plan_acceptance = plan, frozenset(text for task in plan.tasks for text in _acceptance_entries(task))
+            entries = (text for task in plan.tasks for _, body in nested_bodies(task) for text in body.acceptance)
+            self._plan_acceptance = plan, frozenset(entries)
         if entry not in self._plan_acceptance[1]:
             return f"the check {entry!r} is not in the plan that the run was opened with, so it is not run"
         return ""
-
-
-def _acceptance_entries(body: TaskBody) -> list[str]:
-    others = [*body.fallbacks, *([body.undo] if body.undo is not None else [])]
-    return [*body.acceptance, *(text for other in others for text in _acceptance_entries(other))]
 
 
 # Language models
@@ -334,9 +333,10 @@ class LLMJudge:
         if by_rules is not None and (by_rules.unverified or not by_rules.success):
             return by_rules
         problem = ""
+        options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
         for _ in range(self._max_attempts):
             try:
-                reply = await self._ask(request, problem)
+                reply = await self._llm.complete_json(self._prompt(request, problem), _JudgeResponse, options)
             except LLMResponseInvalid as error:
                 problem = str(error)
             except (LLMError, BudgetExceeded) as error:
@@ -345,10 +345,6 @@ class LLMJudge:
                 fields = reply.model_dump(exclude={"missing_requirements"})
                 return Judgement(**fields, missing=tuple(reply.missing_requirements))
         return Judgement(False, unverified=True, reason=problem)
-
-    async def _ask(self, request: JudgeRequest, problem: str) -> _JudgeResponse:
-        options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
-        return await self._llm.complete_json(self._prompt(request, problem), _JudgeResponse, options)
 
     def _prompt(self, request: JudgeRequest, problem: str) -> str:
         room = self._max_prompt_chars // 4
@@ -362,17 +358,12 @@ class LLMJudge:
             "told": [request.context.feedback] if request.context.feedback else [],
             "result": [_as_json(request.output)],
         }
-        sections = [
-            DataSection(
-                name, [encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room)) for value in values]
-            )
-            for name, values in data.items()
-            if values
-        ]
-        return (
-            fit_sections(sections, self._max_prompt_chars - len(end), ("told", "goal", "acceptance", "result", "task"))
-            + end
-        )
+        sections = []
+        for name, values in data.items():
+            texts = [encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room)) for value in values]
+            sections += [DataSection(name, texts)] if texts else []
+        order = ("told", "goal", "acceptance", "result", "task")
+        return fit_sections(sections, self._max_prompt_chars - len(end), order) + end
 
 
 _SYSTEM_PROMPT: Final = """\

@@ -14,7 +14,7 @@ from replanning.plan.conditions import Condition
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import NameSuggester, brief_repr, format_path
 from replanning.plan.references import Reference, find_references, placeholders
-from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
+from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec, nested_bodies
 from replanning.plan.types import JsonPath
 
 Finding = tuple[JsonPath, str]
@@ -112,7 +112,7 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
         task: the task.
         known: the ids of all tasks, which separate a task's id from a path into its output.
     """
-    for path, body in _nested_bodies(task):
+    for path, body in nested_bodies(task):
         for name, parsed in _parsed_expressions(body, known):
             if isinstance(parsed, Condition):
                 for read in sorted(parsed.result_names()):
@@ -193,17 +193,6 @@ def _check_resource_declared(resource: str, scope: _Scope) -> Iterator[Finding]:
         yield ("resources", resource), text
 
 
-def _nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
-    """Return a task with its fallbacks and undo tasks at all levels, each with its path."""
-    bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
-    for path, body in bodies:  # grows while it is iterated
-        if body.undo is not None:
-            bodies.append(((*path, "undo"), body.undo))
-        for index, fallback in enumerate(body.fallbacks):
-            bodies.append(((*path, "fallbacks", index), fallback))
-    return bodies
-
-
 def _parsed_expressions(
     body: TaskBody, known: Container[str] = ()
 ) -> Iterator[tuple[str, Condition | tuple[Reference, ...] | ExpressionError]]:
@@ -223,7 +212,7 @@ def _parsed_expressions(
 
 def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
     """Yield the problems of a task, its fallbacks and undo tasks."""
-    for path, body in _nested_bodies(task):
+    for path, body in nested_bodies(task):
         tool = scope.tools.get(body.tool) if body.tool is not None else None
         if tool is not None:
             yield from (((*path, *inner), text) for inner, text in _check_arguments(body, tool, scope))

@@ -27,7 +27,7 @@ from replanning.plan.secrets import (
     secret_predicate,
     secret_spans,
 )
-from replanning.plan.tasks import COMMAND_PREFIX, TaskBody
+from replanning.plan.tasks import COMMAND_PREFIX, nested_bodies
 from replanning.plan.types import JsonValue
 
 _MIN_SECRET_CHARS: Final = 6
@@ -88,8 +88,8 @@ class Redactor:
         """Return the text without secrets and without lone surrogates."""
         if text in self._clean_texts:
             return text
-        if not text.isascii():
-            text = _replace_surrogates(text)
+        if not text.isascii():  # UTF-8 cannot encode lone surrogates
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if len(text) < _MIN_SECRET_CHARS:
             return text
         spans = self._secret_spans(text)
@@ -148,13 +148,10 @@ class Redactor:
             return value if value in self._clean_texts else self.text(value)
         if isinstance(value, list):
             return [self._redact_value(item) for item in value]
-        if isinstance(value, dict):
-            return self._redact_members(value)
-        return value
-
-    def _redact_members(self, members: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if not isinstance(value, dict):
+            return value
         found: dict[str, JsonValue] = {}
-        for key, item in members.items():
+        for key, item in value.items():
             name = clean = key if key in self._clean_texts else self.text(key)
             number = 1
             while name in found:  # what differed in a secret alone
@@ -200,10 +197,16 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
     tools = [f"tool {new.name!r}" for new, old in zip(clean.tools, plan.tools, strict=True) if new is not old]
     servers = [f"MCP server {name!r}" for name, server in clean.mcp.items() if server != plan.mcp.get(name)]
     context = [f"the context {name!r}" for name, value in clean.context.items() if value != plan.context.get(name)]
-    changed = [
-        (new.id, _redacted_fields(new, old)) for new, old in zip(clean.tasks, plan.tasks, strict=True) if new is not old
-    ]
-    tasks = [f"the {part} of task {name!r}" for name, parts in changed for part in parts]
+    tasks = []
+    for new, old in zip(clean.tasks, plan.tasks, strict=True):
+        parts = []
+        for (_, part), (_, before) in (
+            zip(nested_bodies(new), nested_bodies(old), strict=True) if new is not old else ()
+        ):
+            parts += ["arguments"] if part.arguments is not before.arguments else []
+            checks = [text for text in part.acceptance if text.startswith(COMMAND_PREFIX)]
+            parts += ["checks"] if set(checks) - set(before.acceptance) else []
+        tasks += [f"the {part} of task {new.id!r}" for part in dict.fromkeys(parts)]
     places = servers + tools + tasks + context
     if not places:
         return ""
@@ -212,21 +215,6 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
         f"what looks like a secret was taken out of {where}, and will be missing there; "
         "let a tool refer to it instead, as {env:NAME}"
     )
-
-
-def _redacted_fields(clean: TaskBody, body: TaskBody) -> dict[str, None]:
-    """Return the redacted parts of a task and its fallbacks that are needed for execution."""
-    found: dict[str, None] = {}
-    if clean.arguments is not body.arguments:
-        found["arguments"] = None
-    if [text for text in clean.acceptance if text.startswith(COMMAND_PREFIX) and text not in body.acceptance]:
-        found["checks"] = None
-    pairs = [*zip(clean.fallbacks, body.fallbacks, strict=True)]
-    if clean.undo is not None and body.undo is not None:
-        pairs.append((clean.undo, body.undo))
-    for new, old in pairs:
-        found |= _redacted_fields(new, old) if new is not old else {}
-    return found
 
 
 def pattern_problem(pattern: str) -> str:
@@ -266,20 +254,16 @@ def _has_nested_repeat(pattern: str) -> bool:
             repeated = varying.pop()
             varying[-1] |= repeated
         elif match["quantifier"]:
-            least, most = _repeat_bounds(match)
+            least, most = {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}.get(match["quantifier"][0], (0, 0))
+            if match["quantifier"][0] == "{":
+                least = int(match["least"] or 0)
+                most = int(match["most"]) if match["most"] else math.inf if match["comma"] else least
             if repeated and most > _MAX_BOUNDED_REPEAT:
                 return True
             varying[-1] |= least != most and most > 1
         else:
             repeated = False
     return False
-
-
-def _repeat_bounds(match: re.Match[str]) -> tuple[float, float]:
-    if match["quantifier"][0] != "{":
-        return {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}[match["quantifier"][0]]
-    least = int(match["least"] or 0)
-    return least, int(match["most"]) if match["most"] else math.inf if match["comma"] else least
 
 
 def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
@@ -291,12 +275,3 @@ def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> J
         return MASK if accepts(item) and not word else item
     number = isinstance(item, int) and not isinstance(item, bool)
     return MASK if number and accepts is is_secret else item
-
-
-def _replace_surrogates(text: str) -> str:
-    """Return the text with lone surrogates replaced, which UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
