@@ -14,9 +14,10 @@ from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, NotA
 from replanning.llm.completions import LLMOptions, Meter
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_text, truncate_value
+from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
-from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task, nested_bodies
+from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
 from replanning.run.attempts import TaskContext, Work
 from replanning.run.isolation import error_message, isolate

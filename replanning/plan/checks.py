@@ -14,7 +14,7 @@ from replanning.plan.conditions import Condition
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import NameSuggester, brief_repr, format_path
 from replanning.plan.references import Reference, find_references, placeholders
-from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec, nested_bodies
+from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 
 Finding = tuple[JsonPath, str]
@@ -76,7 +76,7 @@ def check_graph(tasks: Sequence[Task], hints: NameSuggester | None = None) -> li
                 f"task {tasks[number].id!r} refers to {text}, and {name!r} is no task of the plan{hints(name, index)}"
             )
             findings.append((("tasks", number, *path), told))
-    if not findings:  # what a task can see is known only where the dependencies are sound
+    if uses and not findings:  # what a task can see is known only where the dependencies are sound
         apart = unreachable_pairs(graph, [(number, index[name]) for number, _, name, _ in uses])
         for number, path, name, text in uses:
             if (number, index[name]) in apart:
@@ -121,6 +121,17 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
                 for reference in parsed:
                     if reference.task is not None and not ("undo" in path and reference.task == task.id):
                         yield (*path, name), reference.task, str(reference)
+
+
+def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
+    """Return a task with its fallbacks and undo tasks at all levels, each with its path."""
+    bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
+    for path, body in bodies:  # grows while it is iterated
+        if body.undo is not None:
+            bodies.append(((*path, "undo"), body.undo))
+        for index, fallback in enumerate(body.fallbacks):
+            bodies.append(((*path, "fallbacks", index), fallback))
+    return bodies
 
 
 @dataclass(frozen=True)
@@ -197,12 +208,13 @@ def _parsed_expressions(
     body: TaskBody, known: Container[str] = ()
 ) -> Iterator[tuple[str, Condition | tuple[Reference, ...] | ExpressionError]]:
     """Yield the field and the parsed form of the references of each text, and of the condition; or why there is none."""
-    for text in iter_strings(body.arguments, keys=False):
-        if "${" in text:
-            try:
-                yield "arguments", find_references(text, known)
-            except ExpressionError as error:
-                yield "arguments", error
+    if "${" in str(body.arguments):  # a quick look: most arguments have no references
+        for text in iter_strings(body.arguments, keys=False):
+            if "${" in text:
+                try:
+                    yield "arguments", find_references(text, known)
+                except ExpressionError as error:
+                    yield "arguments", error
     if body.when is not None:
         try:
             yield "when", Condition.parse(body.when)
@@ -323,6 +335,8 @@ def topological_order(dependencies: Graph) -> list[int]:
 
 def find_cycles(dependencies: Graph) -> list[list[int]]:
     """Return one cycle for each set of nodes that depend on one another: n0 depends on n1 … depends on n0."""
+    if all(before < node for node, needed in enumerate(dependencies) for before in needed):
+        return []  # most plans list their tasks in order
     core = set(range(len(dependencies))).difference(topological_order(dependencies))
     if not core:
         return []

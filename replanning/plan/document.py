@@ -42,6 +42,8 @@ from replanning.plan.types import JsonObject, JsonPath, TaskId
 _TASKS_PER_CHUNK: Final = 500
 """Tasks in one chunk of the canonical JSON."""
 
+_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 
 class Plan(StrictModel):
     """A goal and a DAG of tasks.
@@ -178,10 +180,6 @@ class Plan(StrictModel):
         if "tasks" in document:
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
-
-
-def _canonical_json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
 
 
 def plan_schema() -> JsonObject:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from replanning.errors import RecordNotSerializable
+from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.messages import join_names
 from replanning.plan.secrets import (
@@ -27,7 +28,7 @@ from replanning.plan.secrets import (
     secret_predicate,
     secret_spans,
 )
-from replanning.plan.tasks import COMMAND_PREFIX, nested_bodies
+from replanning.plan.tasks import COMMAND_PREFIX
 from replanning.plan.types import JsonValue
 
 _MIN_SECRET_CHARS: Final = 6

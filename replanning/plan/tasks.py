@@ -25,7 +25,7 @@ from replanning.errors import PlanError, Problem
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fill_placeholders, normalise_fact, placeholders
-from replanning.plan.types import JsonObject, JsonPath, TaskId, to_seconds
+from replanning.plan.types import JsonObject, TaskId, to_seconds
 
 MAX_NAME_CHARS: Final = 200
 """Longest id or name, in characters."""
@@ -301,17 +301,6 @@ class TaskBody(StrictModel):
 
 class Fallback(TaskBody):
     """Task without an id that may replace the task that declares it."""
-
-
-def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
-    """Return a task with its fallbacks and undo tasks at all levels, each with its path."""
-    bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
-    for path, body in bodies:  # grows while it is iterated
-        if body.undo is not None:
-            bodies.append(((*path, "undo"), body.undo))
-        for index, fallback in enumerate(body.fallbacks):
-            bodies.append(((*path, "fallbacks", index), fallback))
-    return bodies
 
 
 PLANNING_KEY: Final = "planning"
