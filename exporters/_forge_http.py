@@ -40,27 +40,6 @@ _STATUS_REASONS: Final[Mapping[int, str]] = {
 }
 
 
-class ApiEndpoint(NamedTuple):
-    """Address and credentials of a forge's API.
-
-    Attributes:
-        name: name in messages.
-        url: base URL.
-        token: access token; empty for anonymous requests.
-        token_variable: environment variable of the token, for messages.
-        headers: headers of every request.
-    """
-
-    name: str
-    url: str
-    token: str
-    token_variable: str
-    headers: Mapping[str, str]
-
-    def __repr__(self) -> str:
-        return f"<{self.name} at {self.url} {'with' if self.token else 'without'} a token>"
-
-
 class Page(NamedTuple):
     """One page of a list, with the URL of the next."""
 
@@ -87,33 +66,6 @@ def rate_limit_end(answer: ApiResponse, now: float) -> float:
     return now + _DEFAULT_RATE_LIMIT_WAIT if _is_rate_limited(answer) and until <= now else until
 
 
-def response_error(answer: ApiResponse, access: ApiEndpoint, excerpt: Callable[[str], str], wait: float) -> Exception:
-    """Return the exception for an error response: `RequestFailed` if a retry may help, else `ForgeError`.
-
-    Args:
-        answer: the response.
-        access: the API.
-        excerpt: cuts texts and removes secrets.
-        wait: seconds until the rate limit allows another request.
-    """
-    status, headers = answer.status, answer.headers
-    request_id = excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
-    limited, message = _is_rate_limited(answer), excerpt(_error_message(answer.data))
-    reason = _status_reason(429 if limited else status)
-    if limited or status >= 500 or status in (408, 409):
-        return RequestFailed(
-            reason,
-            status=status,
-            request_id=request_id,
-            excerpt=message,
-            retry_after=max(wait, 0.0),
-            maybe_executed=status >= 500 or status == 408,
-        )
-    if status in (401, 403, 404):
-        reason += f"; check {access.token_variable}" if access.token else f"; {access.token_variable} is not set"
-    return ForgeError(f"{access.name}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
-
-
 def text_at(value: JsonValue, *path: str) -> str:
     """Return the text at a path into nested objects; empty if there is none."""
     for name in path:
@@ -130,12 +82,6 @@ def as_object(value: JsonValue) -> JsonObject:
 def objects_in(value: JsonValue) -> list[JsonObject]:
     """Return the objects in a list; empty if it is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _status_reason(status: int) -> str:
-    if 300 <= status < 400:
-        return "redirected to another host, where the token is not sent"
-    return _STATUS_REASONS.get(status) or ("server error" if status >= 500 else "the request is refused")
 
 
 def _is_rate_limited(answer: ApiResponse) -> bool:
@@ -186,50 +132,65 @@ class ForgeClient:
     """Client of a forge's API, with one call at a time, as forges require.
 
     Args:
-        access: address and credentials.
+        name: name in messages.
+        url: base URL of the API.
+        token: access token; empty for anonymous requests.
+        token_variable: environment variable of the token, for messages.
+        headers: headers of every request.
         timeout: seconds for a call, retries included.
         environment: source of time and randomness.
         transport: HTTP transport, for tests; by default the network.
-        redact: removes secrets from excerpts of responses.
     """
 
     def __init__(
         self,
-        access: ApiEndpoint,
+        name: str,
+        url: str,
         *,
-        timeout: float = 30.0,
-        environment: Environment | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-        redact: Callable[[str], str] | None = None,
+        token: str,
+        token_variable: str,
+        headers: Mapping[str, str],
+        timeout: float,
+        environment: Environment | None,
+        transport: httpx.AsyncBaseTransport | None,
     ) -> None:
-        self.endpoint = access
-        self.timeout = timeout
-        self.environment = environment or Environment()
-        self.rate_limited_until = 0.0
+        self.name, self.url, self.token, self.token_variable = name, url, token, token_variable
         self.page_cache: dict[str, Page] = {}
+        self._headers = headers
+        self._timeout = timeout
+        self._environment = environment or Environment()
         self._transport = transport
-        self._redact = redact
         self._client: httpx.AsyncClient | None = None
         self._lock = anyio.Lock()
+        self._deadline = 0.0
+        self._rate_limited_until = 0.0
 
     def __repr__(self) -> str:
-        return repr(self.endpoint)
+        return f"<{self.name} at {self.url} {'with' if self.token else 'without'} a token>"
 
-    async def run(self, work: Callable[[ForgeSession], Awaitable[T]]) -> T:
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a call: requests that share one deadline.
 
         Raises:
             ForgeError: a request fails, or the time is up.
         """
-        clock = self.environment.clock
-        deadline = clock.now() + self.timeout
+        clock = self._environment.clock
+        deadline = clock.now() + self._timeout
         results: list[T] = []
         failure: Exception | None = None
+
+        async def cancel_at_deadline() -> None:
+            await clock.sleep(max(0.0, deadline - clock.now()))
+            group.cancel_scope.cancel()
+
         async with anyio.create_task_group() as group:
-            group.start_soon(self._cancel_at, deadline, group.cancel_scope)
+            group.start_soon(cancel_at_deadline)
             try:
                 async with self._lock:
-                    results.append(await work(ForgeSession(self, await self._get_client(), deadline)))
+                    if self._client is None:
+                        self._client = await create_client(self._transport, self._headers)
+                    self._deadline = deadline
+                    results.append(await work())
             except Exception as error:  # noqa: BLE001 - raised below: the group would wrap it
                 failure = error
             group.cancel_scope.cancel()
@@ -237,7 +198,7 @@ class ForgeClient:
             return results[0]
         if failure is not None:
             raise failure
-        raise ForgeError(f"{self.endpoint.name}: no response within {self.timeout:g} s")
+        raise ForgeError(f"{self.name}: no response within {self._timeout:g} s")
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones, also in another event loop."""
@@ -245,39 +206,9 @@ class ForgeClient:
         if client is not None:
             await client.aclose()
 
-    def excerpt(self, text: str) -> str:
-        """Return the beginning of a text, without secrets."""
-        text = text[: 4 * MAX_EXCERPT_CHARS]
-        if self.endpoint.token:
-            text = text.replace(self.endpoint.token, _MASK)
-        return (self._redact(text) if self._redact is not None else text)[:MAX_EXCERPT_CHARS]
-
     def redact_token(self, text: str) -> str:
         """Return a text without the token, to be published."""
-        return text.replace(self.endpoint.token, _MASK) if self.endpoint.token else text
-
-    async def _cancel_at(self, deadline: float, scope: anyio.CancelScope) -> None:
-        clock = self.environment.clock
-        await clock.sleep(max(0.0, deadline - clock.now()))
-        scope.cancel()
-
-    async def _get_client(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = await create_client(self._transport, self.endpoint.headers)
-        return self._client
-
-
-class ForgeSession:
-    """Requests of one call.
-
-    Args:
-        api: the client.
-        client: its HTTP connections.
-        deadline: time at which the call ends.
-    """
-
-    def __init__(self, api: ForgeClient, client: httpx.AsyncClient, deadline: float) -> None:
-        self._api, self._client, self._deadline = api, client, deadline
+        return text.replace(self.token, _MASK) if self.token else text
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> JsonValue:
         """Return the JSON value at a path.
@@ -285,8 +216,8 @@ class ForgeSession:
         Raises:
             ForgeError: the request fails.
         """
-        url = str(httpx.URL(self._api.endpoint.url + path, params=params))
-        return _parse_json(await self._with_retries(lambda: self._send("GET", url)), self._api)
+        url = str(httpx.URL(self.url + path, params=params))
+        return self._parse_json(await self._with_retries(lambda: self._send("GET", url)))
 
     async def get_text(self, path: str, accept: str = "*/*") -> str:
         """Return the text at a path.
@@ -294,8 +225,7 @@ class ForgeSession:
         Raises:
             ForgeError: the request fails.
         """
-        url = self._api.endpoint.url + path
-        answer = await self._with_retries(lambda: self._send("GET", url, headers={"accept": accept}))
+        answer = await self._with_retries(lambda: self._send("GET", self.url + path, headers={"accept": accept}))
         data: bytes = answer.data
         return data.decode(errors="replace")
 
@@ -320,7 +250,7 @@ class ForgeSession:
 
     def first_page_url(self, path: str, params: Mapping[str, str] | None = None) -> str:
         """Return the URL of the first page of a list."""
-        return str(httpx.URL(self._api.endpoint.url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)}))
+        return str(httpx.URL(self.url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)}))
 
     async def get_page(self, url: str, *, once: bool = False) -> Page:
         """Return one page, from the cache if it has not changed.
@@ -333,7 +263,7 @@ class ForgeSession:
             ForgeError: the request fails.
             RequestFailed: the request fails without retries, but a retry may help.
         """
-        kept = self._api.page_cache.get(url)
+        kept = self.page_cache.get(url)
         headers = {"if-none-match": kept.etag} if kept is not None and kept.etag else {}
 
         async def ask() -> ApiResponse:
@@ -342,18 +272,12 @@ class ForgeSession:
         answer = await (ask() if once else self._with_retries(ask))
         if answer.status == 304 and kept is not None:
             # A page that was the last stays unchanged when it fills up and a next one begins.
-            page = (
-                kept
-                if kept.next_url or len(kept.entries) < PAGE_SIZE
-                else kept._replace(next_url=_following_page_url(url))
-            )
+            is_full = not kept.next_url and len(kept.entries) >= PAGE_SIZE
+            page = kept._replace(next_url=_following_page_url(url)) if is_full else kept
         else:
-            page = Page(
-                objects_in(_parse_json(answer, self._api)),
-                self._next_page_url(url, answer.headers),
-                answer.headers.get("etag", ""),
-            )
-        self._api.page_cache[url] = page
+            entries, etag = objects_in(self._parse_json(answer)), answer.headers.get("etag", "")
+            page = Page(entries, _next_page_url(url, answer.headers), etag)
+        self.page_cache[url] = page
         return page
 
     async def write(
@@ -377,58 +301,43 @@ class ForgeSession:
         Raises:
             ForgeError: the request failed, or its effect is unknown.
         """
-        access = self._api.endpoint
-        if not access.token:
-            problem = f"writing needs a token: set {access.token_variable}"
-            raise ForgeError(f"{access.name}: {problem}", final=True)
+        if not self.token:
+            raise ForgeError(f"{self.name}: writing needs a token: set {self.token_variable}", final=True)
 
         async def ask() -> ApiResponse | JsonObject:
             nonlocal maybe_written
             if maybe_written and find_existing is not None and (existing := await find_existing()) is not None:
                 return existing
             try:
-                return await self._send(method, access.url + path, body=body)
+                return await self._send(method, self.url + path, body=body)
             except RequestFailed as failed:
                 maybe_written = maybe_written or failed.maybe_executed
                 raise
 
         answer = await self._with_retries(ask)
-        return answer if isinstance(answer, dict) else as_object(_parse_json(answer, self._api))
-
-    def _next_page_url(self, url: str, headers: Mapping[str, str]) -> str:
-        """Return the URL of the next page, which must be on the same host; empty if there is none."""
-        if number := headers.get("x-next-page", ""):
-            return str(httpx.URL(url).copy_merge_params({"page": number}))
-        if link := headers.get("link"):
-            response = httpx.Response(200, headers={"link": link})
-            return _same_origin_url(url, response.links.get("next", {}).get("url", "") or "")
-        return ""
-
-    # One request
+        return answer if isinstance(answer, dict) else as_object(self._parse_json(answer))
 
     async def _with_retries(self, once: Callable[[], Awaitable[T]]) -> T:
         """Return the result of a request; repeat it after temporary failures until the deadline."""
-        return await RetryPolicy(self._api.environment, self._deadline, self._retry_error).call(once)
 
-    def _retry_error(self, failed: RequestFailed, why: str) -> ForgeError:
-        return ForgeError(
-            f"{self._api.endpoint.name}: {failed.message}; {why}",
-            status=failed.status,
-            retry_after=failed.retry_after or None,
-            request_id=failed.request_id,
-            excerpt=failed.excerpt,
-        )
+        def give_up(failed: RequestFailed, why: str) -> ForgeError:
+            return ForgeError(
+                f"{self.name}: {failed.message}; {why}",
+                status=failed.status,
+                retry_after=failed.retry_after or None,
+                request_id=failed.request_id,
+                excerpt=failed.excerpt,
+            )
+
+        return await RetryPolicy(self._environment, self._deadline, give_up).call(once)
 
     async def _send(
         self, method: str, url: str, *, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
     ) -> ApiResponse:
-        now = self._api.environment.clock.now()
-        if self._api.rate_limited_until > now:
-            raise RequestFailed(
-                "rate limit reached",
-                retry_after=self._api.rate_limited_until - now,
-                status=429,
-            )
+        clock = self._environment.clock
+        now = clock.now()
+        if self._rate_limited_until > now:
+            raise RequestFailed("rate limit reached", retry_after=self._rate_limited_until - now, status=429)
         hops = 0
         answer = await self._send_once(method, url, body, headers or {})
         while answer.status in _REDIRECT_STATUSES and hops < _MAX_REDIRECTS:
@@ -437,41 +346,78 @@ class ForgeSession:
                 break
             url, hops = there, hops + 1
             answer = await self._send_once(method, url, body, headers or {})
-        self._update_rate_limit(answer)
+        limit_end = min(rate_limit_end(answer, clock.now()), clock.now() + _MAX_RATE_LIMIT_WAIT)
+        self._rate_limited_until = max(self._rate_limited_until, limit_end)
         if answer.status == 304 or 200 <= answer.status < 300:
             return answer
-        raise response_error(answer, self._api.endpoint, self._api.excerpt, self._api.rate_limited_until - now)
+        raise self._response_error(answer, max(0.0, self._rate_limited_until - now))
 
     async def _send_once(
         self, method: str, url: str, body: JsonObject | None, headers: Mapping[str, str]
     ) -> ApiResponse:
         try:
+            assert self._client is not None  # `run` opens it
             async with self._client.stream(method, url, json=body, headers=dict(headers)) as response:
                 data, problem = await read_body(response)
         except (httpx.RequestError, UnicodeError) as error:  # UnicodeError: a redirect to an invalid host
-            excerpt = self._api.excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
+            excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
             what = "the connection was lost" if unsure else "cannot connect"
             raise RequestFailed(f"{httpx.URL(url).host}: {what}", excerpt=excerpt, maybe_executed=unsure) from error
         if problem:
-            raise ForgeError(f"{self._api.endpoint.name}: {problem}", status=response.status_code)
+            raise ForgeError(f"{self.name}: {problem}", status=response.status_code)
         return ApiResponse(response.status_code, response.headers, data)
 
-    def _update_rate_limit(self, answer: ApiResponse) -> None:
-        """Remember the end of a rate limit."""
-        now = self._api.environment.clock.now()
-        until = min(rate_limit_end(answer, now), now + _MAX_RATE_LIMIT_WAIT)
-        self._api.rate_limited_until = max(self._api.rate_limited_until, until)
+    def _response_error(self, answer: ApiResponse, wait: float) -> Exception:
+        """Return the exception for an error response: `RequestFailed` if a retry may help, else `ForgeError`.
+
+        Args:
+            answer: the response.
+            wait: seconds until the rate limit allows another request.
+        """
+        status, headers = answer.status, answer.headers
+        request_id = self._excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
+        limited, message = _is_rate_limited(answer), self._excerpt(_error_message(answer.data))
+        reason = _STATUS_REASONS.get(429 if limited else status, "the request is refused")
+        if 300 <= status < 400:
+            reason = "redirected to another host, where the token is not sent"
+        elif status >= 500:
+            reason = "server error"
+        if limited or status >= 500 or status in (408, 409):
+            return RequestFailed(
+                reason,
+                status=status,
+                request_id=request_id,
+                excerpt=message,
+                retry_after=wait,
+                maybe_executed=status >= 500 or status == 408,
+            )
+        if status in (401, 403, 404):
+            reason += f"; check {self.token_variable}" if self.token else f"; {self.token_variable} is not set"
+        return ForgeError(f"{self.name}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
+
+    def _parse_json(self, answer: ApiResponse) -> JsonValue:
+        try:
+            value: JsonValue = json.loads(answer.data)
+        except (ValueError, RecursionError):
+            problem = f"{self.name}: the response is not JSON; is {self.url} the URL of its API?"
+            excerpt = self._excerpt(answer.data[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace"))
+            raise ForgeError(problem, status=answer.status, final=True, excerpt=excerpt) from None
+        return value
+
+    def _excerpt(self, text: str) -> str:
+        """Return the beginning of a text, without the token."""
+        return self.redact_token(text[: 4 * MAX_EXCERPT_CHARS])[:MAX_EXCERPT_CHARS]
 
 
-def _parse_json(answer: ApiResponse, api: ForgeClient) -> JsonValue:
-    try:
-        value: JsonValue = json.loads(answer.data)
-    except (ValueError, RecursionError):
-        excerpt = api.excerpt(answer.data[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace"))
-        problem = f"{api.endpoint.name}: the response is not JSON; is {api.endpoint.url} the URL of its API?"
-        raise ForgeError(problem, status=answer.status, final=True, excerpt=excerpt) from None
-    return value
+def _next_page_url(url: str, headers: Mapping[str, str]) -> str:
+    """Return the URL of the next page, which must be on the same host; empty if there is none."""
+    if number := headers.get("x-next-page", ""):
+        return str(httpx.URL(url).copy_merge_params({"page": number}))
+    if link := headers.get("link"):
+        response = httpx.Response(200, headers={"link": link})
+        return _same_origin_url(url, response.links.get("next", {}).get("url", "") or "")
+    return ""
 
 
 def _following_page_url(url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
 import httpx
@@ -22,9 +22,7 @@ from replanning.exporters._forge import (
 )
 from replanning.exporters._forge_http import (
     PAGE_SIZE,
-    ApiEndpoint,
     ForgeClient,
-    ForgeSession,
     as_object,
     objects_in,
     text_at,
@@ -137,7 +135,6 @@ class ForgeIssue(ABC):
         environment: source of time and randomness.
         transport: HTTP transport, for tests; by default the network.
         environ: environment variables; by default those of this process.
-        redact: removes secrets from excerpts of responses.
 
     Attributes:
         name: name of the forge.
@@ -172,7 +169,6 @@ class ForgeIssue(ABC):
         environment: Environment | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         environ: Mapping[str, str] | None = None,
-        redact: Callable[[str], str] | None = None,
     ) -> None:
         variables = os.environ if environ is None else environ
         urls = (base_url, *map(variables.get, self._url_variables), self.default_url)
@@ -180,10 +176,18 @@ class ForgeIssue(ABC):
         location = self._locate(issue, url)
         name = self._token_variable
         secret = _validated_token(variables.get(name, "") if token is None else token, name)
-        access = ApiEndpoint(f"{self.name} {location.short_name}", url, secret, name, self._headers(secret))
         self.id, self._path, self._comments_path = location.id, location.path, location.comments_path
         self._trusted = _parse_logins(variables.get(self._trusted_variable, "") if trusted is None else trusted)
-        self._api = ForgeClient(access, timeout=timeout, environment=environment, transport=transport, redact=redact)
+        self._api = ForgeClient(
+            f"{self.name} {location.short_name}",
+            url,
+            token=secret,
+            token_variable=name,
+            headers=self._headers(secret),
+            timeout=timeout,
+            environment=environment,
+            transport=transport,
+        )
         self._own_login: str | None = None  # None until it was asked for, empty if unknown
         self._posted_ids: set[str] = set()
         self._unconfirmed: dict[str, frozenset[str]] = {}
@@ -221,18 +225,18 @@ class ForgeIssue(ABC):
         """Return whether a program wrote a comment."""
 
     @abstractmethod
-    async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
+    async def _fetch_comments(self) -> list[ForgeComment]:
         """Return the comments, oldest first."""
 
     @abstractmethod
-    async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
+    async def _repository_info(self, entry: JsonObject) -> JsonObject:
         """Return data about the repository and the issue."""
 
     @abstractmethod
     def _edit_request(self, comment_id: str) -> tuple[str, str]:
         """Return the method and the path for editing a comment."""
 
-    async def _fetch_app_login(self, call: ForgeSession) -> str:
+    async def _fetch_app_login(self) -> str:
         """Return the login for a token that does not belong to a user."""
         return ""
 
@@ -254,9 +258,9 @@ class ForgeIssue(ABC):
         """
         return await self._api.run(self._fetch_comments)
 
-    async def _task_request(self, call: ForgeSession) -> TaskRequest:
-        entry = await self._fetch_issue(call)
-        comments = [comment for comment in await self._fetch_comments(call) if not comment.notice]
+    async def _task_request(self) -> TaskRequest:
+        entry = await self._fetch_issue()
+        comments = [comment for comment in await self._fetch_comments() if not comment.notice]
         title = _CONTROL_CHARS.sub(" ", text_at(entry, "title"))
         return TaskRequest(
             goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
@@ -264,25 +268,25 @@ class ForgeIssue(ABC):
             title=title,
             text=text_at(entry, self._text_field),
             comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
-            repository=await self._repository_info(call, entry),
+            repository=await self._repository_info(entry),
         ).truncated()
 
-    async def _fetch_issue(self, call: ForgeSession) -> JsonObject:
-        return as_object(await call.get(self._path))
+    async def _fetch_issue(self) -> JsonObject:
+        return as_object(await self._api.get(self._path))
 
-    async def _login(self, call: ForgeSession) -> str:
+    async def _login(self) -> str:
         """Return the login of the token's owner; empty if unknown."""
         if self._own_login is None:
-            self._own_login = await self._fetch_login(call) if self._api.endpoint.token else ""
+            self._own_login = await self._fetch_login() if self._api.token else ""
         return self._own_login
 
-    async def _fetch_login(self, call: ForgeSession) -> str:
+    async def _fetch_login(self) -> str:
         try:
-            return text_at(await call.get("/user"), self._author_path[-1])
+            return text_at(await self._api.get("/user"), self._author_path[-1])
         except ForgeError as error:
             if not error.final or error.status == 401:
                 raise
-            return await self._fetch_app_login(call)
+            return await self._fetch_app_login()
 
     def _parse_comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
         """Return a comment of the forge.
@@ -313,8 +317,7 @@ class ForgeIssue(ABC):
 
     def write_error(self) -> str:
         """Return the reason why nothing can be written, without a request; empty if it can."""
-        access = self._api.endpoint
-        return "" if access.token else f"writing to {self.id} needs a token: set {access.token_variable}"
+        return "" if self._api.token else f"writing to {self.id} needs a token: set {self._api.token_variable}"
 
     async def post(self, body: str) -> str:
         """Write a new comment and return its id.
@@ -325,7 +328,7 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
         """
-        return await self._api.run(lambda call: self._post(call, body))
+        return await self._api.run(lambda: self._post(body))
 
     async def edit(self, comment_id: str, body: str) -> None:
         """Replace the text of a comment.
@@ -334,29 +337,29 @@ class ForgeIssue(ABC):
             ForgeError: the comment was not changed.
         """
         method, path = self._edit_request(comment_id)
-        await self._api.run(lambda call: call.write(method, path, {"body": self._prepared(body)}))
+        await self._api.run(lambda: self._api.write(method, path, {"body": self._prepared(body)}))
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
         await self._api.aclose()
 
-    async def _post(self, call: ForgeSession, body: str) -> str:
-        await self._login(call)
+    async def _post(self, body: str) -> str:
+        await self._login()
         text = self._prepared(body)
         maybe_written = text in self._unconfirmed
         if not maybe_written:
-            self._unconfirmed[text] = await self._existing_ids(call)
+            self._unconfirmed[text] = await self._existing_ids()
         earlier = self._unconfirmed[text]
 
         async def find_existing() -> JsonObject | None:
-            for entry in await self._own_comments(call):
+            for entry in await self._own_comments():
                 is_new = text_at(entry, "id") not in earlier | self._posted_ids
                 if is_new and is_same_text(text_at(entry, "body"), text):
                     return entry
             return None
 
         try:
-            entry = await call.write(
+            entry = await self._api.write(
                 "POST", self._comments_path, {"body": text}, find_existing=find_existing, maybe_written=maybe_written
             )
         except ForgeError as error:
@@ -374,19 +377,19 @@ class ForgeIssue(ABC):
         text = self._api.redact_token(body)
         return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._has_slash_commands else text) + AUTHORSHIP_MARKER
 
-    async def _existing_ids(self, call: ForgeSession) -> frozenset[str]:
+    async def _existing_ids(self) -> frozenset[str]:
         """Return the ids of the comments as last read."""
-        path = httpx.URL(call.first_page_url(self._comments_path)).path
+        path = httpx.URL(self._api.first_page_url(self._comments_path)).path
         cached = [page.entries for url, page in self._api.page_cache.items() if httpx.URL(url).path == path]
-        pages = cached or [await call.list_entries(self._comments_path, limit=MAX_COMMENTS)]
+        pages = cached or [await self._api.list_entries(self._comments_path, limit=MAX_COMMENTS)]
         return frozenset(text_at(entry, "id") for page in pages for entry in page)
 
-    async def _own_comments(self, call: ForgeSession) -> list[JsonObject]:
+    async def _own_comments(self) -> list[JsonObject]:
         """Return the comments of the token's owner, with one try for each page."""
         entries: list[JsonObject] = []
-        url = call.first_page_url(self._comments_path)
+        url = self._api.first_page_url(self._comments_path)
         for _ in range(MAX_COMMENTS // PAGE_SIZE):
-            page = await call.get_page(url, once=True)
+            page = await self._api.get_page(url, once=True)
             entries += page.entries
             url = page.next_url
             if not url:

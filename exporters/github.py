@@ -6,7 +6,7 @@ import re
 from typing import ClassVar, Final
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_http import ForgeSession, as_object, objects_in, text_at
+from replanning.exporters._forge_http import as_object, objects_in, text_at
 from replanning.exporters._forge_issue import (
     MAX_COMMENTS,
     MAX_FILES,
@@ -83,13 +83,13 @@ class GitHubIssue(ForgeIssue):
             return False
         return comment.own or comment.role in _MEMBER_ROLES or comment.author.lower() in self._trusted
 
-    async def _fetch_issue(self, call: ForgeSession) -> JsonObject:
-        entry = await super()._fetch_issue(call)
+    async def _fetch_issue(self) -> JsonObject:
+        entry = await super()._fetch_issue()
         self._is_pull_request = "pull_request" in entry
         return entry
 
-    async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
-        repository = as_object(await result_or_none(call.get(self._repository_path)))
+    async def _repository_info(self, entry: JsonObject) -> JsonObject:
+        repository = as_object(await result_or_none(self._api.get(self._repository_path)))
         fields = ("description", "default_branch", "language", "topics")
         info: JsonObject = {
             "forge": self.name,
@@ -99,16 +99,16 @@ class GitHubIssue(ForgeIssue):
             "author": text_at(entry, "user", "login"),
             "labels": [text_at(label, "name") for label in objects_in(entry.get("labels"))],
             **{name: repository[name] for name in fields if name in repository},
-            "files": file_names(await result_or_none(call.get(f"{self._repository_path}/contents/"))),
+            "files": file_names(await result_or_none(self._api.get(f"{self._repository_path}/contents/"))),
             "readme": readme_excerpt(
                 await result_or_none(
-                    call.get_text(f"{self._repository_path}/readme", "application/vnd.github.raw+json")
+                    self._api.get_text(f"{self._repository_path}/readme", "application/vnd.github.raw+json")
                 )
             ),
         }
         if self._is_pull_request:
-            pull = as_object(await result_or_none(call.get(self._pull_path)))
-            changed = await list_or_empty(call.list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1))
+            pull = as_object(await result_or_none(self._api.get(self._pull_path)))
+            changed = await list_or_empty(self._api.list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1))
             info["pull_request"] = {
                 "base": text_at(pull, "base", "ref"),
                 "head": text_at(pull, "head", "ref"),
@@ -118,17 +118,17 @@ class GitHubIssue(ForgeIssue):
 
     # Comments
 
-    async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
+    async def _fetch_comments(self) -> list[ForgeComment]:
         """Return the comments; for a pull request, also reviews and their comments on lines."""
-        login = await self._login(call)
+        login = await self._login()
         if self._is_pull_request is None:
-            await self._fetch_issue(call)
-        entries = await call.list_entries(self._comments_path, limit=MAX_COMMENTS)
+            await self._fetch_issue()
+        entries = await self._api.list_entries(self._comments_path, limit=MAX_COMMENTS)
         comments = [self._parse_comment(entry, login) for entry in entries]
         if self._is_pull_request:
-            on_lines = await list_or_empty(call.list_entries(f"{self._pull_path}/comments", limit=MAX_COMMENTS))
+            on_lines = await list_or_empty(self._api.list_entries(f"{self._pull_path}/comments", limit=MAX_COMMENTS))
             comments += [self._parse_comment(entry, login, kind="r", where=_line_prefix(entry)) for entry in on_lines]
-            reviews = await list_or_empty(call.list_entries(f"{self._pull_path}/reviews", limit=MAX_COMMENTS))
+            reviews = await list_or_empty(self._api.list_entries(f"{self._pull_path}/reviews", limit=MAX_COMMENTS))
             comments += [
                 self._parse_comment(entry, login, kind="v", where=_review_prefix(entry))
                 for entry in reviews
@@ -143,10 +143,10 @@ class GitHubIssue(ForgeIssue):
     def _edit_request(self, comment_id: str) -> tuple[str, str]:
         return "PATCH", f"{self._repository_path}/issues/comments/{comment_id}"
 
-    async def _fetch_app_login(self, call: ForgeSession) -> str:
+    async def _fetch_app_login(self) -> str:
         """Return the login of an app's token, as in GitHub Actions."""
         try:
-            response = await call.write("POST", "/graphql", {"query": "query{viewer{login}}"})
+            response = await self._api.write("POST", "/graphql", {"query": "query{viewer{login}}"})
         except ForgeError:
             return ""
         return text_at(response, "data", "viewer", "login")

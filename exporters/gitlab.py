@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 import httpx
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_http import ForgeSession, as_object, text_at
+from replanning.exporters._forge_http import as_object, text_at
 from replanning.exporters._forge_issue import (
     MAX_COMMENTS,
     MAX_FILES,
@@ -99,12 +99,12 @@ class GitLabIssue(ForgeIssue):
         if person is None:
             return False
         if person not in self._membership:
-            self._membership[person] = await self._api.run(lambda call: self._is_member(call, person))
+            self._membership[person] = await self._api.run(lambda: self._is_member(person))
         return self._membership[person]
 
-    async def _is_member(self, call: ForgeSession, person: str) -> bool:
+    async def _is_member(self, person: str) -> bool:
         try:
-            member = as_object(await call.get(f"{self._project_path}/members/all/{person}"))
+            member = as_object(await self._api.get(f"{self._project_path}/members/all/{person}"))
         except ForgeError as error:
             if error.status != 404:  # GitLab reports strangers as not found
                 raise
@@ -112,8 +112,8 @@ class GitLabIssue(ForgeIssue):
         level = member.get("access_level")
         return isinstance(level, int) and level >= _DEVELOPER_LEVEL and text_at(member, "state") in ("", "active")
 
-    async def _repository_info(self, call: ForgeSession, entry: JsonObject) -> JsonObject:
-        project = as_object(await result_or_none(call.get(self._project_path)))
+    async def _repository_info(self, entry: JsonObject) -> JsonObject:
+        project = as_object(await result_or_none(self._api.get(self._project_path)))
         name = text_at(project, "readme_url").rpartition("/")[2] or "README.md"
         file = f"{self._project_path}/repository/files/{quote(unquote(name), safe='')}/raw?ref=HEAD"
         labels = entry.get("labels")
@@ -126,12 +126,12 @@ class GitLabIssue(ForgeIssue):
             "labels": [str(label) for label in labels] if isinstance(labels, list) else [],
             **{field: project[field] for field in ("description", "default_branch", "topics") if field in project},
             "files": file_names(
-                [*await list_or_empty(call.list_entries(f"{self._project_path}/repository/tree", limit=MAX_FILES))]
+                [*await list_or_empty(self._api.list_entries(f"{self._project_path}/repository/tree", limit=MAX_FILES))]
             ),
-            "readme": readme_excerpt(await result_or_none(call.get_text(file))),
+            "readme": readme_excerpt(await result_or_none(self._api.get_text(file))),
         }
         if self._is_merge_request:
-            changed = await list_or_empty(call.list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1))
+            changed = await list_or_empty(self._api.list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1))
             info["merge_request"] = {
                 "base": text_at(entry, "target_branch"),
                 "head": text_at(entry, "source_branch"),
@@ -143,10 +143,10 @@ class GitLabIssue(ForgeIssue):
 
     # Notes
 
-    async def _fetch_comments(self, call: ForgeSession) -> list[ForgeComment]:
+    async def _fetch_comments(self) -> list[ForgeComment]:
         """Return the notes of people and programs, without the system notes of GitLab."""
-        login = await self._login(call)
-        notes = await call.list_entries(self._comments_path, _OLDEST_FIRST, limit=MAX_COMMENTS)
+        login = await self._login()
+        notes = await self._api.list_entries(self._comments_path, _OLDEST_FIRST, limit=MAX_COMMENTS)
         for note in notes:
             self._user_ids[text_at(note, "author", "username")] = text_at(note, "author", "id")
         return [
