@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import httpx
 
@@ -42,84 +42,6 @@ _ESCAPED_COMMAND: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-class IssueLocation(NamedTuple):
-    """Location of an issue.
-
-    Attributes:
-        short_name: its name on its forge.
-        id: its name everywhere.
-        path: its path in the API.
-        comments_path: path of its comments.
-    """
-
-    short_name: str
-    id: str
-    path: str
-    comments_path: str
-
-
-class IssueNaming(NamedTuple):
-    """Naming of the issues of a forge.
-
-    Attributes:
-        forge: name of the forge, for people.
-        short_pattern: pattern of a short name, with a group `project`.
-        page_pattern: pattern of the path of an issue's page, with a group `project`.
-        expected_format: examples of short names.
-        page_description: the kinds of pages.
-        page_example: URL of a page.
-        variable: environment variable of the API's URL.
-        api_example: URL of an API.
-        api_path: path of the API on self-hosted servers.
-    """
-
-    forge: str
-    short_pattern: re.Pattern[str]
-    page_pattern: re.Pattern[str]
-    expected_format: str
-    page_description: str
-    page_example: str
-    variable: str
-    api_example: str
-    api_path: str
-
-    def parse(self, issue: str, url: str) -> re.Match[str]:
-        """Return the match of an issue's short name or page URL.
-
-        Args:
-            issue: the issue, as the user names it.
-            url: URL of the API.
-
-        Raises:
-            SettingsError: it is not an issue of this API, or the URL is invalid.
-        """
-        if problem := url_problem(url):
-            raise SettingsError([Problem(self.variable, f"{problem}; expected something like {self.api_example}")])
-        text = issue.strip()
-        short = self.short_pattern.fullmatch(text)
-        if short is not None and _is_project_path(short["project"]):
-            return short
-        if url_problem(text.partition("#")[0].partition("?")[0]):
-            expected = f"{self.expected_format}, or the URL of the page of {self.page_description}"
-            problem = f"{issue!r} is not an issue of {self.forge}; expected {expected}"
-            raise SettingsError([Problem("issue", problem)])
-        page = httpx.URL(text)
-        match = self.page_pattern.fullmatch(page.path)
-        if match is None or not _is_project_path(match["project"]):
-            problem = f"{issue!r} is not the page of {self.page_description}, such as {self.page_example}"
-            raise SettingsError([Problem("issue", problem)])
-        api_host = httpx.URL(url).host
-        if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
-            problem = f"{page.host} is not served by the API at {api_host}; set {self.variable} to the URL of its API"
-            raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self.api_path}")])
-        return match
-
-
-def _is_project_path(path: str) -> bool:
-    """Return whether a path names a project, without `.` and `..`."""
-    return all(part.strip(".") for part in path.split("/"))
-
-
 class ForgeIssue(ABC):
     """One issue of a forge: its request, its comments, and the comments that this tool writes.
 
@@ -148,6 +70,18 @@ class ForgeIssue(ABC):
     name: str
     command: ClassVar[str]
     default_url: ClassVar[str]
+    _title: ClassVar[str]
+    """Name of the forge, for people."""
+    _short_pattern: ClassVar[re.Pattern[str]]
+    """Pattern of a short name, with the groups `project` and `number`."""
+    _page_pattern: ClassVar[re.Pattern[str]]
+    """Pattern of the path of an issue's page, with the same groups."""
+    _short_example: ClassVar[str]
+    _page_kinds: ClassVar[str]
+    """The kinds of pages, for people."""
+    _page_example: ClassVar[str]
+    _api_path: ClassVar[str]
+    """Path of the API on self-hosted servers."""
     _token_variable: ClassVar[str]
     _trusted_variable: ClassVar[str]
     _url_variables: ClassVar[tuple[str, ...]]
@@ -157,6 +91,9 @@ class ForgeIssue(ABC):
     """Field with the text of an issue."""
     _has_slash_commands: ClassVar[bool] = False
     """True if the forge interprets lines that begin with a slash as commands."""
+    _path: str
+    """Path of the issue in the API."""
+    _comments_path: str
 
     def __init__(
         self,
@@ -173,13 +110,12 @@ class ForgeIssue(ABC):
         variables = os.environ if environ is None else environ
         urls = (base_url, *map(variables.get, self._url_variables), self.default_url)
         url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
-        location = self._locate(issue, url)
+        self.id = self._locate(self._parse_name(issue, url))
         name = self._token_variable
         secret = _validated_token(variables.get(name, "") if token is None else token, name)
-        self.id, self._path, self._comments_path = location.id, location.path, location.comments_path
         self._trusted = _parse_logins(variables.get(self._trusted_variable, "") if trusted is None else trusted)
         self._api = ForgeClient(
-            f"{self.name} {location.short_name}",
+            f"{self.name} {self.id.removeprefix('gitlab:')}",
             url,
             token=secret,
             token_variable=name,
@@ -200,13 +136,40 @@ class ForgeIssue(ABC):
         """Return the base URL of the API for the URL that the user gives."""
         return given
 
-    @abstractmethod
-    def _locate(self, issue: str, url: str) -> IssueLocation:
-        """Return the location of an issue.
+    def _parse_name(self, issue: str, url: str) -> re.Match[str]:
+        """Return the match of an issue's short name or page URL.
+
+        Args:
+            issue: the issue, as the user names it.
+            url: URL of the API.
 
         Raises:
             SettingsError: it is not an issue of this API, or the URL is invalid.
         """
+        variable = self._url_variables[0]
+        if problem := url_problem(url):
+            raise SettingsError([Problem(variable, f"{problem}; expected something like {self.default_url}")])
+        text = issue.strip()
+        short = self._short_pattern.fullmatch(text)
+        if short is not None and _is_project_path(short["project"]):
+            return short
+        if url_problem(text.partition("#")[0].partition("?")[0]):
+            expected = f"{self._short_example}, or the URL of the page of {self._page_kinds}"
+            raise SettingsError([Problem("issue", f"{issue!r} is not an issue of {self._title}; expected {expected}")])
+        page = httpx.URL(text)
+        match = self._page_pattern.fullmatch(page.path)
+        if match is None or not _is_project_path(match["project"]):
+            problem = f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
+            raise SettingsError([Problem("issue", problem)])
+        api_host = httpx.URL(url).host
+        if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
+            problem = f"{page.host} is not served by the API at {api_host}; set {variable} to the URL of its API"
+            raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")])
+        return match
+
+    @abstractmethod
+    def _locate(self, match: re.Match[str]) -> str:
+        """Set the paths of an issue and of its comments, and return its id."""
 
     @abstractmethod
     def _headers(self, token: str) -> dict[str, str]:
@@ -396,6 +359,11 @@ class ForgeIssue(ABC):
                 break
         login = self._own_login
         return [entry for entry in entries if not login or text_at(entry, *self._author_path) == login]
+
+
+def _is_project_path(path: str) -> bool:
+    """Return whether a path names a project, without `.` and `..`."""
+    return all(part.strip(".") for part in path.split("/"))
 
 
 def _parse_logins(names: str | Iterable[str]) -> frozenset[str]:

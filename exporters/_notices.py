@@ -88,21 +88,6 @@ def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "
     return "\n".join([f"**{name}**{after}:", *(f"{f'{n}.' if numbered else '-'} {item}" for n, item in items)])
 
 
-def fit_text(build: Callable[[int], str], room: int = MAX_COMMENT_CHARS) -> str:
-    """Return a comment with the longest texts that fit.
-
-    Args:
-        build: returns the comment with texts cut to a number of characters.
-        room: longest comment in characters.
-    """
-    text = ""
-    for limit in _TEXT_LIMITS:
-        text = build(limit)
-        if len(text) <= room:
-            break
-    return text[:room]
-
-
 def format_time(at: float) -> str:
     """Return a time in UTC as text."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -159,11 +144,6 @@ class Notice:
     summary: str
     build: ParagraphBuilder = field(repr=False, compare=False)
 
-    @property
-    def heading(self) -> str:
-        """Heading of its kind."""
-        return HEADINGS[self.kind]
-
     def marker(self, run: str) -> Marker:
         """Return its marker."""
         return Marker(self.kind.value, run, self.subject)
@@ -177,15 +157,16 @@ class Notice:
         """
         asks = self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION)
         end = [hint] * (asks and bool(hint)) + [f"*{format_time(self.at)}*", str(self.marker(run))]
-
-        def build(limit: int) -> str:
-            return "\n\n".join([f"## {self.heading}", *self.build(limit), *end])
-
-        return fit_text(build, MAX_COMMENT_CHARS)
+        text = ""
+        for limit in _TEXT_LIMITS:
+            text = "\n\n".join([f"## {HEADINGS[self.kind]}", *self.build(limit), *end])
+            if len(text) <= MAX_COMMENT_CHARS:
+                break
+        return text[:MAX_COMMENT_CHARS]
 
     def line(self) -> str:
         """Return the notice on a single line, without secrets."""
-        return plain_line(f"{self.heading}: {self.summary}", 240)
+        return plain_line(f"{HEADINGS[self.kind]}: {self.summary}", 240)
 
 
 def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notice]:

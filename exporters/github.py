@@ -11,8 +11,6 @@ from replanning.exporters._forge_issue import (
     MAX_COMMENTS,
     MAX_FILES,
     ForgeIssue,
-    IssueLocation,
-    IssueNaming,
     file_names,
     list_or_empty,
     readme_excerpt,
@@ -23,19 +21,6 @@ from replanning.exporters._forge_issue import (
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 
-_ISSUE_NAMING: Final = IssueNaming(
-    forge="GitHub",
-    short_pattern=re.compile(r"(?P<project>[\w.-]+/[\w.-]+)#(?P<number>[1-9]\d{0,9})", re.ASCII),
-    page_pattern=re.compile(
-        r"/(?P<project>[\w.-]+/[\w.-]+)/(?:issues|pull)/(?P<number>[1-9]\d{0,9})(?:/.*)?", re.ASCII
-    ),
-    expected_format="owner/repo#12",
-    page_description="an issue or a pull request",
-    page_example="https://github.com/owner/repo/issues/12",
-    variable="GITHUB_API_URL",
-    api_example="https://api.github.com",
-    api_path="/api/v3",
-)
 _MEMBER_ROLES: Final = ("OWNER", "MEMBER", "COLLABORATOR")
 """Author associations of GitHub that may steer a run."""
 
@@ -59,19 +44,27 @@ class GitHubIssue(ForgeIssue):
     name = "github"
     command = "/"
     default_url: ClassVar[str] = "https://api.github.com"
+    _title = "GitHub"
+    _short_pattern = re.compile(r"(?P<project>[\w.-]+/[\w.-]+)#(?P<number>[1-9]\d{0,9})", re.ASCII)
+    _page_pattern = re.compile(
+        r"/(?P<project>[\w.-]+/[\w.-]+)/(?:issues|pull)/(?P<number>[1-9]\d{0,9})(?:/.*)?", re.ASCII
+    )
+    _short_example = "owner/repo#12"
+    _page_kinds, _page_example = "an issue or a pull request", "https://github.com/owner/repo/issues/12"
+    _api_path = "/api/v3"
     _token_variable, _trusted_variable = "GITHUB_TOKEN", "GITHUB_TRUSTED_USERS"
     _url_variables = ("GITHUB_API_URL",)
     _author_path = ("user", "login")
     _text_field = "body"
     _is_pull_request: bool | None = None
 
-    def _locate(self, issue: str, url: str) -> IssueLocation:
-        match = _ISSUE_NAMING.parse(issue, url)
+    def _locate(self, match: re.Match[str]) -> str:
         project, number = match["project"], match["number"]
         self._repository_path = f"/repos/{project}"
         self._pull_path = f"{self._repository_path}/pulls/{number}"
-        name, path = f"{project}#{number}", f"{self._repository_path}/issues/{number}"
-        return IssueLocation(name, name, path, f"{path}/comments")
+        self._path = f"{self._repository_path}/issues/{number}"
+        self._comments_path = f"{self._path}/comments"
+        return f"{project}#{number}"
 
     def _headers(self, token: str) -> dict[str, str]:
         headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}

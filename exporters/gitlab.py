@@ -14,8 +14,6 @@ from replanning.exporters._forge_issue import (
     MAX_COMMENTS,
     MAX_FILES,
     ForgeIssue,
-    IssueLocation,
-    IssueNaming,
     file_names,
     list_or_empty,
     readme_excerpt,
@@ -28,17 +26,6 @@ from replanning.plan import JsonObject
 
 _PROJECT_PATTERN: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"
 _KIND_PATTERN: Final = r"(?P<kind>issues|work_items|merge_requests)"
-_ISSUE_NAMING: Final = IssueNaming(
-    forge="GitLab",
-    short_pattern=re.compile(rf"(?:gitlab:)?{_PROJECT_PATTERN}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})"),
-    page_pattern=re.compile(rf"/{_PROJECT_PATTERN}/-/{_KIND_PATTERN}/(?P<number>[1-9]\d{{0,9}})(?:/.*)?"),
-    expected_format="group/project#12, group/project!7",
-    page_description="an issue or a merge request",
-    page_example="https://gitlab.com/group/project/-/issues/12",
-    variable="GITLAB_API_URL",
-    api_example="https://gitlab.com/api/v4",
-    api_path="/api/v4",
-)
 _DEVELOPER_LEVEL: Final = 30
 """Lowest access level of members who may push code, and so steer a run."""
 
@@ -60,6 +47,12 @@ class GitLabIssue(ForgeIssue):
     name = "gitlab"
     command = "!"
     default_url: ClassVar[str] = "https://gitlab.com/api/v4"
+    _title = "GitLab"
+    _short_pattern = re.compile(rf"(?:gitlab:)?{_PROJECT_PATTERN}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})")
+    _page_pattern = re.compile(rf"/{_PROJECT_PATTERN}/-/{_KIND_PATTERN}/(?P<number>[1-9]\d{{0,9}})(?:/.*)?")
+    _short_example = "group/project#12, group/project!7"
+    _page_kinds, _page_example = "an issue or a merge request", "https://gitlab.com/group/project/-/issues/12"
+    _api_path = "/api/v4"
     _token_variable, _trusted_variable = "GITLAB_TOKEN", "GITLAB_TRUSTED_USERS"
     _url_variables = ("GITLAB_API_URL", "CI_API_V4_URL")
     _author_path = ("author", "username")
@@ -72,15 +65,16 @@ class GitLabIssue(ForgeIssue):
         site = not url_problem(given) and httpx.URL(given).path in ("", "/")
         return f"{given}/api/v4" if site else given
 
-    def _locate(self, issue: str, url: str) -> IssueLocation:
-        match = _ISSUE_NAMING.parse(issue, url)
+    def _locate(self, match: re.Match[str]) -> str:
         self._is_merge_request = match["kind"] in ("!", "merge_requests")
         self._project_path = f"/projects/{quote(match['project'], safe='')}"
         self._user_ids: dict[str, str] = {}
         self._membership: dict[str, bool] = {}
-        name = f"{match['project']}{'!' if self._is_merge_request else '#'}{match['number']}"
-        path = f"{self._project_path}/{'merge_requests' if self._is_merge_request else 'issues'}/{match['number']}"
-        return IssueLocation(name, f"gitlab:{name}", path, f"{path}/notes")
+        self._path = (
+            f"{self._project_path}/{'merge_requests' if self._is_merge_request else 'issues'}/{match['number']}"
+        )
+        self._comments_path = f"{self._path}/notes"
+        return f"gitlab:{match['project']}{'!' if self._is_merge_request else '#'}{match['number']}"
 
     def _headers(self, token: str) -> dict[str, str]:
         return {"private-token": token} if token else {}
