@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -15,9 +15,23 @@ from replanning import Alternative, Answer, Plan, PlanRun, Question, ReplanReque
 from replanning.decision import AlternativeProvider, HumanGate
 from replanning.environment import Clock
 from replanning.errors import PlanError, Problem, StoreError
-from replanning.journal import InboxMessage, Lease, MemoryStore, Record, RunInfo, RunStore, ToolOutcome, Usage
-from replanning.plan import JsonObject, RunId
+from replanning.journal import MemoryStore, RunStore, Usage
+from replanning.plan import JsonObject
 from replanning.testing.scripted import ExecutorCall, ScriptedGate, ScriptStep, hangs, raises, returns
+
+
+def _flaky(operation: str) -> Any:
+    """Return a method that forwards to the other store, unless it is time to fail."""
+
+    def call(self: FlakyStore, *args: Any, **kwargs: Any) -> Any:
+        self._calls[operation] += 1
+        number = self._calls[operation]
+        if self._fails(operation, number):
+            self.failures += 1
+            raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
+        return getattr(self._store, operation)(*args, **kwargs)
+
+    return call
 
 
 class FlakyStore(RunStore):
@@ -54,63 +68,18 @@ class FlakyStore(RunStore):
     def __repr__(self) -> str:
         return f"<FlakyStore before {self._store!r} failures={self.failures}>"
 
-    def _forward(self, operation: str) -> RunStore:
-        self._calls[operation] += 1
-        number = self._calls[operation]
-        if self._fails(operation, number):
-            self.failures += 1
-            raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
-        return self._store
-
-    def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Create an empty journal, or fail."""
-        return self._forward("create").create(run, owner, at, ttl)
-
-    def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        """Take over a run, or fail."""
-        return self._forward("acquire").acquire(run, owner, at, ttl)
-
-    def renew(self, lease: Lease, at: float, ttl: float) -> None:
-        """Extend the lease, or fail."""
-        self._forward("renew").renew(lease, at, ttl)
-
-    def release(self, lease: Lease) -> None:
-        """Give up the run, or fail."""
-        self._forward("release").release(lease)
-
-    def append(self, lease: Lease, record: Record) -> None:
-        """Append a record, or fail."""
-        self._forward("append").append(lease, record)
-
-    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
-        """Return the records of a run, or fail."""
-        return self._forward("read").read(run, after)
-
-    def runs(self) -> Sequence[RunInfo]:
-        """Return all runs, or fail."""
-        return self._forward("runs").runs()
-
-    def post(self, run: RunId, message: InboxMessage) -> None:
-        """Leave a message, unless it is time to fail."""
-        self._forward("post").post(run, message)
-
-    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
-        """The messages, unless it is time to fail."""
-        return self._forward("inbox").inbox(run)
-
-    def discard(self, lease: Lease, messages: Sequence[int]) -> None:
-        """Remove messages, or fail."""
-        self._forward("discard").discard(lease, messages)
-
-    def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
-        """Add outcomes, or fail."""
-        self._forward("add_outcomes").add_outcomes(outcomes)
-
-    def outcomes(
-        self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
-    ) -> Sequence[ToolOutcome]:
-        """Return the last outcomes, or fail."""
-        return self._forward("outcomes").outcomes(tool=tool, capability=capability, limit=limit)
+    create = _flaky("create")
+    acquire = _flaky("acquire")
+    renew = _flaky("renew")
+    release = _flaky("release")
+    append = _flaky("append")
+    read = _flaky("read")
+    runs = _flaky("runs")
+    post = _flaky("post")
+    inbox = _flaky("inbox")
+    discard = _flaky("discard")
+    add_outcomes = _flaky("add_outcomes")
+    outcomes = _flaky("outcomes")
 
     def close(self) -> None:
         """Close the other store."""
@@ -181,36 +150,28 @@ class FaultSchedule:
         """
         known = {ANY_TASK, *(task.id for task in plan.tasks), *(task.tool for task in plan.tasks if task.tool)}
         known |= {tool.name for tool in plan.tools}
+        by_task = ("fail", "flaky", "hang")
         problems = [
             Problem(f"faults.{name}", f"the plan has no task or tool {key!r}; name one, or {ANY_TASK!r} for all")
-            for name in ("fail", "flaky", "hang", "durations", "outputs")
+            for name in (*by_task, "durations", "outputs")
             for key in getattr(self, name)
             if key not in known
         ]
+        chances = {f"{name}.{key}": chance for name in by_task for key, chance in getattr(self, name).items()}
+        chances |= {name: getattr(self, name) for name in ("provider_fail", "provider_hang", "store_fail")}
         problems += [
-            Problem(place, f"expected a probability from 0 to 1, got {chance!r}")
-            for place, chance in self._chances()
+            Problem(f"faults.{place}", f"expected a probability from 0 to 1, got {chance!r}")
+            for place, chance in chances.items()
             if not 0 <= chance <= 1
         ]
+        durations = {f"durations.{key}": duration for key, duration in self.durations.items()}
         problems += [
-            Problem(place, f"expected seconds, or a range of seconds, got {duration!r}")
-            for place, duration in self._durations()
+            Problem(f"faults.{place}", f"expected seconds, or a range of seconds, got {duration!r}")
+            for place, duration in {**durations, "store_outage": self.store_outage}.items()
             if not 0 <= _bounds(duration)[0] <= _bounds(duration)[1]
         ]
         if problems:
             raise PlanError(problems)
-
-    def _chances(self) -> Iterator[tuple[str, float]]:
-        for name in ("fail", "flaky", "hang"):
-            for key, chance in getattr(self, name).items():
-                yield f"faults.{name}.{key}", chance
-        for name in ("provider_fail", "provider_hang", "store_fail"):
-            yield f"faults.{name}", getattr(self, name)
-
-    def _durations(self) -> Iterator[tuple[str, Duration]]:
-        for key, duration in self.durations.items():
-            yield f"faults.durations.{key}", duration
-        yield "faults.store_outage", self.store_outage
 
     def draw(self, plan: Plan, seed: int, clock: Clock, *, root_of: Callable[[str], str] = str) -> RunFaults:
         """Draw the faults of one run.
@@ -246,11 +207,11 @@ class RunFaults:
         """Return the step of an attempt; the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
         keys = (task.id, task.tool, ANY_TASK)
-        if self._chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
+        if self.chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
             return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=self._duration(call))
-        if self._chance("hang", task.id, call.number) < _first_match(schedule.hang, keys, 0.0):
+        if self.chance("hang", task.id, call.number) < _first_match(schedule.hang, keys, 0.0):
             return hangs()
-        if self._chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
+        if self.chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=self._duration(call))
         root = self._root_of(task.id)
         output = _first_match(schedule.outputs, (task.id, root, task.tool, ANY_TASK), self._synthetic_outputs.get(root))
@@ -259,14 +220,6 @@ class RunFaults:
     def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
         """Return the provider with its faults."""
         return _FaultyProvider(provider, self)
-
-    def provider_step(self, name: str, number: int) -> ScriptStep | None:
-        """Return the fault of a request to a provider, if any."""
-        if self._chance("provider hang", name, number) < self.schedule.provider_hang:
-            return hangs()
-        if self._chance("provider fail", name, number) < self.schedule.provider_fail:
-            return raises(RuntimeError(f"request {number} to {name!r} was made to fail"))
-        return None
 
     def wrap_store(self, store: RunStore) -> RunStore:
         """Return the store with its outages, which begin after the first record of a run."""
@@ -278,7 +231,7 @@ class RunFaults:
             nonlocal until
             if operation != "append" or number == 1:
                 return False
-            if self._clock.now() >= until and self._chance("store", number) < self.schedule.store_fail:
+            if self._clock.now() >= until and self.chance("store", number) < self.schedule.store_fail:
                 until = self._clock.now() + self._sample(self.schedule.store_outage, "outage", number)
             return self._clock.now() < until
 
@@ -286,9 +239,8 @@ class RunFaults:
 
     def gate(self) -> HumanGate | None:
         """Return the gate that answers questions, if any."""
-        if self.schedule.answers is None:
-            return None
-        return ScriptedGate(self.schedule.answers, clock=self._clock)
+        answers = self.schedule.answers
+        return None if answers is None else ScriptedGate(answers, clock=self._clock)
 
     def _duration(self, call: ExecutorCall) -> float:
         duration = _first_match(self.schedule.durations, (call.task.id, call.task.tool, ANY_TASK), 1.0)
@@ -296,10 +248,10 @@ class RunFaults:
 
     def _sample(self, duration: Duration, *what: object) -> float:
         least, most = _bounds(duration)
-        return least if least == most else round(least + (most - least) * self._chance(*what), 3)
+        return least if least == most else round(least + (most - least) * self.chance(*what), 3)
 
-    def _chance(self, *what: object) -> float:
-        # Seeded by the subject, so that one draw never shifts another.
+    def chance(self, *what: object) -> float:
+        """Return a number from 0 to 1 that is seeded by its subject, so that one draw never shifts another."""
         return Random("/".join(map(str, (self.seed, *what)))).random()
 
 
@@ -320,11 +272,11 @@ class _FaultyProvider:
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return the proposals of the provider, or fail or hang."""
         self._requests += 1
-        step = self._faults.provider_step(self.name, self._requests)
-        if step is not None and step.error is not None:
-            raise step.error
-        if step is not None:
+        schedule, number = self._faults.schedule, self._requests
+        if self._faults.chance("provider hang", self.name, number) < schedule.provider_hang:
             await anyio.sleep_forever()
+        if self._faults.chance("provider fail", self.name, number) < schedule.provider_fail:
+            raise RuntimeError(f"request {number} to {self.name!r} was made to fail")
         return await self._provider.propose(request)
 
 

@@ -212,22 +212,19 @@ class _Simulation:
         self._run: PlanRun | None = None
 
     async def play(self, factory: EngineFactory) -> SimulatedRun:
+        environment = virtual_environment(self._seed, clock=self._clock)
+        store, gate = self._faults.wrap_store(self._store), self._faults.gate()
         async with self._clock:
-            engine = self._engine(factory)
+            engine = factory(environment=environment, store=store, gate=gate)
+            if self._schedule.provider_fail or self._schedule.provider_hang:
+                paths = engine.generator.path_generator
+                paths.providers = tuple(map(self._faults.wrap_provider, paths.providers))
             try:
                 async with engine.open(self._plan) as self._run:
                     await self._drive(self._run)
             except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
                 self._abnormal_end = "crashed", f"{type(error).__name__}: {error}"
             return self._summary()
-
-    def _engine(self, factory: EngineFactory) -> ReplanningEngine:
-        environment = virtual_environment(self._seed, clock=self._clock)
-        engine = factory(environment=environment, store=self._faults.wrap_store(self._store), gate=self._faults.gate())
-        if self._schedule.provider_fail or self._schedule.provider_hang:
-            paths = engine.generator.path_generator
-            paths.providers = tuple(map(self._faults.wrap_provider, paths.providers))
-        return engine
 
     async def _drive(self, run: PlanRun) -> None:
         async with anyio.create_task_group() as around:

@@ -247,17 +247,16 @@ async def test_no_patience(clock: VirtualClock) -> None:
 async def test_other_peoples_errors() -> None:
     """A store that raises errors of its own is a failing store, whichever operation it fails in."""
 
-    class Odd(FlakyStore):
-        durable = True
-
-        def _forward(self, operation: str) -> RunStore:
-            if operation not in ("create", "append", "read"):
-                raise OSError(f"no {operation} today")
-            return super()._forward(operation)
+    def odd(operation: str, number: int) -> bool:
+        if operation not in ("create", "append", "read"):
+            raise OSError(f"no {operation} today")
+        return False
 
     async with VirtualClock() as clock:
         work = ScriptedExecutor(default=returns(after=100), clock=clock)
-        result = await make_engine(again, store=Odd(durable=True), clock=clock).execute(chain("a"), work)
+        result = await make_engine(again, store=FlakyStore(fails=odd, durable=True), clock=clock).execute(
+            chain("a"), work
+        )
     assert result.status == "succeeded"
     refusing = Refusing(lambda record: OSError("cable") if record.seq == 2 else None)
     async with VirtualClock() as clock:
