@@ -63,7 +63,7 @@ def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[Context
     if world.closed_world:
         feasibility = world.feasibility()
         missing = feasibility.missing_goal_facts
-        tasks = world.tasks_related_to(missing, feasibility)
+        tasks = feasibility.tasks_related_to(missing)
     else:
         missing = [fact for fact in goal.facts if fact not in view.facts and _is_lost_for_goal(fact, view)]
     if missing:
@@ -128,7 +128,7 @@ def _closed_world_triggers(ceased: Sequence[str], view: PlanView) -> Iterator[Co
     unmet = frozenset(feasibility.unmet_facts())
     if lost := tuple(fact for fact in ceased if fact in unmet):
         stuck = tuple(step.id for step in feasibility.stuck)
-        yield _lost_facts_trigger(lost, world.tasks_related_to_stuck(feasibility), stuck)
+        yield _lost_facts_trigger(lost, feasibility.tasks_related_to_stuck(), stuck)
 
 
 def _lost_facts_trigger(lost: tuple[str, ...], tasks: Sequence[str], dependents: Sequence[str]) -> ContextChanged:

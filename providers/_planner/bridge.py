@@ -231,7 +231,8 @@ def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
         return world
     added = {fact for step in world.steps for fact in step.action.adds}
     assumed = (fact for step in world.steps for fact in step.action.facts if fact in step.action.requires - added)
-    return world._replace(facts=tuple(dict.fromkeys([*world.facts, *assumed])))
+    facts = tuple(dict.fromkeys([*world.facts, *assumed]))
+    return StripsProblem(facts, world.steps, world.goal, world.closed_world)
 
 
 async def _group_problems(

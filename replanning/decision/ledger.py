@@ -257,12 +257,10 @@ class Ledger:
             self._waited_seconds += max(0.0, at - self._waiting_since)
             self._waiting_since = None
 
-    def _on_person_asked(self, body: ReplanRequested, at: float) -> None:
+    def _on_message(self, body: ReplanRequested | GoalChanged, at: float) -> None:
         self.last_message_id = max(self.last_message_id, body.message)
-
-    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
-        self.last_message_id = max(self.last_message_id, body.message)
-        self.quiescent_at = None  # it was reported for another goal
+        if isinstance(body, GoalChanged):
+            self.quiescent_at = None  # it was reported for another goal
 
     def _on_charged(self, body: UsageCharged, at: float) -> None:
         self.budget_tracker.spent += body.usage
@@ -297,8 +295,8 @@ LEDGER_RECORD_HANDLERS: dict[type[RecordBody], Callable[..., None]] = {
     TriggerAttached: Ledger._on_trigger_attached,
     QuestionReminded: Ledger._on_question_reminded,
     QuestionAnswered: Ledger._on_question_answered,
-    GoalChanged: Ledger._on_goal_changed,
-    ReplanRequested: Ledger._on_person_asked,
+    GoalChanged: Ledger._on_message,
+    ReplanRequested: Ledger._on_message,
     UsageCharged: Ledger._on_charged,
     RunQuiescent: Ledger._on_quiescent,
     RunPaused: Ledger._on_paused,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from replanning.live.draft import Draft
 from replanning.live.graph import FactIndex
@@ -15,6 +15,10 @@ from replanning.plan.types import TaskId
 
 MIN_SUBGRAPH_LIMIT: Final = 1_000
 """Number of tasks that are always followed; a part with more than this and a quarter of the plan is not reduced."""
+
+
+Subgraph = tuple[frozenset[TaskId], frozenset[str]]
+"""Part of a plan that is related to some tasks and facts, and all facts of that part."""
 
 
 def strips_problem(
@@ -32,29 +36,19 @@ def strips_problem(
         facts: see `tasks`.
     """
     if draft is not None:
-        return _build_problem(live, draft, relevant_subgraph(live, draft, tasks, facts))
+        return _build_problem(live, draft, _relevant_subgraph(live, draft, tasks, facts))
     subject = frozenset(tasks), frozenset(facts)
     if subject not in live.strips_problems:
         draft = Draft(live)
-        part = relevant_subgraph(live, draft, *subject)
+        part = _relevant_subgraph(live, draft, *subject)
         live.strips_problems[subject] = (
             strips_problem(live) if part is None and any(subject) else _build_problem(live, draft, part)
         )
     return live.strips_problems[subject]
 
 
-class RelevantSubgraph(NamedTuple):
-    """Part of a plan that is related to some tasks and facts."""
-
-    tasks: frozenset[TaskId]
-    facts: frozenset[str]
-
-
-def _build_problem(live: LivePlan, draft: Draft, part: RelevantSubgraph | None) -> StripsProblem:
-    if part is None:
-        task_ids = [*(entry.id for entry in live), *draft.new_tasks]
-    else:
-        task_ids = [i for i in part.tasks if i in draft]
+def _build_problem(live: LivePlan, draft: Draft, part: Subgraph | None) -> StripsProblem:
+    task_ids = [*live.entries, *draft.new_tasks] if part is None else [i for i in part[0] if i in draft]
     states = {i: state for i in task_ids if (state := draft.state(i)) not in FINISHED and draft.exists(i)}
     order = sorted(states, key=lambda i: (states[i] is not TaskState.RUNNING, *draft.position(i)))
     steps = []
@@ -67,13 +61,13 @@ def _build_problem(live: LivePlan, draft: Draft, part: RelevantSubgraph | None) 
         waits_for = [d for d in draft.follow_replacements(task.depends_on) if draft.state(d) not in SATISFIED]
         startable = states[task_id] not in STUCK and (tool is None or tool.available)
         steps.append(StripsStep(task_id, task.tool, arguments, action, tuple(waits_for), running, startable))
-    goal = tuple(fact for fact in live.goal.facts if part is None or fact in part.facts)
+    goal = tuple(fact for fact in live.goal.facts if part is None or fact in part[1])
     return StripsProblem(tuple(live.facts), tuple(steps), goal, live.plan.facts is not None)
 
 
-def relevant_subgraph(
+def _relevant_subgraph(
     live: LivePlan, draft: Draft, tasks: Collection[TaskId], facts: Collection[str]
-) -> RelevantSubgraph | None:
+) -> Subgraph | None:
     """Return all unfinished tasks and facts related to some of them, however indirectly; None if it is most of the plan.
 
     Tasks are related if one depends on the other, or if they share a fact that one of them changes.
@@ -107,7 +101,7 @@ def relevant_subgraph(
             stack += (i for i in entry.dependent_ids() if live.entry(i).state not in FINISHED)
             if entry.task is not task:
                 stack += _tasks_sharing_facts(live, index, entry.task, seen_facts)
-    return RelevantSubgraph(frozenset(seen), frozenset(seen_facts)) if len(seen) <= limit else None
+    return (frozenset(seen), frozenset(seen_facts)) if len(seen) <= limit else None
 
 
 def _tasks_sharing_facts(live: LivePlan, index: FactIndex, task: Task, seen_facts: set[str]) -> Iterator[TaskId]:

@@ -104,12 +104,3 @@ def transition(state: TaskState, event: TaskEvent, subject: str = "a task") -> T
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransition(state, event, subject) from None
-
-
-def mermaid_diagram() -> str:
-    """Return the table as a Mermaid state diagram, for the documentation."""
-    arrows: dict[tuple[TaskState, TaskState], list[str]] = {}
-    for (state, event), follows in TRANSITIONS.items():
-        arrows.setdefault((state, follows), []).append(event)
-    lines = [f"    {state} --> {follows}: {' / '.join(events)}" for (state, follows), events in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> PENDING", *lines]) + "\n"

@@ -7,7 +7,8 @@ removes facts, then adds facts; a fact that is not known to hold does not hold. 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -103,6 +104,20 @@ class Feasibility(NamedTuple):
         """Return the executable and stuck steps in independent groups."""
         return connected_components((*self.executable, *self.stuck), frozenset(self.unmet_facts()))
 
+    def tasks_related_to(self, facts: Collection[str]) -> tuple[TaskId, ...]:
+        """Return the unstarted tasks in every group of steps that uses one of the facts."""
+        changed = frozenset(facts)
+        return self._unstarted_tasks(lambda step: not changed.isdisjoint(step.action.facts))
+
+    def tasks_related_to_stuck(self) -> tuple[TaskId, ...]:
+        """Return the unstarted tasks in every group of steps with a stuck one."""
+        stuck = {step.id for step in self.stuck}
+        return self._unstarted_tasks(lambda step: step.id in stuck)
+
+    def _unstarted_tasks(self, concerns: Callable[[StripsStep], bool]) -> tuple[TaskId, ...]:
+        groups = [group for group in self.components() if any(map(concerns, group))]
+        return tuple(step.id for group in groups for step in group if not step.running)
+
     def unmet_facts(self) -> tuple[str, ...]:
         """Return the missing preconditions of stuck steps and the missing facts of the goal."""
         needed = [fact for step in self.stuck for fact in sorted(step.action.requires - self.final_facts)]
@@ -120,18 +135,17 @@ class Feasibility(NamedTuple):
         return ""
 
 
-class _StripsFields(NamedTuple):
-    facts: tuple[str, ...]
-    steps: tuple[StripsStep, ...]
-    goal: tuple[str, ...]
-    closed_world: bool
-
-
-class StripsProblem(_StripsFields):
+@dataclass(frozen=True)
+class StripsProblem:
     """Planning problem: the facts that hold now, the remaining steps in plan order, and the goal.
 
     `closed_world` is true for a plan that states its facts: any other fact does not hold.
     """
+
+    facts: tuple[str, ...]
+    steps: tuple[StripsStep, ...]
+    goal: tuple[str, ...]
+    closed_world: bool
 
     def feasibility(self, *, strict: bool = False) -> Feasibility:
         """Simulate the steps, each as soon as it can be executed; computed once.
@@ -150,18 +164,6 @@ class StripsProblem(_StripsFields):
     @cached_property
     def _strict(self) -> Feasibility:
         return _simulate(self, strict=True)
-
-    def tasks_related_to(self, facts: Collection[str], result: Feasibility) -> tuple[TaskId, ...]:
-        """Return the unstarted tasks in every group of steps that uses one of the facts."""
-        changed = frozenset(facts)
-        groups = [group for group in result.components() if any(not changed.isdisjoint(s.action.facts) for s in group)]
-        return tuple(step.id for group in groups for step in group if not step.running)
-
-    def tasks_related_to_stuck(self, result: Feasibility) -> tuple[TaskId, ...]:
-        """Return the unstarted tasks in every group of steps with a stuck one."""
-        stuck = {step.id for step in result.stuck}
-        groups = [group for group in result.components() if any(step.id in stuck for step in group)]
-        return tuple(step.id for group in groups for step in group if not step.running)
 
 
 def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
@@ -258,18 +260,13 @@ def connected_components(steps: Sequence[StripsStep], lacking: Collection[str] =
     return list(components.values())
 
 
-def regress(goal: Iterable[str], steps: Sequence[GroundAction]) -> Iterator[frozenset[str] | None]:
-    """Yield the facts that must hold before each suffix of steps for it to reach the goal, the shortest suffix first.
-
-    None for a suffix that cannot reach it because a step removes a fact needed after it; longer ones cannot either.
-    """
-    return iter(regress_at(goal, steps, range(len(steps) + 1)).values())
-
-
 def regress_at(
     goal: Iterable[str], steps: Sequence[GroundAction], places: Collection[int] = (0,)
 ) -> dict[int, frozenset[str] | None]:
-    """Regress only to the suffixes that begin at some places, by place; all suffixes of a long plan take much memory."""
+    """Return the facts that must hold before the suffixes of steps that begin at some places, for them to reach a goal.
+
+    None for a suffix that cannot reach it because a step removes a fact needed after it; longer ones cannot either.
+    """
     needed = set(goal)
     possible = True
     needed_at: dict[int, frozenset[str] | None] = {}

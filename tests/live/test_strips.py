@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from replanning import Goal
 from replanning.journal import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
 from replanning.live import GroundAction, PlanView, StripsProblem, StripsStep
-from replanning.live.strips import artifact_fact, connected_components, regress, regress_at
+from replanning.live.strips import artifact_fact, connected_components, regress_at
 from replanning.plan.json_values import as_text
 from replanning.plan.references import compile_fact_pattern, fill_placeholders, normalise_fact, placeholders
 from tests.support.live import JournaledPlan, journaled, modify, replace, task, tool
@@ -106,10 +106,10 @@ def test_tasks_related_to_stuck_steps() -> None:
         step("paint", action("o", "p")),
     )
     world = StripsProblem(("r",), steps, (), closed_world=True)
-    assert world.tasks_related_to(["p"], world.feasibility()) == ("other", "paint")
-    assert world.tasks_related_to_stuck(world.feasibility()) == ()
+    assert world.feasibility().tasks_related_to(["p"]) == ("other", "paint")
+    assert world.feasibility().tasks_related_to_stuck() == ()
     lost = StripsProblem((), steps, (), closed_world=True)
-    assert lost.tasks_related_to_stuck(lost.feasibility()) == ("make", "ship")
+    assert lost.feasibility().tasks_related_to_stuck() == ("make", "ship")
 
 
 def test_components() -> None:
@@ -131,24 +131,19 @@ letters = st.text("abcd", max_size=2)
 @given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, letters)
 def test_regression_is_right(uses: list[GroundAction], goal: str, start: str) -> None:
     """A sequence of actions reaches the goal exactly if the regressed facts hold at its start."""
-    needed = list(regress(goal, uses))[-1]
+    needed = regress_at(goal, uses)[0]
     facts, possible = frozenset(start), True
     for one in uses:
         possible = possible and one.requires <= facts
         facts = one.apply(facts)
-    assert (possible and facts >= set(goal)) is (needed is not None and facts_hold(needed, start))
-
-
-def facts_hold(needed: frozenset[str], start: str) -> bool:
-    """Return whether all needed facts hold at the start."""
-    return needed <= set(start)
+    assert (possible and facts >= set(goal)) is (needed is not None and needed <= set(start))
 
 
 @given(st.lists(st.builds(action, letters, letters, letters), max_size=4), letters, st.sets(st.integers(0, 4)))
 def test_regression_to_some_places(uses: list[GroundAction], goal: str, places: set[int]) -> None:
-    """Regression to some suffixes gives the same facts as regression to all."""
-    every = dict(zip(range(len(uses), -1, -1), regress(goal, uses), strict=True))
-    assert regress_at(goal, uses, places) == {place: every[place] for place in every.keys() & places}
+    """Regression to some suffixes gives the same facts as regression of each by itself."""
+    each = {place: regress_at(goal, uses[place:])[0] for place in places if place <= len(uses)}
+    assert regress_at(goal, uses, places) == each
 
 
 # Planning problem of a plan

@@ -115,7 +115,7 @@ async def proposals(plan: str, *done: str, ceased: list[str]) -> tuple[Sequence[
         run.observe(ceased=ceased)
         view = PlanView(run.live)
         standing = view.strips_problem().feasibility()
-        tasks = view.strips_problem().tasks_related_to_stuck(standing)
+        tasks = standing.tasks_related_to_stuck()
         trigger = ContextChanged(tasks=tasks, facts=standing.unmet_facts())
         found = await RepairProvider().propose(ReplanRequest((trigger,), view, 3, 1e12))
         run.pause()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from replanning import Goal, Plan, Task, ToolSpec
 from replanning.changes import (
@@ -38,6 +39,7 @@ from replanning.live.strips import GroundAction, ground_action
 from replanning.plan.references import resolve_references
 
 _OF_THIS_PROCESS = frozenset({"claim", "pass_over_count", "reserved"})
+_DELAYED = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 _LINKS = frozenset({"parent", "dependents", "sinks", "sink_of"})
 
 
@@ -200,8 +202,8 @@ def full_state(live: LivePlan) -> dict[str, object]:
     }
 
 
-def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, object]:
-    """Return the state of a live plan that its journal restores; with `now`, as after `advance(now)`."""
+def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]:
+    """Return the state of a live plan that its journal restores; with `now`, as it is once `advance(now)` was called."""
     return {
         "tasks": {entry.id: _entry(entry, now) for entry in live},
         "counts": _counts(live, now),
@@ -227,19 +229,21 @@ def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
         elif name not in _OF_THIS_PROCESS:
             found[name] = value
     found["state"] = _state(entry, now)
+    if now is not None and (entry.not_before or 0.0) <= now:
+        found["not_before"] = None
     return found
 
 
 def _state(entry: TaskEntry, now: float | None) -> TaskState:
-    waited = now is not None and entry.state is TaskState.BACKOFF and (entry.not_before or 0.0) <= now
-    return TaskState.READY if waited else entry.state
+    """Return the state of a task, READY if it has waited for its next attempt until now."""
+    if now is None or entry.state not in _DELAYED or entry.not_before is None:
+        return entry.state
+    return TaskState.READY if entry.not_before <= now else entry.state
 
 
 def _counts(live: LivePlan, now: float | None) -> dict[TaskState, int]:
-    counts = dict.fromkeys(TaskState, 0)
-    if now is None:
-        return dict(live.counts)
-    for entry in live:
+    counts = dict.fromkeys(TaskState, 0) if now is not None else dict(live.counts)
+    for entry in live if now is not None else ():
         counts[_state(entry, now)] += 1
     return counts
 

@@ -1,20 +1,39 @@
-"""Plays simulated runs, and says everything that is wrong with them."""
+"""Plays simulated runs, and says everything that is wrong with them, from outside and, once they have ended, inside."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import anyio
 
-from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext
+from replanning import Plan, PlanRun, ReplanningEngine, ReplanningError, TaskContext
+from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
 from replanning.errors import NotRunning, StoreError
-from replanning.journal import MemoryStore, Record, RunEnded, RunStore, dump_body
+from replanning.journal import (
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    MemoryStore,
+    PlanRevised,
+    Record,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+    RunStore,
+    TriggerFired,
+    UsageCharged,
+    dump_body,
+)
 from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
-from tests.support.simulation_checks import problems_of
+from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.live import inconsistencies
+from tests.support.run_model import RunModel
 from tests.support.simulation_world import RUN, World
 
 HALF_A_DAY: Final = 12 * 3600.0
@@ -163,3 +182,177 @@ def main(first: int, stop: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+
+
+# What is wrong
+
+LOST = "an output that is not JSON"
+
+
+def problems_of(world: World, records: Sequence[Record], at: float) -> list[str]:
+    """Everything that is wrong."""
+    run = world.run
+    return [
+        *invariant_violations(records),
+        *replay_differences(run, records, at),
+        *_handed_on(world, records),
+        *_outputs(run, records),
+        *_overspent(records),
+        *_disturbed(world, records),
+        *inconsistencies(run.live),
+        *(out_of_order(records) if world.orderly else ()),
+        *([f"{world.active} pieces of work go on after the end"] if world.active else []),
+    ]
+
+
+def _models(records: Sequence[Record]) -> Iterator[tuple[RunModel, Record]]:
+    """The run after each record, as a model that knows nothing of the library sees it."""
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
+    model = RunModel(opened.plan)
+    for record in records:
+        model.apply(record)
+        if isinstance(record.body, AttemptSucceeded) and not record.body.recoverable:
+            model.tasks[record.body.task].output = LOST
+        yield model, record
+
+
+def _handed_on(world: World, records: Sequence[Record]) -> Iterator[str]:
+    """Results and arguments reach work through the lineage of what it depends on."""
+    seen = {call.attempt: call for call in world.seen}
+    for model, record in _models(records):
+        body = record.body
+        if isinstance(body, AttemptStarted) and body.attempt in seen:
+            call = seen.pop(body.attempt)
+            needed = {dep: model.result(dep) for dep in model.tasks[body.task].task.depends_on}
+            expected = {dep: result for dep, result in needed.items() if LOST not in repr(result)}
+            if any(call.results.get(dep) != result for dep, result in expected.items()):
+                yield f"{body.attempt!r} was given {call.results}, expected {expected}"
+            for name, value in call.arguments.items():
+                dep = name.removeprefix("from-")
+                if dep in expected and value != expected[dep]["mark"]:
+                    yield f"{body.attempt!r} has the argument {name} = {value!r}, expected that of {expected[dep]}"
+    if seen:
+        yield f"work was done for {list(seen)}, which never started according to the journal"
+
+
+def _outputs(run: PlanRun, records: Sequence[Record]) -> Iterator[str]:
+    """The result has the outputs of what was done, under the ids of the original tasks."""
+    *_, (model, _) = _models(records)
+    expected = {i: model.result(i) for i, task in model.tasks.items() if task.root == i and model.is_satisfied(i)}
+    outputs = run.result.outputs
+    for task_id in dict.fromkeys([*expected, *outputs]):
+        if LOST in repr(expected.get(task_id)):
+            continue
+        if (task_id in expected) != (task_id in outputs) or outputs[task_id] != expected[task_id]:
+            yield f"the output of {task_id!r} is {outputs.get(task_id)!r}, expected {expected.get(task_id)!r}"
+
+
+def _overspent(records: Sequence[Record]) -> Iterator[str]:
+    """What providers use stays within the budget."""
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
+    budget = opened.plan.budget
+    spent = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
+    asked = [
+        record.body.usage for record in records if isinstance(record.body, UsageCharged) and not record.body.attempt
+    ]
+    if budget is None or len(asked) != len(spent):
+        return  # work is not asked before it spends
+    for name in ("calls", "tokens", "money"):
+        limit = getattr(budget, name)
+        total = sum(getattr(usage, name) for usage in spent)
+        if limit is not None and total > limit + 1e-9:
+            yield f"{total:g} {name} were spent, the budget is {limit:g}"
+
+
+def _disturbed(world: World, records: Sequence[Record]) -> Iterator[str]:
+    """Work is cut off only by its deadline, by its cancellation, or with the run."""
+    ended = {r.body.attempt for r in records if isinstance(r.body, AttemptTimedOut | AttemptInterrupted)}
+    cancelled = {
+        c.task_id for r in records if isinstance(r.body, PlanRevised) for c in r.body.changes if c.kind == "cancel"
+    }
+    turns = [r.body for r in records if isinstance(r.body, RunEnded | RunResumed)]
+    last = turns[-1] if turns and isinstance(turns[-1], RunEnded) else None  # of the life that was seen last
+    for attempt in world.cut:
+        task = attempt.rpartition("#")[0]
+        with_run = last is None or last.status in ("aborted", "paused") or task in last.cancelled
+        if attempt not in ended and task not in cancelled and not with_run:
+            yield f"{attempt!r} was cut off for no reason"
+
+
+# The order in which ready tasks are started
+
+
+class Places:
+    """The places of tasks in the queue: priority, then insertion, unless they were reordered."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._places = {task.id: (task.priority, number) for number, task in enumerate(plan.tasks)}
+
+    def __getitem__(self, task_id: str) -> tuple[int, int]:
+        return self._places[task_id]
+
+    def follow(self, changes: Sequence[PlanChange]) -> None:
+        """What changes do to the places."""
+        for change in changes:
+            new = (
+                change.tasks
+                if isinstance(change, ReplaceTask)
+                else [change.task]
+                if isinstance(change, AddTask)
+                else []
+            )
+            for task in new:
+                self._places[task.id] = (task.priority, len(self._places))
+            if isinstance(change, ModifyTask) and isinstance(priority := change.fields.get("priority"), int):
+                self._places[change.task_id] = (priority, self._places[change.task_id][1])
+            if isinstance(change, ReorderTasks):
+                places = sorted(self._places[task_id] for task_id in change.order)
+                self._places |= dict(zip(change.order, places, strict=True))
+
+
+def out_of_order(records: Sequence[Record]) -> Iterator[str]:
+    """Tasks that were started although another that could start had its place before them.
+
+    Left aside are tasks that a trigger is about, which may be held while it is considered, and at the moment of a
+    resume those whose wait for another attempt is over, which the timer makes ready.
+    """
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
+    model, places = RunModel(opened.plan), Places(opened.plan)
+    concerned: set[str] = set()
+    resumed = 0.0
+    for record in records[1:]:
+        body = record.body
+        if isinstance(body, TriggerFired):
+            concerned.update(body.trigger.tasks)
+        elif isinstance(body, RunResumed):
+            resumed = record.at
+        elif isinstance(body, AttemptStarted):
+            able = [i for i in _could_start(model, record.at) if record.at > resumed or not model.tasks[i].due]
+            first = min(able, key=places.__getitem__, default=body.task)
+            if places[first] < places[body.task] and first not in concerned:
+                yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
+        model.apply(record)
+        if isinstance(body, PlanRevised):
+            places.follow(body.changes)
+
+
+def _could_start(model: RunModel, at: float) -> Iterator[str]:
+    used: dict[str, float] = {}
+    for task_id in model.running():
+        for name, amount in model.demand(task_id).items():
+            used[name] = used.get(name, 0.0) + amount
+    for task_id, task in model.tasks.items():
+        if (
+            task.state != "waiting"
+            or task.due >= at
+            or model.open_questions(task_id)
+            or model.unmet_dependencies(task_id)
+        ):
+            continue
+        demand = model.demand(task_id).items()
+        fits = all(used.get(name, 0.0) + amount <= model.capacity.get(name, 0.0) for name, amount in demand)
+        if fits and model.available.get(task.task.tool or "", True):
+            yield task_id

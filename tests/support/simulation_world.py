@@ -1,11 +1,15 @@
-"""The world around a simulated run: work, providers, people, a store, and whatever else happens; drawn from a seed."""
+"""A world around a simulated run, drawn from a seed: plan, work, providers, people, store, and what else happens."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -14,6 +18,7 @@ import anyio
 from replanning import (
     Alternative,
     Answer,
+    Plan,
     PlanRun,
     PlanView,
     Question,
@@ -23,12 +28,26 @@ from replanning import (
     Settings,
     Task,
     TaskContext,
+    TaskState,
     TransientError,
 )
-from replanning.changes import parse_changes
+from replanning.changes import (
+    AbortRun,
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    RetryTask,
+    SkipTask,
+    parse_changes,
+)
 from replanning.journal import RunStore, Usage
 from replanning.journal.records import QuestionVerdict
-from replanning.plan import RunId
+from replanning.live import TaskView
+from replanning.plan import JsonObject, RunId
 from replanning.providers.repair import RepairProvider
 from replanning.testing import (
     FlakyStore,
@@ -40,8 +59,324 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.simulation_changes import EDITS, REPAIRS, Maker, random_alternatives
-from tests.support.simulation_plans import FACT, random_plan
+
+# Plans: every shape and field that a plan file can have, and shapes of real workflows
+
+REAL_SHAPES = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "wfinstances_open.json.gz"
+CONDITIONS = ("context.flag", "not context.flag", "context.level > 2", "context.level > 2 or context.flag")
+FACT = "made(it)"
+
+Edges = list[list[int]]
+"""For each task, the earlier tasks that it depends on."""
+
+
+def random_plan(rng: Random, *, real: bool = False) -> Plan:
+    """A plan, small as a rule."""
+    edges = real_edges(rng) if real else random_edges(rng)
+    resources: dict[str, float] = {"cpu": rng.choice([1, 2, 4]), "disk": 10} if rng.random() < 0.4 else {}
+    tools = _tools(rng, resources) if rng.random() < 0.7 else []
+    tasks = [_task(rng, number, needed, tools, resources) for number, needed in enumerate(edges)]
+    document: dict[str, object] = {
+        "goal": {"objective": "simulate"},
+        "context": {"flag": rng.random() < 0.7, "level": rng.randrange(6)},
+        "resources": resources,
+        "tools": tools,
+        "tasks": tasks,
+    }
+    if tools and rng.random() < 0.1:
+        document["facts"] = []
+        document["goal"] = {"objective": "simulate", "facts": [FACT], "stop_when_reached": rng.random() < 0.5}
+    if rng.random() < 0.15:
+        document["budget"] = rng.choice([{"calls": 3}, {"tokens": 250}, {"wall_clock": 60.0}, {"money": 1.0}])
+    if rng.random() < 0.1 and not any(task["depends_on"] for task in tasks):
+        document["sequential"] = True
+    return Plan.model_validate(document)
+
+
+def random_edges(rng: Random) -> Edges:
+    """A chain, a fan, a diamond, layers, loose tasks, or anything without a cycle."""
+    size = (
+        rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12, 12, 20]) if rng.random() < 0.97 else rng.randint(30, 120)
+    )
+    shape = rng.choice(["chain", "fan", "diamond", "layers", "loose", "any", "any"])
+    if shape == "chain":
+        return [[i - 1] if i else [] for i in range(size)]
+    if shape == "fan":
+        return [[], *([[0]] * (size - 1))]
+    if shape == "diamond":
+        return [[], *([[0]] * size), list(range(1, size + 1))]
+    if shape == "layers":
+        width = rng.randint(2, 4)
+        return [list(range((i // width - 1) * width, i // width * width)) if i >= width else [] for i in range(size)]
+    if shape == "loose":
+        return [[] for _ in range(size)]
+    return [sorted(rng.sample(range(i), min(i, rng.choice([0, 1, 1, 2, 3])))) for i in range(size)]
+
+
+@cache
+def _real() -> list[Edges]:
+    with gzip.open(REAL_SHAPES, "rt") as file:
+        return [_ordered([parents for _, _, parents in workflow["tasks"]]) for workflow in json.load(file)]
+
+
+def _ordered(edges: Edges) -> Edges:
+    """The same tasks, each after those that it depends on."""
+    place: dict[int, int] = {}
+    while len(place) < len(edges):
+        free = [i for i, needed in enumerate(edges) if i not in place and all(dep in place for dep in needed)]
+        place |= {task: len(place) + i for i, task in enumerate(free)}
+    return [sorted(place[dep] for dep in edges[task]) for task in place]
+
+
+def real_edges(rng: Random) -> Edges:
+    """The shape of a real workflow: some whole, of most the first tasks."""
+    edges = rng.choice(_real())
+    return edges if rng.random() < 0.05 else edges[: rng.choice([8, 15, 30, 60])]
+
+
+def _tools(rng: Random, resources: dict[str, float]) -> list[dict[str, object]]:
+    """Some tools, in pairs of equal capability."""
+    tools: list[dict[str, object]] = []
+    for number in range(rng.choice([2, 4, 6])):
+        tool: dict[str, object] = {"name": f"tool-{number}", "capability": f"skill-{number // 2}", "cost": 1.0 + number}
+        if resources and rng.random() < 0.3:
+            tool["resources"] = {"disk": 3}
+        if rng.random() < 0.05:
+            tool["dangerous"] = True
+        if rng.random() < 0.05:
+            tool["available"] = False
+        if rng.random() < 0.2:
+            tool["timeout"] = 25.0
+        if rng.random() < 0.5:
+            tool["adds"] = [FACT]
+        elif rng.random() < 0.1:
+            tool["removes"] = [FACT]
+        tools.append(tool)
+    return tools
+
+
+def _task(
+    rng: Random, number: int, needed: list[int], tools: list[dict[str, object]], resources: dict[str, float]
+) -> dict[str, object]:
+    task = random_body(rng, [f"t{i}" for i in needed], tools, resources)
+    task |= {"id": f"t{number}", "depends_on": [f"t{i}" for i in needed]}
+    if rng.random() < 0.2:
+        task["fallbacks"] = [random_body(rng, [], tools, resources) for _ in range(rng.choice([1, 2]))]
+    return task
+
+
+def random_body(
+    rng: Random, needed: list[str], tools: list[dict[str, object]], resources: dict[str, float]
+) -> dict[str, object]:
+    """Everything about a task but its id and what it depends on."""
+    body: dict[str, object] = {}
+    if tools:
+        body["tool"] = rng.choice(tools)["name"]
+    if resources and rng.random() < 0.5:
+        body["resources"] = {"cpu": rng.choice([0.5, 1, 1, resources["cpu"]])}
+    arguments = {f"from-{dep}": "${" + dep + ".output.mark}" for dep in needed if rng.random() < 0.4}
+    if rng.random() < 0.15:
+        arguments["level"] = "level ${context.level}"
+    choices = {
+        "arguments": (bool(arguments), arguments),
+        "priority": (rng.random() < 0.3, rng.randint(-2, 3)),
+        "timeout": (rng.random() < 0.3, rng.choice([3.0, 8.0, 20.0])),
+        "retry": (rng.random() < 0.3, _retry_policy(rng)),
+        "optional": (rng.random() < 0.15, True),
+        "idempotent": (rng.random() < 0.3, True),
+        "when": (rng.random() < 0.15, _condition(rng, needed)),
+    }
+    return body | {name: value for name, (wanted, value) in choices.items() if wanted}
+
+
+def _retry_policy(rng: Random) -> dict[str, object]:
+    return {
+        "max_attempts": rng.randint(1, 4),
+        "delay": rng.choice([0.0, 0.5, 5.0]),
+        "exponential": rng.random() < 0.5,
+        "jitter": rng.random() < 0.5,
+    }
+
+
+def _condition(rng: Random, needed: list[str]) -> str:
+    if needed and rng.random() < 0.4:
+        return f"results.{rng.choice(needed)}.number > {rng.randrange(10)}"
+    return "context.missing" if rng.random() < 0.05 else rng.choice(CONDITIONS)
+
+
+# Changes of a running plan: sensible ones, and all the nonsense that a model or a person may propose
+
+WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF)
+
+
+class Maker:
+    """Makes changes for a plan as it stands."""
+
+    def __init__(self, rng: Random, view: PlanView) -> None:
+        self.rng = rng
+        self.view = view
+        self.tasks = list(view.tasks())
+        self._count = 0
+
+    def changes(self, focus: Sequence[str], kinds: dict[Make, int]) -> tuple[PlanChange, ...]:
+        """Changes about a task: of the focus if there is one, else any."""
+        tasks = [task for task in self.tasks if task.id in focus] or self.tasks
+        if not tasks:
+            return ()
+        more = [self.rng.choice(self.tasks)] if self.rng.random() < 0.15 else []
+        subjects = [self.rng.choice(tasks), *more]
+        return tuple(c for t in subjects for c in self.rng.choices(list(kinds), list(kinds.values()))[0](self, t))
+
+    def new(self, base: str, *needed: str) -> Task:
+        """A new task."""
+        self._count += 1
+        tools: list[dict[str, object]] = [{"name": name} for name in self.view.tools]
+        capacity = self.view.original_plan.resources
+        body = random_body(self.rng, [], tools, dict(capacity) if capacity else {})
+        fresh = f"{self.view.unused_id(base)}{'x' * (self._count - 1)}"
+        return Task.model_validate({**body, "id": fresh, "depends_on": needed})
+
+    def retry(self, task: TaskView) -> list[PlanChange]:
+        return [RetryTask(task_id=task.id, delay=self.rng.choice([0.0, 0.0, 2.5]))]
+
+    def replace(self, task: TaskView) -> list[PlanChange]:
+        return [ReplaceTask(task_id=task.id, tasks=(self.new(task.id),))]
+
+    def replace_by_plan(self, task: TaskView) -> list[PlanChange]:
+        first = self.new(task.id)
+        second = self.new(task.id, *([first.id] if self.rng.random() < 0.6 else []))
+        third = self.new(task.id, first.id)
+        return [ReplaceTask(task_id=task.id, tasks=(first, second, third)[: self.rng.choice([2, 3])])]
+
+    def fall_back(self, task: TaskView) -> list[PlanChange]:
+        if not task.task.fallbacks:
+            return self.skip(task)
+        body = self.rng.choice(task.task.fallbacks).model_dump(exclude_unset=True)
+        return [ReplaceTask(task_id=task.id, tasks=(Task(id=self.view.unused_id(task.id), **body),))]
+
+    def skip(self, task: TaskView) -> list[PlanChange]:
+        return [SkipTask(task_id=task.id, reason="not needed")]
+
+    def modify(self, task: TaskView) -> list[PlanChange]:
+        others = [other.id for other in self.tasks if other.id != task.id]
+        sample = self.rng.sample(others, min(len(others), self.rng.randint(0, 2)))
+        choices: list[JsonObject] = [
+            {"priority": self.rng.randint(-3, 3)},
+            {"timeout": self.rng.choice([None, 4.0, 30.0])},
+            {"name": "noted", "metadata": {"seen": True}},
+            {"optional": self.rng.random() < 0.5},
+            {"idempotent": self.rng.random() < 0.5},
+            {"when": self.rng.choice([None, "context.flag"])},
+            {"retry": {"max_attempts": 2, "delay": 0.5}},
+            {"depends_on": list(sample)},
+            {"arguments": {}},
+        ]
+        fields = self.rng.choice(choices)
+        changes: list[PlanChange] = [ModifyTask(task_id=task.id, fields=fields)]
+        return changes + (self.retry(task) if task.state is TaskState.FAILED and self.rng.random() < 0.7 else [])
+
+    def add(self, task: TaskView) -> list[PlanChange]:
+        needed = self.rng.sample([t.id for t in self.tasks], self.rng.choice([0, 0, min(1, len(self.tasks))]))
+        return [AddTask(task=self.new(task.id, *needed), before=(task.id,) if self.rng.random() < 0.6 else ())]
+
+    def cancel(self, task: TaskView) -> list[PlanChange]:
+        return [CancelTask(task_id=task.id, reason="not wanted")]
+
+    def remove(self, task: TaskView) -> list[PlanChange]:
+        return [RemoveTask(task_id=task.id)]
+
+    def remove_with_dependents(self, task: TaskView) -> list[PlanChange]:
+        return [
+            *(RemoveTask(task_id=waiting) for waiting in self.view.dependents(task.id)),
+            RemoveTask(task_id=task.id),
+        ]
+
+    def reorder(self, task: TaskView) -> list[PlanChange]:
+        waiting = [other.id for other in self.tasks if other.state in WAITING]
+        return [ReorderTasks(order=tuple(self.rng.sample(waiting, min(len(waiting), 4))))]
+
+    def abort(self, task: TaskView) -> list[PlanChange]:
+        return [AbortRun(reason="no use")]
+
+    def unknown(self, task: TaskView) -> list[PlanChange]:
+        return [self.rng.choice([RetryTask, SkipTask, RemoveTask, CancelTask])(task_id="nobody")]
+
+    def cycle(self, task: TaskView) -> list[PlanChange]:
+        one, two = self.new(task.id), self.new(task.id)
+        ring = (one.model_copy(update={"depends_on": (two.id,)}), two.model_copy(update={"depends_on": (one.id,)}))
+        return [ReplaceTask(task_id=task.id, tasks=ring)]
+
+    def wait_for_itself(self, task: TaskView) -> list[PlanChange]:
+        waiting = self.view.dependents(task.id) or (task.id,)
+        return [ModifyTask(task_id=task.id, fields={"depends_on": [self.rng.choice(waiting)]})]
+
+    def twice(self, task: TaskView) -> list[PlanChange]:
+        new = self.new(task.id)
+        return [AddTask(task=new), AddTask(task=new)]
+
+    def taken_id(self, task: TaskView) -> list[PlanChange]:
+        return [ReplaceTask(task_id=task.id, tasks=(task.task,))]
+
+    def do_nothing(self, task: TaskView) -> list[PlanChange]:
+        return []
+
+
+Make = Callable[[Maker, TaskView], list[PlanChange]]
+
+REPAIRS: dict[Make, int] = {
+    Maker.retry: 12,
+    Maker.replace: 14,
+    Maker.replace_by_plan: 10,
+    Maker.fall_back: 4,
+    Maker.skip: 5,
+    Maker.modify: 5,
+    Maker.add: 4,
+    Maker.cancel: 1,
+    Maker.remove: 1,
+    Maker.remove_with_dependents: 1,
+    Maker.abort: 1,
+    Maker.unknown: 1,
+    Maker.cycle: 1,
+    Maker.wait_for_itself: 1,
+    Maker.twice: 1,
+    Maker.taken_id: 1,
+    Maker.do_nothing: 1,
+}
+"""What providers and people propose, and how often."""
+
+EDITS: dict[Make, int] = {
+    Maker.add: 5,
+    Maker.modify: 5,
+    Maker.replace: 3,
+    Maker.replace_by_plan: 2,
+    Maker.remove: 3,
+    Maker.remove_with_dependents: 2,
+    Maker.cancel: 3,
+    Maker.reorder: 3,
+    Maker.skip: 2,
+    Maker.retry: 3,
+    Maker.cycle: 1,
+    Maker.unknown: 1,
+}
+"""What somebody does to a running plan by hand, and how often."""
+
+
+def random_alternatives(rng: Random, view: PlanView, focus: Sequence[str]) -> list[Alternative]:
+    """Up to three alternatives for some tasks."""
+    maker = Maker(rng, view)
+    return [
+        Alternative(
+            changes=maker.changes(focus, REPAIRS),
+            reason="it may help",
+            confidence=rng.choice([None, 0.0, 0.25, 0.6, 0.8, 0.9, 0.95, 1.0]),
+            expected_duration=rng.choice([None, 5.0]),
+            unreachable=rng.choice(["proven-unreachable", *[None] * 20]),
+        )
+        for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))
+    ]
+
+
+# The world
 
 RUN: Final = RunId("run-1")
 TIMES = (0.0, 0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 12.5, 30.0)

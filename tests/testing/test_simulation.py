@@ -29,9 +29,8 @@ import pytest
 from replanning.journal import JsonlStore, MemoryStore, PlanRevised, SqliteStore
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
-from tests.support.simulation_plans import REAL_SHAPES
 from tests.support.simulation_play import cut, live, play, text_of
-from tests.support.simulation_world import RUN, World
+from tests.support.simulation_world import REAL_SHAPES, RUN, World
 
 BLOCK: Final = 100
 Scene = Callable[[int], Awaitable[list[str]]]
