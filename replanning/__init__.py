@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from replanning.live.view import PlanView
     from replanning.plan.document import Plan
     from replanning.plan.tasks import Budget, Goal, Retry, Task, ToolSpec
-    from replanning.run.attempts import Attempt, TaskContext
-    from replanning.run.run import PlanRun, RunResult
+    from replanning.run.run import Attempt, PlanRun, RunResult, TaskContext
     from replanning.settings import Settings
     from replanning.version import __version__
 
@@ -90,8 +89,7 @@ _HOMES: Final = {
     "live.view": ("PlanView",),
     "plan.document": ("Plan",),
     "plan.tasks": ("Budget", "Goal", "Retry", "Task", "ToolSpec"),
-    "run.attempts": ("Attempt", "TaskContext"),
-    "run.run": ("PlanRun", "RunResult"),
+    "run.run": ("Attempt", "PlanRun", "RunResult", "TaskContext"),
     "settings": ("Settings",),
     "version": ("__version__",),
 }

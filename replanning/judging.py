@@ -19,8 +19,9 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
-from replanning.run.attempts import TaskContext, Work
-from replanning.run.isolation import error_message, isolate
+from replanning.run.event_loop import error_message, isolate
+from replanning.run.lifecycle import RunMeter
+from replanning.run.run import TaskContext, Work
 
 __all__ = [
     "CommandCheck",
@@ -162,7 +163,7 @@ async def _request_judgement(
 ) -> Judgement:
     life = context._run._lifecycle
     deadline = life.clock.now() + timeout
-    request = JudgeRequest(task, output, life.live.goal, context, deadline, life.meter("judge"))
+    request = JudgeRequest(task, output, life.live.goal, context, deadline, RunMeter(life, "judge"))
     scope = anyio.CancelScope()
     alarm = life.timer.call_at(deadline, scope.cancel)
     try:

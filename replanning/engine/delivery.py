@@ -14,7 +14,7 @@ from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.redaction import Redactor
 from replanning.plugins import load_plugin
-from replanning.run.isolation import describe_error, isolate
+from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle
 from replanning.telemetry.exporter import Exporter
 

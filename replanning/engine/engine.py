@@ -37,13 +37,11 @@ from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore
 from replanning.plan.document import Plan
 from replanning.plan.types import JsonObject, QuestionId, RunId
-from replanning.run.attempts import Work, Worker, validate_work
+from replanning.run.journal_writer import Codec
 from replanning.run.lifecycle import Lifecycle, ResumeState
-from replanning.run.opening import RunFactory, redactor_for
+from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
-from replanning.run.reports import Codec
-from replanning.run.run import PlanRun, RunResult
-from replanning.run.services import run_services
+from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext
 from replanning.telemetry.setup import build_telemetry

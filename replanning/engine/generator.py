@@ -18,8 +18,8 @@ from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.tasks import Goal
-from replanning.run.isolation import describe_error, isolate
-from replanning.run.lifecycle import Lifecycle
+from replanning.run.event_loop import describe_error, isolate
+from replanning.run.lifecycle import Lifecycle, RunMeter
 
 _MAX_NOTES: Final = 20
 
@@ -334,7 +334,7 @@ async def _ask_provider(reply: Reply, request: ReplanRequest, life: Lifecycle, v
         deadline=request.deadline,
         tried_fingerprints=request.tried_fingerprints,
         charge=partial(life.charge, provider=name),
-        meter=life.meter(name, reply.add_note),
+        meter=RunMeter(life, name, reply.add_note),
         history=request.history,
         rejection_reason=lambda alternative: vetter.vet(reply.sign(alternative)).candidate.rejected,
         add_note=reply.add_note,

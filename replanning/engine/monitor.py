@@ -23,7 +23,7 @@ from replanning.journal.records import (
 from replanning.live.view import PlanView
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
-from replanning.run.isolation import isolate
+from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.settings import Settings
 

@@ -45,7 +45,7 @@ from replanning.journal.records import (
     Trigger,
 )
 from replanning.plan.types import QuestionId, ReplanId, TaskId
-from replanning.run.isolation import isolate
+from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle
 
 AskCallback = Callable[[Question], Awaitable[Answer] | Answer]

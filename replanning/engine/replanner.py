@@ -32,7 +32,7 @@ from replanning.journal.records import (
 from replanning.live.entries import TaskEntry
 from replanning.live.view import PlanView
 from replanning.plan.types import ReplanId, TaskId, TriggerId
-from replanning.run.isolation import yielding
+from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
 _DECISIONS_PER_CHECKPOINT: Final = 8

@@ -40,7 +40,7 @@ from replanning.planning.tasks import (
     tool_name,
     tool_use_problems,
 )
-from replanning.run.attempts import TaskContext, Work
+from replanning.run.run import TaskContext, Work
 
 _SUCCESS_FIELDS: Final = frozenset({"ok", "success"})
 

@@ -26,8 +26,7 @@ from replanning.planning.recovery import LineagePolicy, PlanningAlternativeProvi
 from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, latest_phase_output, validate_output
 from replanning.planning.tasks import PlanningTask, initial_plan, is_action, is_phase_reached, phase_of, with_tools
-from replanning.run.attempts import TaskContext, Work, validate_work
-from replanning.run.run import PlanRun, RunResult
+from replanning.run.run import PlanRun, RunResult, TaskContext, Work, validate_work
 from replanning.settings import AlternativeSettings, LimitSettings, PlanningSettings, Settings
 from replanning.telemetry.exporter import Exporter
 

@@ -23,7 +23,7 @@ from replanning.llm.quoting import truncate_text
 from replanning.plan.types import RunId
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.state import TaskRequest, request_of
-from replanning.run.isolation import error_message, isolate
+from replanning.run.event_loop import error_message, isolate
 from replanning.run.run import PlanRun
 
 HANDLED_NOTE: Final = "heard"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replanning.run.attempts import Work
+from replanning.run.run import Work
 
 __all__ = [
     "Work",

@@ -11,12 +11,13 @@ import anyio
 import anyio.lowlevel
 
 from replanning.changes import PlanChange
-from replanning.decision.ledger import LEDGER_RECORD_HANDLERS as LEDGER_KINDS
-from replanning.decision.ledger import Ledger
+from replanning.decision.ledger import LEDGER_RECORD_HANDLERS, Ledger
 from replanning.environment import Environment
 from replanning.errors import (
     ExpressionError,
     LeaseLost,
+    LLMRequestRejected,
+    LLMUnavailable,
     NotRunning,
     OutputError,
     RecordNotSerializable,
@@ -49,17 +50,22 @@ from replanning.live.draft import Draft
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
+from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, ReplanId, RunId, TaskId, TriggerId
-from replanning.run.isolation import describe_error
-from replanning.run.journal_writer import Journal, strip_unstorable
-from replanning.run.meter import RunMeter
+from replanning.run.event_loop import Timer, describe_error
+from replanning.run.journal_writer import (
+    Codec,
+    Journal,
+    failure_from,
+    schedule_retry,
+    serialise_output,
+    strip_unstorable,
+)
 from replanning.run.processes import host_id, process_start_time
-from replanning.run.reports import Codec, failure_from, schedule_retry, serialise_output
-from replanning.run.timer import Timer
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
@@ -156,7 +162,9 @@ class Lifecycle:
         self.redactor = redactor
         self.spans = spans
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
-        self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_KINDS}
+        self.observers: dict[type[RecordBody], list[Observer]] = {
+            kind: [ledger.fold] for kind in LEDGER_RECORD_HANDLERS
+        }
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
         self.ended = anyio.Event()
@@ -175,7 +183,7 @@ class Lifecycle:
         self._claims_since_checkpoint = 0
         self._deferred: list[RecordBody] = []
         self._store_recovered: anyio.Event | None = None
-        self._writable = True
+        self._owns_run = True
         self._end_unjournaled = False
 
     def __repr__(self) -> str:
@@ -243,7 +251,7 @@ class Lifecycle:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Commit records that belong together: the end of the run is looked for after the last of them."""
+        """Commit several records before the run is checked for its end, which the first of them could seem to be."""
         before, self.checks_deferred = self.checks_deferred, True
         try:
             yield
@@ -325,7 +333,7 @@ class Lifecycle:
 
     def handle_lease_lost(self, error: LeaseLost) -> None:
         """Stop: another process owns the run now and executes again what was running here."""
-        self._writable = False
+        self._owns_run = False
         if self.end is None:
             self._pause_unjournaled(f"another process has taken the run over: {error}")
             self._cancel_attempts()
@@ -358,7 +366,7 @@ class Lifecycle:
         waiting, self._deferred = self._deferred, []
         while waiting:
             try:
-                self._commit_remains(waiting[0])
+                self._commit_storable_part(waiting[0])
             except StoreError:
                 # Records that followed from the written ones go before those that were not written.
                 self._deferred += waiting
@@ -366,7 +374,7 @@ class Lifecycle:
             waiting.pop(0)
         return True
 
-    def _commit_remains(self, body: RecordBody) -> None:
+    def _commit_storable_part(self, body: RecordBody) -> None:
         """Commit a record that must not be lost, or as much of it as a store can keep."""
         try:
             self.commit(body)
@@ -379,7 +387,7 @@ class Lifecycle:
             self._store_recovered = None
 
     def _pause_unjournaled(self, reason: str) -> None:
-        """End as paused without a record, which the store would not take. Running attempts may finish."""
+        """End as paused in this process alone, as the store takes no record of it; running attempts may finish."""
         self.journal.blocked = True
         if self.end is None:
             self._end_unjournaled = True
@@ -411,7 +419,16 @@ class Lifecycle:
             self.check_completion()
             if self.end is not None:
                 break
-            await self._wait_for_task()
+            event = anyio.Event()
+            self._waiters.append(event)
+            try:
+                await event.wait()
+            except BaseException:
+                if event.is_set():
+                    self.wake_waiters()  # another puller takes the task that this one was woken for
+                else:
+                    self._waiters.remove(event)
+                raise
         return None
 
     def requeue(self, entry: TaskEntry, claim: int) -> None:
@@ -425,18 +442,6 @@ class Lifecycle:
         if waiters:
             for _ in range(min(len(waiters), self.live.counts[_READY])):
                 waiters.popleft().set()
-
-    async def _wait_for_task(self) -> None:
-        event = anyio.Event()
-        self._waiters.append(event)
-        try:
-            await event.wait()
-        except BaseException:
-            if event.is_set():
-                self.wake_waiters()  # another puller takes the task that this one was woken for
-            else:
-                self._waiters.remove(event)
-            raise
 
     @property
     def stop_reason(self) -> str:
@@ -529,7 +534,7 @@ class Lifecycle:
         """Start the attempt of a task that was pulled; false when the store fails or the task may not run any more."""
         entry = self.live.entry(body.task.id)
         if entry.state is not _READY or entry.hold_count or self.end is not None or self.stop_reason:
-            self._fence(body, entry)
+            self._record_not_started(body, entry)
             return False
         try:
             body.id = self.start(entry, body)
@@ -543,13 +548,13 @@ class Lifecycle:
             try:
                 await self.wait_for_store()
             except NotRunning:
-                self._fence(body, self.live.entry(body.task.id))
+                self._record_not_started(body, self.live.entry(body.task.id))
                 break
             if self.try_start(body):
                 return True
         return False
 
-    def _fence(self, body: AttemptBody, entry: TaskEntry) -> None:
+    def _record_not_started(self, body: AttemptBody, entry: TaskEntry) -> None:
         body.id = AttemptId(f"{entry.id}#fenced")
         if self.end is None:
             state = "the task is held by a question" if entry.hold_count else f"the task is {entry.state}"
@@ -601,10 +606,6 @@ class Lifecycle:
         if self._budget_exceeded_reason:
             self.check_completion()
 
-    def meter(self, provider: str, note: Callable[[str], None] = lambda text: None) -> RunMeter:
-        """Return a meter that counts calls of language models against the budget, and traces them."""
-        return RunMeter(provider, self.ledger.budget_tracker, self.charge, self.spans, note)
-
     def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
         """Return the task of an attempt that ends now; None when the attempt is not current, which is recorded."""
         running = self.running.pop(attempt_id, None)
@@ -624,15 +625,6 @@ class Lifecycle:
         failure = Failure(failure.type, self.redactor.text(message), failure.transient, kind)
         retry_at, exhausted = self._schedule_retry(entry, failure)
         self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
-        self.after_observation()
-
-    def _time_out(self, entry: TaskEntry, attempt_id: AttemptId) -> None:
-        if attempt_id not in self.running:
-            return  # it has ended; while the store fails, the plan does not know yet
-        timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
-        retry_at, _ = self._schedule_retry(entry, Failure("TimedOut", "", kind="timeout"))
-        self._cancel_attempt(attempt_id)
-        self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
         self.after_observation()
 
     def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
@@ -737,9 +729,12 @@ class Lifecycle:
             return
         body = RunEnded(status, reason, cancelled)
         try:
-            if status not in ("paused", "needs_human"):
-                self._drop_triggers()
-            self._commit_remains(body)
+            if status not in ("paused", "needs_human"):  # the run is over for good
+                attached = self.ledger.triggers_by_question.values()
+                parked = {trigger for triggers in attached for trigger in triggers}
+                for trigger in [trigger for trigger in self.ledger.open_triggers if trigger not in parked]:
+                    self.commit(TriggerDropped(trigger, "the run is over"))
+            self._commit_storable_part(body)
         except StoreError:
             return  # when the store works again, the end is found again
         self._mark_ended(body)
@@ -747,13 +742,13 @@ class Lifecycle:
 
     def restore_end(self, end: RunEnded) -> None:
         """Restore the end of a run that ended earlier; nothing more is written."""
-        self._writable = False
+        self._owns_run = False
         self.journal.blocked = True
         self._mark_ended(end)
 
     def close(self, reason: str) -> None:
         """Leave the run: pause it if it has not ended, and try once more to write the records that were kept."""
-        if not self._writable:
+        if not self._owns_run:
             return
         if self.journal.blocked and self._flush_deferred() and self._end_unjournaled and self.end is not None:
             with suppress(StoreError):
@@ -763,14 +758,6 @@ class Lifecycle:
         if self.end is None:
             self._pause_unjournaled(f"{reason}; the store fails, so this and what happened last is not in the journal")
 
-    def _drop_triggers(self) -> None:
-        """Record that the triggers that are still waiting are dropped, as the run is over for good."""
-        ledger = self.ledger
-        parked = {trigger for attached in ledger.triggers_by_question.values() for trigger in attached}
-        for trigger in list(ledger.open_triggers):
-            if trigger not in parked:
-                self.commit(TriggerDropped(trigger, "the run is over"))
-
     def _mark_ended(self, body: RunEnded) -> None:
         self.end = body
         self._signal_store()
@@ -779,6 +766,61 @@ class Lifecycle:
             self._waiters.popleft().set()
 
     def _on_deadline(self, now: float) -> None:
-        for entry, attempt in self.live.advance(now):
-            self._time_out(entry, attempt)
+        for entry, attempt_id in self.live.advance(now):
+            if attempt_id in self.running:  # otherwise it has ended; while the store fails, the plan does not know yet
+                timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
+                retry_at, _ = self._schedule_retry(entry, Failure("TimedOut", "", kind="timeout"))
+                self._cancel_attempt(attempt_id)
+                self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
         self.after_observation()
+
+
+_UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
+
+
+class RunMeter:
+    """Reserves, traces and counts the calls that one provider makes for a run; each counts, however it ends.
+
+    An answer counts with the tokens that the service reports. A call that the service turned down, or that did not
+    reach it, counts without tokens. The cost of any other, such as one cut off at its deadline, is unknown: it counts
+    with everything that was reserved, so that the budget holds.
+
+    Args:
+        life: the run.
+        provider: the provider that makes the calls.
+        note: records remarks on calls.
+    """
+
+    def __init__(self, life: Lifecycle, provider: str, note: Callable[[str], None] = lambda text: None) -> None:
+        self._lifecycle = life
+        self._provider = provider
+        self.note = note
+
+    def __repr__(self) -> str:
+        return f"<RunMeter of {self._provider} {self._lifecycle.ledger.budget_tracker!r}>"
+
+    @contextmanager
+    def call(self, call: LLMCall) -> Iterator[Callable[[Completion], None]]:
+        """Reserve the estimate of a call and trace it; yields a function to be called with the completion.
+
+        Raises:
+            BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
+        """
+        life = self._lifecycle
+        release = life.ledger.budget_tracker.reserve(call.estimate)
+        used = call.estimate
+        try:
+            with life.spans.chat_span(call) as traced:
+
+                def answered(completion: Completion) -> None:
+                    nonlocal used
+                    used = completion.usage
+                    traced(completion)
+
+                yield answered
+        except _UNBILLED_ERRORS:
+            used = Usage(calls=1) if used is call.estimate else used
+            raise
+        finally:
+            life.charge(used, provider=self._provider)
+            release()

@@ -1,19 +1,23 @@
-"""Opening of runs: a new run is created, an earlier one is resumed or forked, from its journal and under its lease."""
+"""Opening of runs: a new run is created, an earlier one resumed or forked; and the services of a run that is open."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from operator import is_not
-from typing import Final, TypeVar
+from typing import Final
+
+import anyio
+import anyio.abc
 
 from replanning.decision.ledger import Ledger
 from replanning.environment import Environment
-from replanning.errors import JournalCorrupt, StoreError, UnknownRun
+from replanning.errors import JournalCorrupt, LeaseLost, PlanError, RecordNotSerializable, StoreError, UnknownRun
 from replanning.journal.owner import owner_id
 from replanning.journal.records import (
+    AttemptInterrupted,
     ErrorContained,
     GoalChanged,
     OutcomeRecorded,
@@ -28,25 +32,24 @@ from replanning.journal.records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.journal.store import Lease, RunStore
+from replanning.journal.store import InboxMessage, Lease, RunStore
 from replanning.live.plan import LivePlan
+from replanning.live.states import TaskState
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
-from replanning.run.isolation import StepWrapper, gc_paused, yielding
-from replanning.run.journal_writer import DEFAULT_LEASE_TTL, Journal
+from replanning.run.event_loop import StepWrapper, gc_paused, yielding
+from replanning.run.journal_writer import DEFAULT_LEASE_TTL, Codec, Journal, store_errors
 from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.outcomes import OutcomeCollector
 from replanning.run.processes import kill_orphaned_processes
-from replanning.run.reports import Codec
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.telemetry.setup import Telemetry
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 from replanning.version import __version__
-
-ItemT = TypeVar("ItemT")
 
 _BATCH_SIZE: Final = 100
 """Records that are read or replayed between two pauses."""
@@ -148,7 +151,10 @@ class RunFactory:
         assert isinstance(opened, RunOpened)
         run = RunId(new_id or self.environment.new_id())
         first = replace(opened, run=run, trace=None, forked_from=(old, revision), version=__version__)
-        kept = [record for record in records[1 : numbers.index(revision) + 1] if _is_copied_to_fork(record)]
+        # Processes belong to the old run, which may go on.
+        kept = [
+            record for record in records[1 : numbers.index(revision) + 1] if not isinstance(record.body, ProcessStarted)
+        ]
         lease = self._acquire_new_run(run)
         try:
             for seq, record in enumerate([records[0]._replace(body=first), *kept], 1):
@@ -180,7 +186,12 @@ class RunFactory:
         ledger = Ledger(budget, lambda task_id: live.entries[task_id].root if task_id in live.entries else task_id)
         await yielding(settled(live.load_tasks()))
         await yielding(settled(_apply_records(records, live, ledger)))
-        _require_complete_fork(opened, live)
+        if opened.forked_from is not None and live.revision < opened.forked_from[1]:
+            old, revision = opened.forked_from
+            raise StoreError(
+                f"run {opened.run!r} was being forked from run {old!r} at revision {revision} when that was cut off; "
+                "fork it again under another id"
+            )
         return live, ledger
 
     def _build_run(
@@ -205,7 +216,12 @@ class RunFactory:
             lease_ttl=self.lease_ttl,
         )
         if new:
-            self._write_opening(journal, records[0])
+            try:
+                self.store.append(lease, records[0])
+            except BaseException:
+                with suppress(Exception):
+                    self.store.release(lease)
+                raise
         life = Lifecycle(
             lease.run,
             live,
@@ -229,14 +245,6 @@ class RunFactory:
                 life.restore_end(ended)
         return PlanRun(life)
 
-    def _write_opening(self, journal: Journal, record: Record) -> None:
-        try:
-            self.store.append(journal.lease, record)
-        except BaseException:
-            with suppress(StoreError):
-                journal.release()
-            raise
-
     def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
         """Create the spans of a run; a resumed run continues its first trace."""
         bodies = (record.body for record in records)
@@ -248,24 +256,17 @@ class RunFactory:
 
     async def _redact_plan(self, plan: Plan) -> tuple[Plan, str]:
         """Return the plan without secrets, and a warning that names the places where some were."""
+        redact = self.redactor.document
         tasks: list[Task] = []
-        facts: list[str] = []
-        await yielding(_redact_batches(plan.tasks, self.redactor.document, tasks))
-        await yielding(_redact_batches(plan.facts or (), self.redactor.text, facts))
-        rest = plan.model_copy(update={"tasks": (), "facts": None})
-        clean = self.redactor.document(rest)
-        stated = None if plan.facts is None else tuple(facts)
-        if clean is rest and stated == plan.facts and not any(map(is_not, tasks, plan.tasks)):
+        for start in range(0, len(plan.tasks), _BATCH_SIZE):
+            tasks += map(redact, plan.tasks[start : start + _BATCH_SIZE])
+            await anyio.lowlevel.checkpoint()
+        rest = plan.model_copy(update={"tasks": ()})
+        clean = redact(rest)
+        if clean is rest and not any(map(is_not, tasks, plan.tasks)):
             return plan, ""
-        clean = clean.model_copy(update={"tasks": tuple(tasks), "facts": stated})
+        clean = clean.model_copy(update={"tasks": tuple(tasks)})
         return clean, redaction_warning(clean, plan)
-
-
-def _redact_batches(parts: Sequence[ItemT], cleaner: Callable[[ItemT], ItemT], clean: list[ItemT]) -> Iterator[None]:
-    """Add the parts without secrets to a list, with pauses."""
-    for start in range(0, len(parts), _BATCH_SIZE):
-        clean += map(cleaner, parts[start : start + _BATCH_SIZE])
-        yield
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
@@ -339,20 +340,6 @@ def _apply_records(records: Sequence[Record], live: LivePlan, ledger: Ledger) ->
             ) from error
 
 
-def _require_complete_fork(opened: RunOpened, live: LivePlan) -> None:
-    if opened.forked_from is not None and live.revision < opened.forked_from[1]:
-        old, revision = opened.forked_from
-        raise StoreError(
-            f"run {opened.run!r} was being forked from run {old!r} at revision {revision} when that was cut off; "
-            "fork it again under another id"
-        )
-
-
-def _is_copied_to_fork(record: Record) -> bool:
-    """Return whether a record holds for a fork as well; processes belong to the old run, which may go on."""
-    return not isinstance(record.body, ProcessStarted)
-
-
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:
     """Return a record for a fork, which has its own trace and inbox; ids of questions begin with the id of their run."""
     body = record.body
@@ -386,3 +373,164 @@ def _resume_state(records: Sequence[Record]) -> ResumeState:
         stopped_at=records[-1].at,
         interruption_reason="it was running when the run was forked" if forked else "its process ended",
     )
+
+
+INBOX_POLL_SECONDS = 0.5
+"""Seconds between looks into the inbox of a durable store."""
+
+_CLOSE_SECONDS: Final = 5
+
+MessageHandler = Callable[[InboxMessage], None]
+
+
+@asynccontextmanager
+async def run_services(
+    run: PlanRun,
+    services: Sequence[Callable[[anyio.abc.TaskGroup], None]] = (),
+    *,
+    on_message: MessageHandler | None = None,
+    on_resume: Callable[[ResumeState], None] | None = None,
+    before_close: Callable[[], Awaitable[None]] | None = None,
+) -> AsyncIterator[PlanRun]:
+    """Keep the services of a run going while the caller's body works on it.
+
+    An exception of the body is raised again unwrapped, after the run was left in order.
+
+    Args:
+        run: the run, new or resumed.
+        services: start further services in the task group of the run, once the run has begun.
+        on_message: handles messages of other kinds than `pause` and `request`.
+        on_resume: detects triggers that may have been missed when the run stopped.
+        before_close: called before the services end.
+    """
+    life = run._lifecycle
+    failure: BaseException | None = None
+    outcomes = OutcomeCollector(life)
+    try:
+        async with anyio.create_task_group() as group:
+            if life.end is None:
+                _begin(life, on_resume)
+                group.start_soon(life.timer.run)
+                if life.journal.store.durable:
+                    group.start_soon(_renew_lease, life)
+                    group.start_soon(_poll_inbox, run, on_message)
+            for service in services:
+                service(group)
+            if life.resume_state is not None:
+                # Before the run could end again for lack of an answer; a pause was meant for the earlier process.
+                process_messages(run, on_message, skip_kind="pause")
+            life.enforce_wall_clock()
+            try:
+                yield run
+            except anyio.get_cancelled_exc_class():
+                _leave(life, "the orchestrator was cancelled")
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised below, not in a group that the caller never opened
+                failure = error
+                _leave(life, f"the orchestrator raised {type(error).__name__}")
+            else:
+                _leave(life, "the orchestrator left before the end")
+            if before_close is not None:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
+                    await before_close()
+            group.cancel_scope.cancel()
+    finally:
+        life.spans.close(failure)
+        outcomes.save()
+        with suppress(Exception):  # the lease runs out by itself
+            life.journal.store.release(life.journal.lease)
+    if failure is not None:
+        raise failure
+
+
+def _begin(life: Lifecycle, on_resume: Callable[[ResumeState], None] | None) -> None:
+    """Begin to work on a run; finish what the end of an earlier process has cut off."""
+    past = life.resume_state
+    if past is None:
+        _report_unavailable_tools(life, ())
+        return
+    waited = max(0.0, life.clock.now() - past.stopped_at)
+    life.commit_or_defer(RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__))
+    if on_resume is not None:
+        on_resume(past)
+    for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
+        assert entry.attempt is not None
+        retry_at = life.clock.now() if entry.task.idempotent else None
+        life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
+    _report_unavailable_tools(life, past.announced_resources)
+
+
+def _report_unavailable_tools(life: Lifecycle, announced: Collection[str]) -> None:
+    """Record the tools that are unavailable from the start, so that tasks that need them are considered at once."""
+    users = life.live.dependency_index.resource_users
+    for tool in life.live.plan.tools:
+        if not tool.available and tool.name not in announced and users.get(tool.name):
+            life.commit_or_defer(ResourceUpdated(tool.name, available=False))
+
+
+def _leave(life: Lifecycle, reason: str) -> None:
+    """Leave a run in order: running attempts are interrupted, and the run is paused."""
+    if life.end is None:
+        life.checks_deferred = True
+        for attempt_id in list(life.running):
+            life.interrupted(attempt_id, reason)
+        life.checks_deferred = False
+    life.close(reason if life.ledger.pause is None else life.ledger.pause.reason)
+
+
+async def _renew_lease(life: Lifecycle) -> None:
+    while True:
+        await life.clock.sleep(life.journal.lease_ttl / 3)
+        journal = life.journal
+        try:
+            journal.store.renew(journal.lease, life.clock.now(), journal.lease_ttl)
+        except LeaseLost as error:
+            life.handle_lease_lost(error)
+            return
+        except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails, and handle it
+            pass
+
+
+async def _poll_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:
+    while True:
+        await run._lifecycle.clock.sleep(INBOX_POLL_SECONDS)
+        process_messages(run, on_message)
+
+
+def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None) -> None:
+    """Handle messages from other processes. Those after the end are left for the process that resumes the run."""
+    life, journal = run._lifecycle, run._lifecycle.journal
+    try:
+        with store_errors():
+            messages = journal.store.inbox(run.id)
+        for message in messages:
+            if life.end is not None or not life.store_available:
+                return
+            if message.kind != skip_kind:
+                try:
+                    _handle_message(run, message, on_message)
+                except RecordNotSerializable as error:  # it never can be handled, and others wait behind it
+                    life.record_error(f"a message of {message.by or 'somebody'}", error)
+            with store_errors():
+                journal.store.discard(journal.lease, [message.id])
+    except StoreError:
+        pass  # read again at the next poll
+
+
+def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:
+    payload, life = message.payload, run._lifecycle
+    if message.kind == "pause":
+        run.pause(str(payload.get("reason") or "asked to pause"), by=message.by)
+    elif message.kind != "request":
+        if on_message is not None:
+            on_message(message)
+    elif message.id > life.ledger.last_message_id:  # a recorded one is left where the process ended in between
+        reason, goal, tasks = str(payload.get("reason") or "asked to replan"), payload.get("goal"), payload.get("tasks")
+        if isinstance(goal, dict):
+            try:
+                run._change_goal(goal, reason, message.by, message.id)
+            except PlanError as error:
+                life.record_error(f"a request of {message.by or 'somebody'}", error)
+        else:
+            existing = [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
+            run._request_replan(reason, message.by, existing, message.id)

@@ -8,7 +8,6 @@ from typing import Final
 
 from replanning.changes import target_task_ids
 from replanning.decision.confidence import source_key
-from replanning.errors import StoreError
 from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
@@ -144,5 +143,5 @@ class OutcomeCollector:
     def save(self) -> None:
         """Store the outcomes; where that fails, later scores have less evidence."""
         if self._outcomes:
-            with suppress(StoreError):
-                self._lifecycle.journal.add_outcomes(self._outcomes)
+            with suppress(Exception):  # a third party's store may raise anything
+                self._lifecycle.journal.store.add_outcomes(self._outcomes)

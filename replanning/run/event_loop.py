@@ -1,0 +1,198 @@
+"""Use of the event loop: isolation of users' code, turns for other tasks, and one timer for all alarms of a run."""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Final, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from replanning.environment import Clock
+from replanning.errors import ReplanningError
+
+ResultT = TypeVar("ResultT")
+
+
+class CancelledWithin(Exception):
+    """Users' code was cut off by a cancellation from within: of something that it waited for."""
+
+    MESSAGE: ClassVar[str] = "something that it waited for was cancelled"
+
+
+async def isolate(answer: Awaitable[ResultT]) -> ResultT:
+    """Await users' code, in a task that only the library cancels.
+
+    Raises:
+        CancelledWithin: it raised a cancellation although this task is not being cancelled. Let through, that would
+            end everything beside it as well.
+    """
+    try:
+        return await answer
+    except anyio.get_cancelled_exc_class() as error:
+        if is_cancelled():
+            raise
+        raise CancelledWithin(CancelledWithin.MESSAGE) from error
+
+
+def is_cancelled() -> bool:
+    """Return whether the current task is being cancelled."""
+    return anyio.get_current_task().has_pending_cancellation()
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the message of an error of the library, and the `repr` of any other, even one whose `repr` fails."""
+    try:
+        return str(error) if isinstance(error, ReplanningError) else repr(error)
+    except Exception:  # noqa: BLE001 - it is users' code
+        return f"{type(error).__name__}, which cannot be shown"
+
+
+def error_message(error: BaseException) -> str:
+    """Return the message of an error, or its description where the message is empty or fails."""
+    try:
+        return str(error) or describe_error(error)
+    except Exception:  # noqa: BLE001 - it is users' code
+        return describe_error(error)
+
+
+StepWrapper = Callable[[Iterator[None]], Iterator[None]]
+"""Collects garbage at the pauses of work."""
+
+_GC_THRESHOLD: Final = 6_000
+"""New objects after which garbage is collected: about as many as the collector waits for by itself."""
+
+
+async def yielding(work: Iterator[None]) -> None:
+    """Do work that pauses now and then, with a turn for the event loop at each pause."""
+    for _ in work:
+        await anyio.lowlevel.checkpoint()
+
+
+@contextmanager
+def gc_paused() -> Iterator[StepWrapper]:
+    """Pause garbage collection, except at the pauses of work that is wrapped by the function that this yields.
+
+    The objects of a large plan or a long journal stay alive, and going through them again and again takes as long as
+    making them. Without any collection, all of them would be new to the collector, which would go through them at once.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield _collecting_between_steps if enabled else iter
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _collecting_between_steps(work: Iterator[None]) -> Iterator[None]:
+    """Collect garbage among new objects at the pauses of work; after that they count as old."""
+    for _ in work:
+        if gc.get_count()[0] > _GC_THRESHOLD:
+            gc.collect(1)
+        yield
+
+
+_LAZY_CANCEL_SECONDS: Final = 60.0
+"""Seconds for which the timer still sleeps for an alarm that was cancelled: providers have less, people more."""
+
+
+@dataclass(slots=True, eq=False)
+class Alarm:
+    """A callback that is due at a point in time (seconds since the epoch), unless it is cancelled."""
+
+    when: float
+    callback: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        self.callback = None
+
+
+class Timer:
+    """Sleeps until the earliest of its alarms and the deadlines of the plan, one task for all of them.
+
+    Args:
+        clock: time.
+        next_deadline: returns the earliest deadline of the plan.
+        on_deadline: called with the time when that deadline is due.
+
+    Attributes:
+        next_wakeup: the time of the next wake-up; only deadlines before it need `notify_deadline`.
+    """
+
+    def __init__(
+        self, clock: Clock, next_deadline: Callable[[], float | None], on_deadline: Callable[[float], None]
+    ) -> None:
+        self._clock = clock
+        self._next_deadline = next_deadline
+        self._on_deadline = on_deadline
+        self._alarms: list[tuple[float, int, Alarm]] = []
+        self._count = 0
+        # A virtual clock must not jump ahead to an alarm that was cancelled while the timer sleeps for it.
+        sleep_while = getattr(clock, "sleep_while", None)
+        self._sleep = (
+            clock.sleep if sleep_while is None else partial(sleep_while, wanted=lambda: self._next_due() is not None)
+        )
+        self.next_wakeup = math.inf
+        self._scope: anyio.CancelScope | None = None
+        self._changed: anyio.Event | None = None
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Alarm:
+        """Call back at a point in time (seconds since the epoch), from the timer's task."""
+        alarm = Alarm(when, callback)
+        self._count += 1
+        heapq.heappush(self._alarms, (when, self._count, alarm))
+        self.notify_deadline(when)
+        return alarm
+
+    def notify_deadline(self, when: float) -> None:
+        """Wake up earlier if a new deadline comes before the next wake-up."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+        elif when < self.next_wakeup and self._scope is not None:
+            self._scope.cancel()
+        self.next_wakeup = min(when, self.next_wakeup)
+
+    async def run(self) -> None:
+        """Sleep and call back, until cancelled."""
+        while True:
+            when = self._next_due()
+            if when is None and 0 < self.next_wakeup - self._clock.now() <= _LAZY_CANCEL_SECONDS:
+                when = self.next_wakeup  # it was cancelled; waking up in vain is less work than being woken for each
+            if when is None:
+                self.next_wakeup = math.inf
+                self._changed = changed = anyio.Event()
+                await changed.wait()
+            elif (delay := when - self._clock.now()) > 0:
+                self.next_wakeup = when
+                with anyio.CancelScope() as self._scope:
+                    await self._sleep(delay)
+                self._scope = None
+            else:
+                now = self._clock.now()
+                deadline = self._next_deadline()
+                if deadline is not None and deadline <= now:
+                    self._on_deadline(now)
+                while self._alarms and self._alarms[0][0] <= now:
+                    alarm = heapq.heappop(self._alarms)[2]
+                    callback, alarm.callback = alarm.callback, None
+                    if callback is not None:
+                        callback()
+                await anyio.lowlevel.checkpoint()
+
+    def _next_due(self) -> float | None:
+        while self._alarms and self._alarms[0][2].callback is None:
+            heapq.heappop(self._alarms)
+        alarm = self._alarms[0][0] if self._alarms else None
+        deadline = self._next_deadline()
+        if alarm is None or deadline is None:
+            return deadline if alarm is None else alarm
+        return min(alarm, deadline)
