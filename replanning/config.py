@@ -207,9 +207,6 @@ def _as_json(value: object) -> JsonValue:
     return clean
 
 
-# File
-
-
 def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
     """Return the values of a file; problems of its sections are added to `problems`.
 
@@ -244,8 +241,6 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
         for place, (key, value) in leaves.items()
     }
 
-
-# Environment
 
 _PREFIX: Final = "REPLANNING_"
 _DELIMITER: Final = "__"
@@ -389,8 +384,6 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return rests[near[0]] if near else ""
 
 
-# Override of a person
-
 _OVERRIDE_FORM: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
 _TIMED_OUT: Final = "the server did not answer within {:g} s"
 _EXTRA_WAIT: Final = 0.5
@@ -474,9 +467,6 @@ def _download(server: OverrideSettings) -> bytes | _Unanswered:
         name = "" if isinstance(error, (httpx.HTTPError, httpx.InvalidURL, OSError)) else f"{type(error).__name__}: "
         return _Unanswered(Redactor().text(f"the server cannot be asked: {name}{str(error) or type(error).__name__}"))
     return content
-
-
-# Validation
 
 
 def _encoding_problem(value: JsonValue) -> str:

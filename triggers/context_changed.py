@@ -51,49 +51,42 @@ class ContextChangedDetector:
 def _goal_triggers(observation: GoalChanged, view: PlanView) -> Iterator[ContextChanged]:
     """Yield a trigger unless the facts of the new goal show that the remaining plan reaches it."""
     goal = view.goal
-    if not goal.facts:
-        if not _TEXT_FIELDS.isdisjoint(observation.changed):
-            yield _goal_trigger(goal.objective, (), (), "no facts say whether the plan still reaches it")
-        return
-    world = view.strips_problem()
-    if goal.stop_when_reached and frozenset(world.facts).issuperset(world.goal):
-        return  # the run ends
-    missing: Sequence[str]
+    missing: Sequence[str] = ()
     tasks: Sequence[str] = ()
-    if world.closed_world:
-        feasibility = world.feasibility()
-        missing = feasibility.missing_goal_facts
-        tasks = feasibility.tasks_related_to(missing)
-    else:
-        missing = [fact for fact in goal.facts if fact not in view.facts and _is_lost_for_goal(fact, view)]
-    if missing:
+    if goal.facts:
+        world = view.strips_problem()
+        if goal.stop_when_reached and frozenset(world.facts).issuperset(world.goal):
+            return  # the run ends
+        if world.closed_world:
+            feasibility = world.feasibility()
+            missing = feasibility.missing_goal_facts
+            tasks = feasibility.tasks_related_to(missing)
+        else:
+            missing = [fact for fact in goal.facts if fact not in view.facts and _is_lost_for_goal(fact, view)]
+    if missing or (not goal.facts and not _TEXT_FIELDS.isdisjoint(observation.changed)):
         why = f"the remaining plan does not achieve {join_names(missing, _MAX_LISTED_ITEMS)}"
-        yield _goal_trigger(goal.objective, missing, tasks, why)
-
-
-def _goal_trigger(objective: str, missing: Sequence[str], tasks: Sequence[str], why: str) -> ContextChanged:
-    return ContextChanged(
-        tasks=tuple(tasks),
-        cause=f"goal:{','.join(sorted(missing)) or objective}",
-        reason=one_line(f"the goal changed, and {why}", _MAX_REASON_CHARS),
-        facts=tuple(missing),
-        goal=True,
-    )
+        why = why if missing else "no facts say whether the plan still reaches it"
+        yield ContextChanged(
+            tasks=tuple(tasks),
+            cause=f"goal:{','.join(sorted(missing)) or goal.objective}",
+            reason=one_line(f"the goal changed, and {why}", _MAX_REASON_CHARS),
+            facts=tuple(missing),
+            goal=True,
+        )
 
 
 def _context_triggers(keys: Sequence[str], view: PlanView) -> Iterator[ContextChanged]:
     readers = {key: [task for task in view.context_readers(key) if _is_affected(task, view)] for key in keys}
     tasks = tuple(dict.fromkeys(task.id for affected in readers.values() for task in affected))
-    if not tasks:
-        return
-    read_keys = tuple(key for key in keys if readers[key])
-    names = ", ".join(f"context.{key}" for key in read_keys)
-    yield ContextChanged(
-        tasks=tasks,
-        cause=",".join(sorted(read_keys)),
-        reason=f"{names} changed, and {_dependents_phrase(tasks)}",
-        keys=read_keys,
-    )
+    if tasks:
+        read_keys = tuple(key for key in keys if readers[key])
+        names = ", ".join(f"context.{key}" for key in read_keys)
+        yield ContextChanged(
+            tasks=tasks,
+            cause=",".join(sorted(read_keys)),
+            reason=f"{names} changed, and {_dependents_phrase(tasks)}",
+            keys=read_keys,
+        )
 
 
 def _is_affected(task: TaskView, view: PlanView) -> bool:

@@ -73,7 +73,7 @@ class Condition:
         Raises:
             ExpressionError: it names a value that does not exist, or compares what cannot be compared.
         """
-        return bool(_Evaluator(self.text, {"context": context, "results": results}).evaluate(self._tree))
+        return bool(self._value(self._tree, {"context": context, "results": results}))
 
     def context_names(self) -> frozenset[str]:
         """Return the keys of the context that it reads."""
@@ -82,6 +82,44 @@ class Condition:
     def result_names(self) -> frozenset[str]:
         """Return the tasks whose results it reads."""
         return frozenset(key for root, key in _referenced_keys(self._tree) if root == "results")
+
+    def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return roots[name] if name in roots else _NAMED_CONSTANTS[name]
+            case ast.BoolOp(op=op, values=values):
+                wanted = isinstance(op, ast.Or)
+                return any(bool(self._value(v, roots)) is wanted for v in values) is wanted
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not self._value(operand, roots)
+            case ast.UnaryOp(operand=ast.Constant(value=number)):
+                return -cast("float", number)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self._value(item, roots) for item in items]
+            case ast.Compare():
+                return self._compare(node, roots)
+        # `_validate_node` let nothing else pass
+        inner, key = (node.value, node.attr) if isinstance(node, ast.Attribute) else _subscript(node)
+        try:
+            return get_item(self._value(inner, roots), key)
+        except LookupError as error:
+            raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)} {error.args[0]}") from None
+
+    def _compare(self, node: ast.Compare, roots: Mapping[str, object]) -> bool:
+        left = self._value(node.left, roots)
+        for op, comparator in zip(node.ops, node.comparators, strict=True):
+            right = self._value(comparator, roots)
+            try:
+                holds = _COMPARISON_OPERATORS[type(op)](left, right)
+            except TypeError:
+                reason = f"{ast.unparse(node)!r} compares {json_type_name(left)} with {json_type_name(right)}"
+                raise ExpressionError(f"{_name(self.text)}: {reason}") from None
+            if not holds:
+                return False
+            left = right
+        return True
 
 
 @lru_cache(maxsize=4096)
@@ -94,11 +132,9 @@ def _parse(text: str) -> Condition:
         tree = ast.parse(line[start:], mode="eval").body
     except SyntaxError as error:
         column = start + (error.offset or 1)
-        raise ExpressionError(
-            f"condition {_truncated_repr(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}"
-        ) from error
+        raise ExpressionError(f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}") from error
     except (ValueError, MemoryError, RecursionError) as error:
-        raise ExpressionError(f"condition {_truncated_repr(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
+        raise ExpressionError(f"{_name(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
     _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
     return Condition(text, tree)
 
@@ -135,7 +171,8 @@ def _unsupported_reason(node: ast.expr) -> str:
         case ast.Name(id=name):
             return "" if name in _NAMED_CONSTANTS else _unknown_name_message(name)
         case ast.Constant(value=value):
-            return "" if _is_json_scalar(value) else f"has no literals such as {ast.unparse(node)}"
+            plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)
+            return "" if plain else f"has no literals such as {ast.unparse(node)}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
             return ""
         case ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.List() | ast.Tuple():
@@ -154,16 +191,12 @@ def _unsupported_lookup_reason(node: ast.Attribute | ast.Subscript) -> str:
     return "" if plain else 'looks up by a literal: ["key"] or [0]'
 
 
-def _truncated_repr(text: str) -> str:
-    return repr(truncate(text, 81))
+def _name(text: str) -> str:
+    return f"condition {truncate(text, 81)!r}"
 
 
 def _unknown_name_message(name: str) -> str:
     return f"knows no {name!r}: write context.{name}, or results.{name} for a task's output, or quote a text"
-
-
-def _is_json_scalar(value: object) -> bool:
-    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _literal_value(node: ast.expr) -> object:
@@ -175,10 +208,15 @@ def _literal_value(node: ast.expr) -> object:
     return None
 
 
+def _subscript(node: ast.expr) -> tuple[ast.expr, str | int]:
+    subscript = cast("ast.Subscript", node)
+    return subscript.value, cast("str | int", _literal_value(subscript.slice))
+
+
 def _error_at(node: ast.expr, text: str, start: int, reason: str) -> ExpressionError:
     # Python counts columns in UTF-8 bytes.
     line = text[start:].encode()[: node.col_offset].decode(errors="ignore")
-    return ExpressionError(f"condition {_truncated_repr(text)}, column {start + len(line) + 1}: a condition {reason}")
+    return ExpressionError(f"{_name(text)}, column {start + len(line) + 1}: a condition {reason}")
 
 
 def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:
@@ -192,56 +230,3 @@ def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:
             case ast.Compare(left=ast.Constant(value=str(key)), comparators=[ast.Name(id=root)]):
                 if root in _ROOTS:
                     yield root, key
-
-
-@dataclass(frozen=True)
-class _Evaluator:
-    """Evaluation of a condition."""
-
-    text: str
-    roots: Mapping[str, object]
-
-    def evaluate(self, node: ast.expr) -> object:
-        """Return the value of a part of the condition."""
-        match node:
-            case ast.Constant(value=value):
-                return value
-            case ast.Name(id=name):
-                return self.roots[name] if name in self.roots else _NAMED_CONSTANTS[name]
-            case ast.BoolOp(op=op, values=values):
-                wanted = isinstance(op, ast.Or)
-                return any(bool(self.evaluate(v)) is wanted for v in values) is wanted
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return not self.evaluate(operand)
-            case ast.UnaryOp(operand=ast.Constant(value=number)):
-                return -cast("float", number)
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [self.evaluate(item) for item in items]
-            case ast.Compare():
-                return self._compare(node)
-            case ast.Attribute(value=inner, attr=key):
-                return self._lookup(node, self.evaluate(inner), key)
-        lookup = cast("ast.Subscript", node)  # `_validate_node` let nothing else pass
-        return self._lookup(node, self.evaluate(lookup.value), cast("str | int", _literal_value(lookup.slice)))
-
-    def _compare(self, node: ast.Compare) -> bool:
-        left = self.evaluate(node.left)
-        for op, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self.evaluate(comparator)
-            try:
-                holds = _COMPARISON_OPERATORS[type(op)](left, right)
-            except TypeError:
-                reason = f"{ast.unparse(node)!r} compares {json_type_name(left)} with {json_type_name(right)}"
-                raise ExpressionError(f"condition {_truncated_repr(self.text)}: {reason}") from None
-            if not holds:
-                return False
-            left = right
-        return True
-
-    def _lookup(self, node: ast.expr, value: object, key: str | int) -> object:
-        try:
-            return get_item(value, key)
-        except LookupError as error:
-            raise ExpressionError(
-                f"condition {_truncated_repr(self.text)}: {ast.unparse(node)} {error.args[0]}"
-            ) from None

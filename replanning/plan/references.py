@@ -156,17 +156,24 @@ def resolve_references(
         ExpressionError: a reference leads to nothing, or to a value that does not fit its place.
     """
 
-    def value_of(match: re.Match[str], text: str) -> JsonValue:
-        readings = _candidate_references(match, text)
+    def value_of(match: re.Match[str]) -> JsonValue:
+        readings = _candidate_references(match, match.string)
         return _look_up_reference(readings, context, result_of) if readings else "${"
+
+    def text_of(match: re.Match[str]) -> str:
+        value = value_of(match)
+        try:
+            return as_text(value)
+        except (TypeError, ValueError, RecursionError):
+            kind = type(value).__name__
+            told = f"{match[0]}: a value of type {kind} that is no JSON has no place in a text"
+            raise ExpressionError(told) from None
 
     def resolved(text: str) -> JsonValue:
         if "${" not in text:
             return text
         whole = _REFERENCE.fullmatch(text)
-        if whole:
-            return value_of(whole, text)
-        return _REFERENCE.sub(lambda match: _interpolated_text(match, value_of(match, text)), text)
+        return value_of(whole) if whole else _REFERENCE.sub(text_of, text)
 
     return {key: map_strings(value, resolved) for key, value in arguments.items()}
 
@@ -220,11 +227,3 @@ def _look_up_reference(
             raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
         return copy_json(cast("JsonValue", value))
     raise ExpressionError(f"{readings[-1]}: {errors[-1]}")
-
-
-def _interpolated_text(match: re.Match[str], value: JsonValue) -> str:
-    try:
-        return as_text(value)
-    except (TypeError, ValueError, RecursionError):
-        kind = type(value).__name__
-        raise ExpressionError(f"{match[0]}: a value of type {kind} that is no JSON has no place in a text") from None
