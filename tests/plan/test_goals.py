@@ -71,14 +71,6 @@ async def outcome_of(text: str, *events: Event) -> Outcome:
         return await play(Plan.parse(text), engine, events)
 
 
-async def test_repaired() -> None:
-    """What is left of the plan is kept, and what the new goal needs besides comes after it."""
-    outcome = await outcome_of(HOUSE, Event(1, goal=["roof", "garden"]))
-    assert (outcome.status, outcome.reached, outcome.inapplicable) == ("succeeded", True, [])
-    assert (outcome.added, outcome.dropped) == (["cover~2"], [])
-    assert [trigger.kind for trigger in outcome.triggers] == ["context-changed"]
-
-
 @pytest.mark.parametrize("goal", [["walls"], ["garden", "walls"], ["base"], []])
 async def test_no_intervention(goal: list[str]) -> None:
     """A goal that what is left of the plan reaches as well causes no replanning."""

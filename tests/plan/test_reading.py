@@ -14,7 +14,6 @@ from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan, plan_schema
 from replanning.plan.reading import Format, locate_problems, read_document, read_text_file
 from replanning.plan.tasks import Fallback, Goal, McpServer, Retry, Task, ToolSpec
-from replanning.plan.types import TaskId
 
 RELEASE = """\
 goal:
@@ -39,22 +38,6 @@ def problems_of(text: str, form: Format = "yaml") -> list[str]:
     with pytest.raises(PlanError) as refused:
         Plan.parse(text, format=form, source="plan")
     return [str(problem) for problem in refused.value.problems]
-
-
-def test_release_plan():
-    """A plan file gives the plan that it states."""
-    plan = Plan.parse(RELEASE)
-    build = {"id": "build", "tool": "build-tool", "arguments": {"out": "dist"}, "timeout": 120}
-    assert plan.tasks[0] == Task.model_validate({**build, "retry": {"max_attempts": 1}})
-    assert plan.tasks[2] == Task(
-        id=TaskId("announce"), tool="post", depends_on=["smoke"], optional=True, when="context.announce"
-    )
-    assert plan.goal.facts == ("artifact(wheel)",)
-    assert (plan.context, plan.resources, plan.tools[2].url) == (
-        {"announce": True},
-        {"cpu": 4},
-        "http://localhost:8080/announce",
-    )
 
 
 def test_files(tmp_path):
