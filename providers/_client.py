@@ -15,7 +15,7 @@ from anyio.lowlevel import current_token
 from pydantic import BaseModel, ValidationError
 
 from replanning import Environment
-from replanning.errors import LLMError, LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
+from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.http import (
     MAX_ATTEMPTS,
     RequestFailed,
@@ -36,21 +36,15 @@ RETRYABLE_STATUSES: Final = (408, 409, 429)
 """Statuses below 500 of failures that may be transient."""
 
 _INVALID_REQUEST_STATUSES: Final = (400, 422)
-
 _AUTH_STATUSES: Final = (401, 403)
-
 _MASK: Final = "[redacted]"
-
 _SCHEMA_MAPS: Final = ("properties", "$defs")
-
+_NON_STRICT_KEYWORDS: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
+_TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
 _UNSUPPORTED_KEYWORDS: Final = frozenset(
     {"default", "examples", "title", "discriminator", "minLength", "maxLength", "uniqueItems"}
 )
 """Keywords that a strict schema may not have; answers are validated against them afterwards."""
-
-_NON_STRICT_KEYWORDS: Final = ("prefixItems", "patternProperties", "propertyNames", "allOf", "not", "if", "contains")
-
-_TYPE_KEYWORDS: Final = ("type", "enum", "const", "anyOf", "oneOf")
 
 _STATUS_MESSAGES: Final[Mapping[int, str]] = {
     401: "the key is not accepted",
@@ -206,35 +200,19 @@ class HTTPLLMProvider(LLMProvider):
         if problem := self.unavailable_reason():
             raise LLMRequestRejected(problem, provider=self.name)
         assert options.deadline is not None
-        policy = RetryPolicy(
-            self.environment,
-            options.deadline,
-            self._unavailable_error,
-            max_attempts=options.max_attempts or MAX_ATTEMPTS,
-        )
+
+        def final_error(failure: RequestFailed, why: str) -> LLMUnavailable:
+            return LLMUnavailable(
+                f"{failure.message}; {why}",
+                provider=self.name,
+                status=failure.status,
+                request_id=failure.request_id,
+                excerpt=failure.excerpt,
+            )
+
+        attempts = options.max_attempts or MAX_ATTEMPTS
+        policy = RetryPolicy(self.environment, options.deadline, final_error, max_attempts=attempts)
         return await policy.call(partial(self._post_once, path, body))
-
-    def _unavailable_error(self, failure: RequestFailed, why: str) -> LLMUnavailable:
-        return LLMUnavailable(
-            f"{failure.message}; {why}",
-            provider=self.name,
-            status=failure.status,
-            request_id=failure.request_id,
-            excerpt=failure.excerpt,
-        )
-
-    async def is_reachable(self, path: str, timeout: float) -> bool:
-        """Return whether the service answers a request for a path successfully, within so many seconds."""
-        options = LLMOptions(deadline=self.environment.clock.now() + timeout)
-        try:
-            return await self._with_deadline(self._probe, path, options)
-        except LLMError:
-            return False
-
-    async def _probe(self, path: str, options: LLMOptions) -> bool:
-        client = await self._http_client()
-        async with client.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
-            return response.is_success
 
     def parse(self, response: ServiceResponse, shape: type[ModelT]) -> ModelT:
         """Return a response as a model.

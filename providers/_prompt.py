@@ -11,7 +11,7 @@ farthest, the oldest or the last stated; a line says how much was cut. Long valu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Self, cast
 
@@ -145,22 +145,16 @@ class PromptBuilder:
     def __repr__(self) -> str:
         return f"<PromptBuilder of {self._size} characters, {sum(map(len, self._lines.values()))} values>"
 
-    def initial_prompt(self) -> str:
-        """Return the first prompt."""
-        return self._render({}, "")
-
-    def retry_prompt(self, rejected: Sequence[JsonObject]) -> str:
-        """Return the second prompt, with the rejected proposals of the first answer and the reasons."""
-        lines = [self._encode(dict(proposal), 2000) for proposal in rejected]
-        return self._render({"rejected": lines}, f"{_RETRY_PROMPT}\n")
+    def render(self, rejected: Sequence[JsonObject] = ()) -> str:
+        """Return the prompt; the second one has the rejected proposals of the first answer, with the reasons."""
+        lines = self._lines | {"rejected": [self._encode(dict(proposal), 2000) for proposal in rejected]}
+        preface = f"{_RETRY_PROMPT}\n" if rejected else ""
+        end = preface + _ANSWER_FORMAT.format(count=self._request.max_alternatives)
+        sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
+        return fit_sections(sections, self._size - len(end), (*CUT_ORDER, "happened", "goal")) + end
 
     def _encode(self, value: JsonValue, room: int) -> str:
         return encode_line(value, min(room, self._size // 6), self._redact)
-
-    def _render(self, more: Mapping[str, list[str]], preface: str) -> str:
-        end = preface + _ANSWER_FORMAT.format(count=self._request.max_alternatives)
-        sections = [DataSection(name, lines) for name, lines in {**self._lines, **more}.items() if lines]
-        return fit_sections(sections, self._size - len(end), (*CUT_ORDER, "happened", "goal")) + end
 
     # The data of each kind, the most important first
 
@@ -293,11 +287,7 @@ def _tool_fields(tool: ToolSpec) -> JsonObject:
         parameters=parameters,
         capability=tool.capability,
         description=tool.description,
-        requires=list(tool.requires),
-        adds=list(tool.adds),
-        removes=list(tool.removes),
-        needs=list(tool.needs),
-        produces=list(tool.produces),
+        **{name: list(getattr(tool, name)) for name in ("requires", "adds", "removes", "needs", "produces")},
         resources=dict(tool.resources),
         cost=tool.cost,
         dangerous=tool.dangerous,

@@ -111,9 +111,8 @@ class LLMAlternatives:
         alternatives: list[Alternative] = []
         rejected: list[JsonObject] = []
         for attempt in ("first", "second"):
-            prompt = prompts.initial_prompt() if attempt == "first" else prompts.retry_prompt(rejected)
             try:
-                reply = await self.client.complete_json(prompt, ProposalReply, options)
+                reply = await self.client.complete_json(prompts.render(rejected), ProposalReply, options)
             except (LLMError, BudgetExceeded) as error:
                 if attempt == "first":
                     raise

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Final
 import httpx
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 
+from replanning.errors import LLMError
 from replanning.llm import Completion, FinishReason, LLMOptions
 from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
@@ -76,7 +77,18 @@ class OllamaProvider(HTTPLLMProvider):
 
     async def is_available(self) -> bool:
         """Return whether the server answers."""
-        return not self.unavailable_reason() and await self.is_reachable("/api/tags", _PROBE_TIMEOUT)
+        if self.unavailable_reason():
+            return False
+        options = LLMOptions(deadline=self.environment.clock.now() + _PROBE_TIMEOUT)
+        try:
+            return await self._with_deadline(self._probe, "/api/tags", options)
+        except LLMError:
+            return False
+
+    async def _probe(self, path: str, options: LLMOptions) -> bool:
+        client = await self._http_client()
+        async with client.stream("GET", self.base_url + path, headers=dict(self.headers())) as response:
+            return response.is_success
 
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Request an answer."""

@@ -67,7 +67,7 @@ def prompts_of(plan: Plan, failed: str, size: int = 24_000, redactor: Redactor |
             request = ReplanRequest((trigger,), run.view, 3, 0.0)
             prompts = await PromptBuilder.for_request(request, size, (redactor or Redactor()).value)
             rejected: list[JsonObject] = [{"why_not": plan.goal.objective, "changes": [plan.context]}] * 3
-            return prompts.initial_prompt(), prompts.retry_prompt(rejected)
+            return prompts.render(), prompts.render(rejected)
 
     return anyio.run(written)
 
@@ -143,7 +143,7 @@ def test_work_grows_with_what_is_shown_not_with_the_plan():
         async with open_run(Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})) as run:
             request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
             sys.setprofile(lambda frame, event, value: calls.append(event) if event == "call" else None)
-            (await PromptBuilder.for_request(request, 24_000, Redactor().value)).initial_prompt()
+            (await PromptBuilder.for_request(request, 24_000, Redactor().value)).render()
             sys.setprofile(None)
         return len(calls)
 
