@@ -270,13 +270,6 @@ async def test_gap_is_bridged() -> None:
     assert rejected.rejected.startswith("the plan could not be carried out: task 'm0' needs water")
 
 
-async def test_beginning_is_gone_on_with() -> None:
-    """A proposal that stops short of the goal is gone on with."""
-    outcome = await outcome_of(TEA, COLD, providers=[instead("fill", "boil", "fetch")])
-    assert [outcome.tools[task] for task in outcome.done[2:]] == ["fill", "boil", "fetch", "brew", "wash"]
-    assert considered(outcome).candidates[0].alternative.source == "model+repair"
-
-
 async def test_wrong_tail_is_left_out() -> None:
     """A completion that leaves out what spoils the goal is one to choose from, ranked like other repairs."""
     text = TEA.replace("{name: wash, adds", "{name: wash, requires: [tea], adds")

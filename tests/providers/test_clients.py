@@ -22,6 +22,7 @@ from replanning.plan import JsonObject
 from replanning.providers._client import schema_name, strict_schema
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
+from replanning.providers.local import LocalProvider
 from replanning.providers.ollama import OllamaProvider
 from replanning.providers.openai import OpenAIProvider
 from tests.support.llm_clients import CLIENTS, KEY, City, Network, client, fails, said
@@ -299,11 +300,12 @@ async def test_availability() -> None:
     assert not await OpenAIProvider(environ={}).is_available()
 
 
-def test_price_of_ollama() -> None:
+@pytest.mark.parametrize("kind", [OllamaProvider, LocalProvider])
+def test_price_of_own_models(kind) -> None:
     """A model of one's own costs nothing, unless it is said what it costs."""
-    assert OllamaProvider(environ={}).estimate("?", LLMOptions()).unpriced is False
-    priced = OllamaProvider(environ={}, prices=PriceTable({"llama3.2": Price(1, 1)}))
-    assert priced.estimate("?", LLMOptions()).money > 0
+    free = kind().estimate("?", LLMOptions())
+    assert (free.calls, free.money, free.unpriced) == (1, 0.0, False)
+    assert kind(model="m", prices=PriceTable({"m": Price(1, 1)})).estimate("?", LLMOptions()).money > 0
 
 
 @pytest.mark.parametrize(
