@@ -1,7 +1,5 @@
 """The benchmarks: they judge rightly, refuse what cannot be right, and the README shows what they found."""
 
-import dataclasses
-import random
 import re
 import subprocess
 import sys
@@ -9,11 +7,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-import yaml
 
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
 from benchmarks import figures, instances, outages, peers, planbench, planning, plots, readme, recorded, workflows
-from benchmarks.instances import Action, Domain, Instance
+from benchmarks.instances import Action, Domain
 from replanning.planning import Phase
 from tests.support.llm_server import ScriptedLLMServer
 
@@ -35,54 +32,15 @@ def published(limit):
     return [instance for instance in instances.load(path) if not instance.trivial][:limit]
 
 
-def play(strategy, found, domain=DOMAIN):
+def play(strategy, found):
     """The outcomes of a strategy on instances."""
-
-    async def all_of_them():
-        return [await planbench.play(one, strategy, domain) for one in found]
-
-    return anyio.run(all_of_them)
+    return [anyio.run(planbench.play, one, strategy, DOMAIN) for one in found]
 
 
 def row(strategy, recovered, instances=401, distance=1.0):
     """A row of the published blocks world."""
     stem = Path(planbench.FILES[0]).stem
     return planbench.Row(stem, strategy, recovered, instances, 0, 0, 99, 99, 0, distance, 0, 0, None, None)
-
-
-def renamed(instance: Instance, words: dict[str, str]) -> Instance:
-    """The instance with other words for everything."""
-
-    def say(text: str) -> str:
-        return re.sub(r"\w+", lambda match: words[match[0]], text)
-
-    def all_of(facts: frozenset[str]) -> frozenset[str]:
-        return frozenset(map(say, facts))
-
-    return dataclasses.replace(
-        instance,
-        init=all_of(instance.init),
-        goal=all_of(instance.goal),
-        holds=all_of(instance.holds),
-        ceased=all_of(instance.ceased),
-        plan=tuple(Action(say(step.name), tuple(map(say, step.arguments))) for step in instance.plan),
-    )
-
-
-def renamed_domain(words: dict[str, str], folder: Path) -> Domain:
-    """The published domain with other words for actions and predicates."""
-
-    def say(pattern: str) -> str:
-        name, bracket, rest = pattern.partition("(")
-        return f"{words[name]}{bracket}{rest}"
-
-    tools = yaml.safe_load(planbench.DOMAIN.read_text(encoding="utf-8"))
-    for tool in tools:
-        tool["name"] = words[tool["name"]]
-        tool |= {key: [say(pattern) for pattern in tool[key]] for key in ("requires", "adds", "removes") if key in tool}
-    path = folder / "domain.yaml"
-    path.write_text(yaml.safe_dump(tools, sort_keys=False), encoding="utf-8")
-    return Domain.load(path)
 
 
 def test_what_reproduces_the_known_truths_is_reported():
@@ -161,24 +119,6 @@ def test_answers_of_a_model_are_judged_as_published_and_repaired_where_wrong():
     assert not any(outcome.vain for outcome in (*verified, *repaired))
     assert [outcome.kept for outcome in repaired] == right
     assert all(outcome.recovered for outcome in repaired)
-
-
-@pytest.mark.integration
-def test_random_words_change_no_result(tmp_path):
-    """With random words for actions, predicates and objects every instance goes as it went before."""
-    found = published(10)
-    texts = [str(x) for one in found for group in (one.init, one.goal, one.holds, one.ceased, one.plan) for x in group]
-    schemas = DOMAIN.schemas.values()
-    texts += [pattern for s in schemas for pattern in (s.name, *s.requires, *s.adds, *s.removes)]
-    known = sorted(set(re.findall(r"\w+", " ".join(texts))))
-    chance = random.Random(3)
-    words = {word: "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for word in known}
-    domain = renamed_domain(words, tmp_path)
-
-    def seen(outcomes):
-        return [(o.recovered, o.early, o.revisions, o.distance) for o in outcomes]
-
-    assert seen(play("repair", [renamed(one, words) for one in found], domain)) == seen(play("repair", found))
 
 
 def test_every_outage_of_a_family_is_repaired_or_proven():

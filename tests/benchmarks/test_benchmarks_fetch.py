@@ -56,20 +56,9 @@ ANSWERS = {
         }
     ]
 }
-WORKFLOW = {
-    "name": "small",
-    "workflow": {
-        "specification": {
-            "tasks": [
-                {"id": "a1", "name": "a", "parents": []},
-                {"id": "b1", "name": "b", "parents": ["a1"]},
-            ]
-        },
-        "execution": {
-            "tasks": [{"id": "b1", "runtimeInSeconds": 2.00049}, {"id": "a1", "runtimeInSeconds": 1}],
-        },
-    },
-}
+TASKS = [{"id": "a1", "name": "a", "parents": []}, {"id": "b1", "name": "b", "parents": ["a1"]}]
+TIMES = [{"id": "b1", "runtimeInSeconds": 2.00049}, {"id": "a1", "runtimeInSeconds": 1}]
+WORKFLOW = {"name": "small", "workflow": {"specification": {"tasks": TASKS}, "execution": {"tasks": TIMES}}}
 
 
 class Server:
