@@ -16,7 +16,6 @@ from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RunOpened
 from replanning.journal.store import (
     LOCK_TIMEOUT,
-    CurrentRunStatus,
     InboxMessage,
     Lease,
     RunInfo,
@@ -157,40 +156,35 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Migrate the schema to the current version, all or nothing."""
-    if _read_file_ids(connection) == (_APPLICATION_ID, SCHEMA_VERSION):
-        return
-    with transaction(connection):
-        # Read again under the lock: another process may have been migrating before.
-        for statements in _MIGRATIONS[_schema_version(connection, path) :]:
-            for statement in statements:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the version of the schema in the file, 0 if the file is new.
+    """Migrate the schema to the current version, all or nothing.
 
     Raises:
         StoreError: the version is newer than this library, or the file belongs to another program.
     """
-    application, version = _read_file_ids(connection)
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != _APPLICATION_ID and (application or version or tables):
-        raise StoreError(f"{path} is a database of another program; name another file for the history")
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has version {version} of the schema, and this library knows versions up to {SCHEMA_VERSION}: "
-            "it was written by a newer version of replanning; upgrade the library, or name another file"
-        )
-    return version
 
+    def read_ids() -> tuple[int, int]:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        return application, version
 
-def _read_file_ids(connection: sqlite3.Connection) -> tuple[int, int]:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return application, version
+    if read_ids() == (_APPLICATION_ID, SCHEMA_VERSION):
+        return
+    with transaction(connection):
+        # Read again under the lock: another process may have been migrating before.
+        application, version = read_ids()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application != _APPLICATION_ID and (application or version or tables):
+            raise StoreError(f"{path} is a database of another program; name another file for the history")
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} has version {version} of the schema, and this library knows versions up to {SCHEMA_VERSION}: "
+                "it was written by a newer version of replanning; upgrade the library, or name another file"
+            )
+        for statements in _MIGRATIONS[version:]:
+            for statement in statements:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _enable_wal(connection: sqlite3.Connection) -> None:
@@ -312,12 +306,23 @@ class SqliteStore(RunStore):
             try:
                 if status is None:
                     written = self._connection.execute(_APPEND_SQL, row).rowcount
-                else:
-                    written = self._append_status_record(lease, record, row, status)
+                else:  # the row of the run is updated as well
+                    with transaction(self._connection) as database:
+                        written = database.execute(_APPEND_SQL, row).rowcount
+                        if written:
+                            database.execute("UPDATE runs SET status = ? WHERE id = ?", (status, lease.run))
+                        if written and isinstance(body, RunOpened):
+                            title = (*run_title(body), lease.run)
+                            database.execute("UPDATE runs SET name = ?, objective = ? WHERE id = ?", title)
             except sqlite3.Error as error:
                 raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
-            if not written:
-                raise self._append_error(lease, record)
+            if written:
+                return
+        with self._operation("be read") as database:
+            if not self._is_current(lease):
+                raise lease_lost(lease)
+            (last,) = database.execute(_LAST_SEQ_SQL, (self._run_number(lease.run),)).fetchone()
+        raise record_out_of_order(lease, record, last)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records that exist now, fetched in batches."""
@@ -381,27 +386,6 @@ class SqliteStore(RunStore):
         with self._operation("be closed") as database:
             database.close()
 
-    def _append_status_record(
-        self, lease: Lease, record: Record, row: tuple[object, ...], status: CurrentRunStatus
-    ) -> int:
-        """Append a record that changes the status of its run, and update the row of the run, in one transaction."""
-        with transaction(self._connection) as database:
-            written = database.execute(_APPEND_SQL, row).rowcount
-            if written:
-                database.execute("UPDATE runs SET status = ? WHERE id = ?", (status, lease.run))
-            if written and isinstance(record.body, RunOpened):
-                database.execute(
-                    "UPDATE runs SET name = ?, objective = ? WHERE id = ?", (*run_title(record.body), lease.run)
-                )
-        return written
-
-    def _append_error(self, lease: Lease, record: Record) -> StoreError:
-        with self._operation("be read") as database:
-            if not self._is_current(lease):
-                return lease_lost(lease)
-            (last,) = database.execute(_LAST_SEQ_SQL, (self._run_number(lease.run),)).fetchone()
-        return record_out_of_order(lease, record, last)
-
     def _records(self, run: RunId, number: int, after: int, end: int) -> Iterator[Record]:
         # In batches, so that an unfinished loop holds no snapshot open and memory stays bounded.
         last = after
@@ -410,19 +394,16 @@ class SqliteStore(RunStore):
                 rows = database.execute(_READ_SQL, (number, start, min(start + _READ_BATCH_SIZE, end))).fetchall()
             for seq, at, kind, data in rows:
                 last += 1
-                if seq != last:
-                    raise self._corrupt_record(run, last, "it is missing")
                 try:
+                    if seq != last:
+                        raise ValueError("it is missing")
                     body = decode_body(kind, data)
                 except ValueError as error:
-                    raise self._corrupt_record(run, seq, str(error)) from error
+                    raise JournalCorrupt(
+                        f"{self._path}: record {last} of run {run!r} cannot be read: {error}; "
+                        "restore the file from a copy, or fork the run from a revision before this record"
+                    ) from error
                 yield Record(seq, at, body)
-
-    def _corrupt_record(self, run: RunId, seq: int, reason: str) -> JournalCorrupt:
-        return JournalCorrupt(
-            f"{self._path}: record {seq} of run {run!r} cannot be read: {reason}; "
-            "restore the file from a copy, or fork the run from a revision before this record"
-        )
 
     def _run_number(self, run: RunId) -> int:
         row = None
