@@ -23,8 +23,6 @@ from replanning.journal.lines import (
     read_lease_bytes,
     read_lease_state,
     read_lines,
-    read_records,
-    record_line,
     store_error,
     write_lease_state,
 )
@@ -38,6 +36,8 @@ from replanning.journal.store import (
     RunStore,
     ToolOutcome,
     check_run_id,
+    decode_body,
+    encode_body,
     is_valid_run_id,
     lease_lost,
     run_already_exists,
@@ -48,6 +48,10 @@ from replanning.plan.types import JsonObject, RunId
 
 _MAX_OUTCOMES_BYTES: Final = 1 << 18
 """Size of the file of outcomes at which it is rotated; the file rotated before is then deleted."""
+
+_RECORD_LINE: Final = re.compile(
+    rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*(.*)\}\s*', re.DOTALL
+)
 
 _STATUS_RECORD: Final = re.compile(rb'"run-(?:opened|resumed|ended)"')
 
@@ -107,7 +111,8 @@ class JsonlStore(RunStore):
 
     def append(self, lease: Lease, record: Record) -> None:
         """Append one line in one write, if the lock file says that the lease is current."""
-        line = record_line(record)
+        kind, data = record.body.kind, encode_body(record)
+        line = f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{kind}","data":{data}}}\n'.encode()
         with self._operation(f"take record {record.seq} of run {lease.run!r}"):
             try:
                 self._open_journal(lease).append(lease, record, line)
@@ -130,9 +135,8 @@ class JsonlStore(RunStore):
         """Append a line to the inbox of the run."""
         with self._operation(f"take a message for run {run!r}"), self._locked_run(run):
             last = max((number for number, _ in _read_inbox(self._inbox_path(run))), default=0)
-            append_lines(
-                self._inbox_path(run), to_json_line({**_message_fields(message), "id": last + 1}).encode() + b"\n"
-            )
+            line = to_json_line({**_message_fields(message), "id": last + 1}) + "\n"
+            append_lines(self._inbox_path(run), line.encode())
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """Return the messages whose lines are complete."""
@@ -172,9 +176,7 @@ class JsonlStore(RunStore):
         with self._operation("be read"):
             lines = chain.from_iterable(reversed(list(read_lines(path))) for path in self._outcome_paths)
             near = _parse_outcomes(line for line in lines if all(needle in line for needle in needles))
-            found = (
-                outcome for outcome in near if tool in {None, outcome.tool} and capability in {None, outcome.capability}
-            )
+            found = (o for o in near if tool in {None, o.tool} and capability in {None, o.capability})
             return list(islice(found, limit))
 
     def close(self) -> None:
@@ -185,7 +187,9 @@ class JsonlStore(RunStore):
 
     def _records(self, path: Path, after: int) -> Iterator[Record]:
         try:
-            yield from read_records(path, after)
+            for number, line in enumerate(read_lines(path), 1):
+                if number > after:
+                    yield _parse_record(path, number, line)
         except OSError as error:
             raise store_error(error, path, "be read") from error
 
@@ -212,9 +216,8 @@ class JsonlStore(RunStore):
         if journal is None:
             if not self._journal_path(lease.run).exists():
                 raise lease_lost(lease)
-            journal = self._open_journals[lease.run] = JournalFile(
-                self._journal_path(lease.run), self._lease_path(lease.run)
-            )
+            journal = JournalFile(self._journal_path(lease.run), self._lease_path(lease.run))
+            self._open_journals[lease.run] = journal
         return journal
 
     def _close_journal(self, run: RunId) -> None:
@@ -245,6 +248,23 @@ class JsonlStore(RunStore):
                 yield
             except OSError as error:
                 raise store_error(error, self._directory, doing) from error
+
+
+def _parse_record(path: Path, number: int, line: bytes) -> Record:
+    try:
+        match = _RECORD_LINE.fullmatch(line)
+        if match is None:
+            raise ValueError('not a line {"seq":…,"at":…,"kind":…,"data":…}')
+        seq, at, kind, data = match.groups()
+        record = Record(int(seq), float(at), decode_body(kind.decode("ascii"), data))
+        if record.seq != number:
+            raise ValueError(f"expected record {number}, got record {record.seq}")
+    except ValueError as error:
+        raise JournalCorrupt(
+            f"{path}, line {number}: {error}; restore the file from a copy, or keep the {number - 1} whole "
+            "lines before it to go on from there"
+        ) from error
+    return record
 
 
 def _parse_outcomes(lines: Iterable[bytes]) -> Iterator[ToolOutcome]:

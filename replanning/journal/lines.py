@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from replanning.errors import JournalCorrupt, StoreError
+from replanning.errors import StoreError
 from replanning.journal.records import Record
-from replanning.journal.store import LOCK_TIMEOUT, Lease, decode_body, encode_body, lease_lost, record_out_of_order
+from replanning.journal.store import LOCK_TIMEOUT, Lease, lease_lost, record_out_of_order
 
 try:
     import fcntl
@@ -27,11 +26,6 @@ _FILE_MODE: Final = 0o666  # less what the umask takes away
 _CHUNK_BYTES: Final = 1 << 20
 
 _MAX_LEASE_BYTES: Final = 1 << 16
-
-_RECORD_LINE: Final = re.compile(
-    rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*(.*)\}\s*', re.DOTALL
-)
-
 
 _ERRNO_ADVICE: Final = {
     errno.ENOSPC: "make room on the disk and resume the run",
@@ -175,47 +169,6 @@ def read_lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def record_line(record: Record) -> bytes:
-    """Return a record as a line: `{"seq":1,"at":0.0,"kind":"...","data":{...}}`."""
-    data = encode_body(record)
-    return f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{record.body.kind}","data":{data}}}\n'.encode()
-
-
-def parse_record(line: bytes) -> Record:
-    """Parse a line.
-
-    Raises:
-        JournalCorrupt: the journal that begins with this record has another format.
-        ValueError: the line is not a record.
-    """
-    match = _RECORD_LINE.fullmatch(line)
-    if match is None:
-        raise ValueError('not a line {"seq":…,"at":…,"kind":…,"data":…}')
-    seq, at, kind, data = match.groups()
-    return Record(int(seq), float(at), decode_body(kind.decode("ascii"), data))
-
-
-def read_records(path: Path, after: int) -> Iterator[Record]:
-    """Yield the records of a journal with a number greater than `after`.
-
-    Raises:
-        JournalCorrupt: a line is not the record with its number, or the journal has another format.
-    """
-    for number, line in enumerate(read_lines(path), 1):
-        if number <= after:
-            continue
-        try:
-            record = parse_record(line)
-            if record.seq != number:
-                raise ValueError(f"expected record {number}, got record {record.seq}")
-        except ValueError as error:
-            raise JournalCorrupt(
-                f"{path}, line {number}: {error}; restore the file from a copy, or keep the {number - 1} whole "
-                "lines before it to go on from there"
-            ) from error
-        yield record
-
-
 class JournalFile:
     """Journal file that is open for appending, with its lock file."""
 
@@ -228,16 +181,26 @@ class JournalFile:
         except OSError:
             os.close(self._file)
             raise
-        self._lease_bytes, self._lease_state = b"", LeaseState()
+        self._lease_bytes, self._epoch = b"", 0
         self._size = self._last_seq = -1
 
     def append(self, lease: Lease, record: Record, line: bytes) -> None:
         """Append a record if the lease is current and the record follows the last one."""
         _lock(self._lease_file, fcntl.LOCK_EX, self._lease_path)
         try:
-            if self._current_epoch() != lease.epoch:
+            text = read_lease_bytes(self._lease_file)
+            if text != self._lease_bytes:  # as it does once per renewal
+                self._epoch, self._lease_bytes = parse_lease_state(text, self._lease_path).epoch, text
+            if self._epoch != lease.epoch:
                 raise lease_lost(lease)
-            self._repair_tail()
+            status = os.fstat(self._file)
+            if not status.st_nlink:
+                problem = "was removed while its run was going on; further records would be lost"
+                raise StoreError(f"{self._path} {problem}")
+            if status.st_size != self._size:  # first of all, and where a killed owner left an incomplete line
+                self._last_seq, self._size = scan_complete_lines(self._file)
+                if status.st_size != self._size:
+                    os.ftruncate(self._file, self._size)
             if record.seq != self._last_seq + 1:
                 raise record_out_of_order(lease, record, self._last_seq)
             append_line(self._file, line, self._size)
@@ -250,19 +213,3 @@ class JournalFile:
         """Close both files."""
         os.close(self._file)
         os.close(self._lease_file)
-
-    def _current_epoch(self) -> int:
-        text = read_lease_bytes(self._lease_file)
-        if text != self._lease_bytes:  # as it does once per renewal
-            self._lease_state, self._lease_bytes = parse_lease_state(text, self._lease_path), text
-        return self._lease_state.epoch
-
-    def _repair_tail(self) -> None:
-        """Cut off the incomplete line of a killed owner, if the file has changed since the last append."""
-        status = os.fstat(self._file)
-        if not status.st_nlink:
-            raise StoreError(f"{self._path} was removed while its run was going on; further records would be lost")
-        if status.st_size != self._size:
-            self._last_seq, self._size = scan_complete_lines(self._file)
-            if status.st_size != self._size:
-                os.ftruncate(self._file, self._size)
