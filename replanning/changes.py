@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
-from replanning.plan.messages import brief_repr, did_you_mean
+from replanning.plan.messages import brief_repr, did_you_mean, format_path
 from replanning.plan.tasks import Items, Task
 from replanning.plan.types import JsonObject, TaskId, to_seconds
 
@@ -168,25 +168,16 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     for known, found in _HASH_CACHE:
         if known is changes:
             return found
-    found = _compute_hash(changes)
-    _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
-    return found
-
-
-def _compute_hash(changes: tuple[PlanChange, ...]) -> str:
-    names: dict[str, str] = {}
-    for change in changes:
-        new = change.tasks if change.kind == "replace" else (change.task,) if change.kind == "add" else ()
-        for task in new:
-            names[task.id] = f"\n{len(names)}"  # which no id can be
-    document: list[JsonObject] = [change.model_dump(mode="json", exclude_defaults=True) for change in changes]
-    for part, change in zip(document, changes, strict=True):
-        part["kind"] = change.kind
+    names = {task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))}  # which no id can be
+    document = [dump_change(change) for change in changes]
+    for part in document:
         _rename_tasks(part, names)
     text = _CANONICAL_ENCODER.encode(document)
     for name, number in names.items() if "${" in text else ():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
-    return hashlib.sha256(text.encode()).hexdigest()
+    found = hashlib.sha256(text.encode()).hexdigest()
+    _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
+    return found
 
 
 def _rename_tasks(part: JsonObject, names: dict[str, str]) -> None:
@@ -216,15 +207,9 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
     try:
         return _CHANGES_ADAPTER.validate_python(data)
     except ValidationError as error:
-        raise ChangeRejected(
-            [
-                Problem(
-                    "changes" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in e["loc"]),
-                    _error_message(e),
-                )
-                for e in error.errors(include_url=False)
-            ]
-        ) from None
+        details = error.errors(include_url=False)
+        problems = [Problem(format_path(("changes", *item["loc"])), _error_message(item)) for item in details]
+        raise ChangeRejected(problems) from None
 
 
 def _error_message(details: ErrorDetails) -> str:
