@@ -358,7 +358,7 @@ def simulate(
 
 def _simulation_providers(names: Sequence[str]) -> list[str]:
     """Return the providers for a simulation; refuse language models, which cost money and have no virtual time."""
-    from replanning.engine.providers import REPAIR_PLUGIN
+    from replanning.engine.engine import REPAIR_PLUGIN
     from replanning.llm.selection import AUTO, is_llm
 
     if models := [name for name in names if is_llm(name)]:

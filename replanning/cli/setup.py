@@ -28,7 +28,7 @@ from replanning.cli.options import (
     problems_json,
 )
 from replanning.config import LoadedSettings, load_settings, misspelt, values
-from replanning.engine.providers import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
+from replanning.engine.engine import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider

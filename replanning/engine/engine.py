@@ -1,28 +1,29 @@
-"""ReplanningEngine: opens plans as runs that repair themselves."""
+"""ReplanningEngine: opens plans as runs that repair themselves; with the providers that it makes of names and models."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
+import anyio
 import anyio.abc
 
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
 from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.policy import ReplanPolicy, redact_changes
-from replanning.decision.request import Answer, HumanGate, Question
+from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
 from replanning.engine.delivery import ExporterDelivery, close_exporters, resolve_exporters
 from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor
-from replanning.engine.providers import REPAIR_PLUGIN, ProviderRegistry, ProviderSpec
 from replanning.engine.questions import Questions
 from replanning.engine.replanner import Replanner
 from replanning.environment import Environment
 from replanning.errors import (
+    NoLLMProvider,
     NotRunning,
     RecordNotSerializable,
     ReplanningError,
@@ -35,8 +36,13 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore
+from replanning.llm.guards import FallbackLLM, GuardedLLM
+from replanning.llm.provider import LLMProvider
+from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
+from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.plugins import load_plugin
 from replanning.run.journal_writer import Codec
 from replanning.run.lifecycle import Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
@@ -44,12 +50,21 @@ from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext
-from replanning.telemetry.setup import build_telemetry
+from replanning.telemetry.tracer import build_telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
+
+REPAIR_PLUGIN: Final = "repair"
+
+LLM_PROVIDER_PLUGIN: Final = "llm"
+"""The plugin that turns a language model into a provider of alternatives."""
+
+_CLOSE_SECONDS: Final = 2.0
+
+ProviderSpec = AlternativeProvider | LLMProvider | str
 
 RESUMABLE_STATUSES: Final = ("paused", "needs_human")
 """Statuses of runs that can be resumed."""
@@ -318,25 +333,17 @@ class ReplanningEngine:
 
 def _handle_answer_message(life: Lifecycle, questions: Questions, message: InboxMessage) -> None:
     """Carry out the answer in a message; one that cannot be carried out is recorded."""
+    payload = message.payload
+    verdict: Any = payload.get("verdict")
+    choice: Any = payload.get("choice", 0)
     try:
-        answer = parse_answer(message.payload, message.by)
-        questions.answer(QuestionId(str(message.payload.get("question"))), answer)
+        changes: Any = parse_changes(payload.get("changes") or [])
+        answer = validate_answer(Answer(verdict, message.by, choice, changes, str(payload.get("comment") or "")))
+        questions.answer(QuestionId(str(payload.get("question"))), answer)
     except ReplanningError as error:
         if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
             raise  # the answer stays where it is until the store works
         life.record_error("answer", error)
-
-
-def parse_answer(payload: Mapping[str, object], by: str) -> Answer:
-    """Return the answer in a message.
-
-    Raises:
-        ChangeRejected: it is not a valid answer, or a change in it is not valid.
-    """
-    verdict: Any = payload.get("verdict")
-    choice: Any = payload.get("choice", 0)
-    changes = parse_changes(payload.get("changes") or [])
-    return validate_answer(Answer(verdict, by, choice, changes, str(payload.get("comment") or "")))
 
 
 @asynccontextmanager
@@ -365,3 +372,75 @@ async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
     async with anyio.create_task_group() as group:
         for _ in range(max_concurrency):
             group.start_soon(Worker(run, work, in_own_task=True).run)
+
+
+class ProviderRegistry:
+    """Makes providers of alternatives, and closes the language models that it has made.
+
+    Args:
+        settings: of language models.
+        environment: time and chance.
+        redactor: takes secrets out of prompts.
+    """
+
+    def __init__(self, settings: Settings, environment: Environment, redactor: Redactor) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._redactor = redactor
+        self._models: list[LLMProvider] = []
+
+    def resolve(self, specs: Sequence[ProviderSpec]) -> list[AlternativeProvider]:
+        """Return a provider for each spec, but none twice for the same name.
+
+        Raises:
+            PluginError: a plugin is missing or does not load.
+            NoLLMProvider: a language model that is named cannot be used.
+            TypeError: an object is not a provider.
+        """
+        expanded = [item for spec in specs for item in ((REPAIR_PLUGIN, AUTO) if spec == AUTO else (spec,))]
+        providers = []
+        for index, spec in enumerate(expanded):
+            if not isinstance(spec, str) or spec not in expanded[:index]:
+                try:
+                    providers.append(self._resolve_one(spec))
+                except NoLLMProvider:
+                    if spec != AUTO:  # which uses a language model only if there is one
+                        raise
+        return providers
+
+    async def aclose(self) -> None:
+        """Close the connections of the language models that were made here; a later call opens them again."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
+            for model in self._models:
+                with suppress(Exception):  # a plugin that fails to close does no harm
+                    await model.aclose()
+
+    def _resolve_one(self, spec: ProviderSpec) -> AlternativeProvider:
+        if isinstance(spec, str) and (spec == AUTO or is_llm(spec)):
+            model = create_llm_provider(
+                spec, settings=self._settings, environment=self._environment, redactor=self._redactor
+            )
+            self._models.append(model)
+            spec = model
+        elif isinstance(spec, LLMProvider):
+            _set_redactor(spec, self._redactor)  # a secret of the run is one in prompts as well
+            if not isinstance(spec, FallbackLLM | GuardedLLM):
+                spec = GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
+        provider: object
+        if isinstance(spec, LLMProvider):
+            provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(spec)
+        else:
+            provider = load_plugin("providers", spec)() if isinstance(spec, str) else spec
+        if not isinstance(provider, AlternativeProvider):
+            raise TypeError(
+                f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
+            )
+        return provider
+
+
+def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:
+    """Let a model, and the models that it wraps, use a redactor."""
+    model.redactor = redactor
+    wrapped = model.members if isinstance(model, FallbackLLM) else ()
+    for inner in (model.client,) if isinstance(model, GuardedLLM) else wrapped:
+        _set_redactor(inner, redactor)

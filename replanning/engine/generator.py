@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Final, NamedTuple
 
 import anyio
@@ -81,7 +81,7 @@ class AlternativeVetter:
         request: the request.
         life: the run whose plan is to be changed.
         scorer: scores valid alternatives.
-        past: finds earlier outcomes of tools; each is looked up once, so that all alternatives are compared by the same.
+        past: finds earlier outcomes of tools: the same for all alternatives.
         time_left: seconds that remain of the budget, if it limits them.
     """
 
@@ -91,7 +91,6 @@ class AlternativeVetter:
     past: OutcomeHistory
     time_left: float | None
     _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
-    _outcomes: dict[str, Sequence[bool]] = field(default_factory=dict)
 
     def vet(self, proposed: Alternative) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now."""
@@ -117,18 +116,13 @@ class AlternativeVetter:
             problem = check_feasible(draft, request.triggers, live)
         if problem:
             return Candidate(alternative, None, problem), draft
-        score = self.scorer.score(alternative, PlanView(live), self._lookup, time_left=self.time_left)
+        score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left)
         minimum = settings.alternatives
         if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
             problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
         elif score.total < minimum.min_confidence:
             problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
         return Candidate(alternative, score, problem), draft
-
-    def _lookup(self, tool: str) -> Sequence[bool]:
-        if tool not in self._outcomes:
-            self._outcomes[tool] = self.past(tool)
-        return self._outcomes[tool]
 
 
 class PathGenerator:
@@ -144,27 +138,29 @@ class PathGenerator:
         self.scorer = scorer
         self._low_priority = {_name(provider) for provider in providers if getattr(provider, "yields_priority", False)}
 
-    async def generate(self, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter) -> list[Reply]:
+    async def generate(self, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter) -> list[ProviderReply]:
         """Ask all providers for proposals; their replies, in their order.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        replies = [Reply(provider, provider.propose) for provider in self.providers]
+        replies = [ProviderReply(_name(provider), provider, provider.propose) for provider in self.providers]
         return await _ask_all(replies, request, life, vetter)
 
     async def complete_rejected(
         self, flawed: Sequence[Candidate], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
-    ) -> list[Reply]:
+    ) -> list[ProviderReply]:
         """Ask providers to complete the proposals of others that could not be executed.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
         able = [provider for provider in self.providers if hasattr(provider, "complete")]
-        return await _ask_all([Reply(p, partial(_complete, p, flawed)) for p in able], request, life, vetter)
+        return await _ask_all(
+            [ProviderReply(_name(p), p, partial(_complete, p, flawed)) for p in able], request, life, vetter
+        )
 
-    def rank(self, replies: Sequence[Reply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
+    def rank(self, replies: Sequence[ProviderReply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
         """Vet and rank the alternatives of replies, best first; ties go by provider, then by its order."""
         limit = life.settings.alternatives.max_count
         fingerprints: set[str] = set()
@@ -178,8 +174,18 @@ class PathGenerator:
                     candidate = Candidate(candidate.alternative, None, "the same was proposed already")
                 fingerprints.add(fingerprint)
                 (bad if candidate.rejected else good).append((candidate, draft))
-        confident = life.settings.alternatives.human_approval_threshold if life.live.plan.facts is not None else 2.0
-        good.sort(key=lambda ranked: self._sort_key(ranked[0], confident))
+        verifiable = life.live.plan.facts is not None
+        threshold = life.settings.alternatives.human_approval_threshold
+
+        def order(ranked: tuple[Candidate, Draft | None]) -> tuple[bool, float]:
+            """Proposals that facts have verified, and that need no person, precede those of providers that yield."""
+            alternative, score = ranked[0].alternative, ranked[0].score
+            total = score.total if score else 0.0
+            needs_person = not verifiable or total < threshold or bool(alternative.ask)
+            leading, _, _ = alternative.source.partition("+")  # of a proposal that another completed
+            return needs_person or leading in self._low_priority, -total
+
+        good.sort(key=order)
         spare = [(replace(c, rejected=f"only {limit} are considered"), draft) for c, draft in good[limit:]]
         ranked = [*good[:limit], *spare, *bad]
         return RankedCandidates(
@@ -188,13 +194,6 @@ class PathGenerator:
             tuple(note for reply in replies for note in reply.notes),
             PlanView(life.live),
         )
-
-    def _sort_key(self, candidate: Candidate, confident: float) -> tuple[bool, float]:
-        """Rank proposals that facts have verified, and that need no person, before those of providers that yield."""
-        total = candidate.score.total if candidate.score else 0.0
-        doubtful = total < confident or bool(candidate.alternative.ask)
-        leading, _, _ = candidate.alternative.source.partition("+")  # of a proposal that another completed
-        return doubtful or leading in self._low_priority, -total
 
 
 class AlternativeGenerator:
@@ -235,7 +234,7 @@ class AlternativeGenerator:
         """
         paths = self.path_generator
         request = self.analyzer.analyse(triggers, life, began)
-        vetter = AlternativeVetter(request, life, paths.scorer, past, life.wall_clock_left(began))
+        vetter = AlternativeVetter(request, life, paths.scorer, cache(past), life.wall_clock_left(began))
         replies = await paths.generate(request, life, vetter)
         ranked = paths.rank(replies, life, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
@@ -247,19 +246,15 @@ class AlternativeGenerator:
 
 
 @dataclass(slots=True, eq=False)
-class Reply:
-    """The reply of one provider: alternatives and notes."""
+class ProviderReply:
+    """The question to one provider and its reply: alternatives and notes."""
 
+    name: str
     provider: AlternativeProvider
     ask: AskProvider
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the provider."""
-        return _name(self.provider)
 
     def add_note(self, text: str) -> None:
         """Keep a note of the provider beside its alternatives, up to a limit."""
@@ -293,8 +288,8 @@ async def _complete(
 
 
 async def _ask_all(
-    replies: list[Reply], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
-) -> list[Reply]:
+    replies: list[ProviderReply], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
+) -> list[ProviderReply]:
     """Ask providers at the same time, and return their replies.
 
     Raises:
@@ -312,7 +307,9 @@ async def _ask_all(
     return replies
 
 
-async def _ask_provider(reply: Reply, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter) -> None:
+async def _ask_provider(
+    reply: ProviderReply, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
+) -> None:
     """Ask one provider within budget and deadline; a failure is contained and noted."""
     name, budget = reply.name, life.ledger.budget_tracker
     try:

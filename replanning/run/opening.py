@@ -47,8 +47,7 @@ from replanning.run.outcomes import OutcomeCollector
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
-from replanning.telemetry.setup import Telemetry
-from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, Telemetry
 from replanning.version import __version__
 
 _BATCH_SIZE: Final = 100

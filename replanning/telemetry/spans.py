@@ -259,7 +259,8 @@ class OTelRunTracer(RunTracer):
 
     def _end_open_spans(self, at: int) -> None:
         for span in self._attempt_spans.values():
-            self._end_attempt(span, "cancelled", at)
+            span.set_attribute(names.ATTEMPT_OUTCOME, "cancelled")
+            self._writer.end(span, at)
         self._attempt_spans.clear()
         for span, _ in self._question_spans.values():
             self._writer.end(span, at)
@@ -327,41 +328,32 @@ class OTelRunTracer(RunTracer):
                 span.set_attribute(names.TASK_OUTPUT, self._writer.redact_json(body.output, redacted=True))
             self._writer.end(span, at)
 
-    def _on_failed(self, body: AttemptFailed, at: int) -> None:
-        span = self._pop_unsuccessful(body.attempt, body.task)
-        if span is not None:
-            self._writer.set_error(span, body.failure.type, body.failure.message)
-            self._end_attempt(span, "failed", at)
-
-    def _on_timed_out(self, body: AttemptTimedOut, at: int) -> None:
-        span = self._pop_unsuccessful(body.attempt, body.task)
-        if span is not None:
-            self._writer.set_error(span, "timeout", f"not finished after {body.timeout:g} s")
-            self._end_attempt(span, "timed-out", at)
-
-    def _on_interrupted(self, body: AttemptInterrupted, at: int) -> None:
-        span = self._pop_unsuccessful(body.attempt, body.task)
-        if span is not None:
-            self._end_attempt(span, "interrupted", at)
+    def _on_unsuccessful(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: int) -> None:
+        if isinstance(body, AttemptFailed):
+            self._end_unsuccessful(body.attempt, body.task, "failed", at, (body.failure.type, body.failure.message))
+        elif isinstance(body, AttemptTimedOut):
+            text = f"not finished after {body.timeout:g} s"
+            self._end_unsuccessful(body.attempt, body.task, "timed-out", at, ("timeout", text))
+        else:
+            self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
 
     def _on_revised(self, body: PlanRevised, at: int) -> None:
         assert self._run is not None
         for change in body.changes:
             if isinstance(change, CancelTask) and change.task_id in self._run.live:
                 entry = self._run.live.entry(change.task_id)
-                span = self._pop_unsuccessful(AttemptId(f"{entry.id}#{entry.attempts}"), entry.id)
-                if span is not None:
-                    self._end_attempt(span, "cancelled", at)
+                self._end_unsuccessful(AttemptId(f"{entry.id}#{entry.attempts}"), entry.id, "cancelled", at)
 
-    def _pop_unsuccessful(self, attempt: AttemptId, task: TaskId) -> Span | None:
+    def _end_unsuccessful(
+        self, attempt: AttemptId, task: TaskId, outcome: str, at: int, error: tuple[str, str] | None = None
+    ) -> None:
         span = self._attempt_spans.pop(attempt, None)
         if span is not None:
             self._unsuccessful_contexts[task] = span.get_span_context()
-        return span
-
-    def _end_attempt(self, span: Span, outcome: str, at: int) -> None:
-        span.set_attribute(names.ATTEMPT_OUTCOME, outcome)
-        self._writer.end(span, at)
+            if error is not None:
+                self._writer.set_error(span, *error)
+            span.set_attribute(names.ATTEMPT_OUTCOME, outcome)
+            self._writer.end(span, at)
 
     # Replans
 
@@ -490,51 +482,44 @@ class OTelRunTracer(RunTracer):
     def chat_span(self, call: LLMCall) -> Iterator[ReportCompletion]:
         """Trace a call of a language model as a child of the current span."""
         writer = self._writer
-        name = f"{call.operation} {writer.redact_text(call.model)}".rstrip()
-        span = writer.start(name, self._request_attributes(call), kind=SpanKind.CLIENT)
+        redact, content = writer.redact_text, writer.capture_content
+        attributes: dict[str, str | int | float | None] = {
+            names.OPERATION_NAME: call.operation,
+            names.LLM_PROVIDER_NAME: redact(call.provider),
+            names.REQUEST_MODEL: redact(call.model) or None,
+            names.TEMPERATURE: call.temperature,
+            names.MAX_TOKENS: call.max_tokens,
+        }
+        if content:
+            prompt: JsonValue = [{"role": "user", "parts": [self._text_part(call.prompt)]}]
+            attributes[names.INPUT_MESSAGES] = json.dumps(prompt, ensure_ascii=False)
+            if call.system:
+                attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps([self._text_part(call.system)], ensure_ascii=False)
+        known = {name: value for name, value in attributes.items() if value is not None}
+        span = writer.start(f"{call.operation} {redact(call.model)}".rstrip(), known, kind=SpanKind.CLIENT)
+
+        def report(completion: Completion) -> None:
+            span.set_attribute(names.RESPONSE_MODEL, redact(completion.model))
+            if completion.request_id:
+                span.set_attribute(names.RESPONSE_ID, redact(completion.request_id))
+            span.set_attribute(names.INPUT_TOKENS, completion.input_tokens)
+            writer.set_usage(span, completion.usage)
+            if call.operation == "chat":
+                span.set_attribute(names.FINISH_REASONS, [completion.finish])
+                span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
+                if content:
+                    parts = [self._text_part(completion.text)]
+                    message = {"role": "assistant", "parts": parts, "finish_reason": completion.finish}
+                    span.set_attribute(names.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
+
         with writer.use_span(span):
             try:
-                yield lambda completion: self._set_response_attributes(span, call, completion)
+                yield report
             except Exception:
                 raise  # use_span records it
             except BaseException:
                 writer.set_error(span, "cancelled", "the call was cut off")
                 raise
-
-    def _request_attributes(self, call: LLMCall) -> Attributes:
-        writer = self._writer
-        attributes: dict[str, str | int | float | None] = {
-            names.OPERATION_NAME: call.operation,
-            names.LLM_PROVIDER_NAME: writer.redact_text(call.provider),
-            names.REQUEST_MODEL: writer.redact_text(call.model) or None,
-            names.TEMPERATURE: call.temperature,
-            names.MAX_TOKENS: call.max_tokens,
-        }
-        if writer.capture_content:
-            if call.system:
-                attributes[names.SYSTEM_INSTRUCTIONS] = json.dumps([self._text_part(call.system)], ensure_ascii=False)
-            prompt: JsonValue = [{"role": "user", "parts": [self._text_part(call.prompt)]}]
-            attributes[names.INPUT_MESSAGES] = json.dumps(prompt, ensure_ascii=False)
-        return {name: value for name, value in attributes.items() if value is not None}
-
-    def _set_response_attributes(self, span: Span, call: LLMCall, completion: Completion) -> None:
-        writer = self._writer
-        span.set_attribute(names.RESPONSE_MODEL, writer.redact_text(completion.model))
-        if completion.request_id:
-            span.set_attribute(names.RESPONSE_ID, writer.redact_text(completion.request_id))
-        span.set_attribute(names.INPUT_TOKENS, completion.input_tokens)
-        writer.set_usage(span, completion.usage)
-        if call.operation != "chat":
-            return
-        span.set_attribute(names.FINISH_REASONS, [completion.finish])
-        span.set_attribute(names.OUTPUT_TOKENS, completion.output_tokens)
-        if writer.capture_content:
-            message: JsonValue = {
-                "role": "assistant",
-                "parts": [self._text_part(completion.text)],
-                "finish_reason": completion.finish,
-            }
-            span.set_attribute(names.OUTPUT_MESSAGES, json.dumps([message], ensure_ascii=False))
 
     def _text_part(self, text: str) -> JsonValue:
         return {"type": "text", "content": self._writer.redact_text(text, MAX_CONTENT_CHARS)}
@@ -546,9 +531,9 @@ _Handler = Callable[[OTelRunTracer, Any, int], None]
 _HANDLERS: Final[Mapping[type[RecordBody], _Handler]] = {
     AttemptStarted: OTelRunTracer._on_started,
     AttemptSucceeded: OTelRunTracer._on_succeeded,
-    AttemptFailed: OTelRunTracer._on_failed,
-    AttemptTimedOut: OTelRunTracer._on_timed_out,
-    AttemptInterrupted: OTelRunTracer._on_interrupted,
+    AttemptFailed: OTelRunTracer._on_unsuccessful,
+    AttemptTimedOut: OTelRunTracer._on_unsuccessful,
+    AttemptInterrupted: OTelRunTracer._on_unsuccessful,
     PlanRevised: OTelRunTracer._on_revised,
     AlternativesConsidered: OTelRunTracer._on_considered,
     DecisionMade: OTelRunTracer._on_decided,
