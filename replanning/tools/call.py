@@ -1,12 +1,15 @@
-"""Use of a tool by a task: its arguments, templates, secrets and environment."""
+"""Use of a tool by a task: its arguments, templates, secrets, environment and artifacts."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from pydantic import JsonValue
@@ -162,6 +165,86 @@ def parse_json(text: str) -> JsonValue:
 
 def _reject_constant(constant: str) -> JsonValue:
     raise ValueError(constant)
+
+
+_MAX_DIRECTORY_ENTRIES: Final = 10_000
+"""A directory with more entries than this is not searched."""
+
+FileStamp = tuple[int, int, int]
+FileSnapshot = Mapping[str, FileStamp]
+"""The files of interest, as an argument names them, with what changes when they are written."""
+
+
+def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot:
+    """Return the files that arguments name, and those directly in the directories that they name."""
+    found: dict[str, FileStamp] = {}
+    for value in arguments.values():
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str) or not text:
+                continue
+            with suppress(OSError, ValueError):  # no such file, or no name of a file at all
+                place = cwd / text
+                if place.is_dir():
+                    found.update(_directory_snapshot(place, PurePath(text)))
+                else:
+                    found[text] = _file_stamp(place)
+    return found
+
+
+def _directory_snapshot(directory: Path, named: PurePath) -> dict[str, FileStamp]:
+    found: dict[str, FileStamp] = {}
+    with os.scandir(directory) as entries:
+        for count, entry in enumerate(entries):
+            if count >= _MAX_DIRECTORY_ENTRIES:
+                return {}
+            with suppress(OSError):  # it may be gone by now
+                if entry.is_file():
+                    found[str(named / entry.name)] = _file_stamp(Path(entry.path))
+    return found
+
+
+def _file_stamp(file: Path) -> FileStamp:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def find_artifacts(
+    tool: ToolSpec,
+    arguments: Mapping[str, JsonValue],
+    json_output: JsonValue,
+    *,
+    before: FileSnapshot = MappingProxyType({}),
+    after: FileSnapshot = MappingProxyType({}),
+) -> JsonObject:
+    """Return what a tool produced, by name, as far as it can be determined.
+
+    The value of an artifact is the first of these that exists: the key of its name in the JSON output; the argument of
+    its name; the file that changed and has its name, else the only one that ends in it, else the only one. The last is
+    an observation, which requires that no other tool writes to the directory meanwhile.
+
+    Args:
+        tool: the tool; `produces` names its artifacts, with placeholders for arguments.
+        arguments: its arguments.
+        json_output: the JSON that it printed or answered, if any.
+        before: the files before it ran.
+        after: the files after it ran.
+    """
+    known = {name: as_text(value) for name, value in arguments.items()}
+    made = sorted(file for file, stamp in after.items() if before.get(file) != stamp)
+    found: JsonObject = {}
+    for pattern in tool.produces:
+        if not all(name in known for name in placeholders(pattern)):
+            continue
+        name = fill_placeholders(pattern, known)
+        called = [file for file in made if PurePath(file).name == name]
+        candidates = called or [file for file in made if file.endswith(f".{name}")] or made
+        if isinstance(json_output, dict) and name in json_output:
+            found[name] = json_output[name]
+        elif isinstance(arguments.get(name), str):
+            found[name] = arguments[name]
+        elif len(candidates) == 1:
+            found[name] = candidates[0]
+    return found
 
 
 class WorkContext(Protocol):

@@ -49,7 +49,43 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
     Returns:
         The problems in the order of the plan, each with its place; none if the tools can be run.
     """
-    return [*_tool_problems(plan, kinds | _DEFINITION_CHECKS.keys()), *_task_problems(plan)]
+    known, problems = sorted(kinds | _DEFINITION_CHECKS.keys()), list[Problem]()
+    used = {task.tool for task in plan.tasks}
+    for index, tool in enumerate(plan.tools):
+        at, name = f"tools[{index}]", f"tool {tool.name!r}"
+        if tool.kind is None or tool.kind not in known:
+            hint = did_you_mean(tool.kind or "", known)
+            message = f"nothing executes kind {tool.kind!r} of {name}" if tool.kind else f"{name} states no `kind`"
+            if tool.name in used:
+                problems.append(Problem(at, "; ".join(filter(None, [message, f"known are {known}", hint]))))
+            continue
+        if tool.kind in _DEFINITION_CHECKS:
+            problems += [Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool)]
+        problems += [
+            Problem(f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise")
+            for key in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces))
+        ]
+    for index, task in enumerate(plan.tasks):
+        for path, body, checks in _task_bodies(("tasks", index), task):
+            described = plan.tool(body.tool)
+            if described is not None and (lacking := missing_arguments(iter_strings(described.body), body.arguments)):
+                message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {lacking}"
+                where = format_path((*path, "arguments"))
+                problems.append(Problem(where, f"{message}, given are {list(body.arguments)}"))
+            for number, text in enumerate(checks):
+                where = format_path((*path, "acceptance", number) if body.acceptance else path)
+                for problem in _check_problems(text, body):
+                    problems.append(Problem(where, f"task {task.id!r}: the check {text!r}: {problem}"))
+    return problems
+
+
+def _check_problems(text: str, body: TaskBody) -> list[str]:
+    if not text.startswith(COMMAND_PREFIX):
+        return []
+    command = text.removeprefix(COMMAND_PREFIX)
+    missing = missing_arguments([command], body.arguments)
+    lacking = [f"it needs the arguments {missing}, given are {list(body.arguments)}"] if missing else []
+    return command_problems(command) + lacking
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
@@ -61,15 +97,32 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         plan: the plan.
         environ: the environment of the tools; by default that of the program.
     """
-    known = os.environ if environ is None else environ
-    return [
-        *_server_problems(plan, known),
-        *(
-            Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}")
-            for index, tool in enumerate(plan.tools)
-            for missing in [*_missing_programs(tool, known), *_missing_module(tool), *_missing_variables(tool, known)]
-        ),
-    ]
+    environ = os.environ if environ is None else environ
+    notes: list[Problem] = []
+    if plan.mcp and find_spec("mcp") is None:
+        notes.append(Problem("mcp", str(McpNotInstalled(plan.mcp))))
+    for name, server in plan.mcp.items():
+        program = server.command[0] if server.command else ""
+        programs = [program] if program and "/" not in program else []
+        path = server.env.get("PATH", environ.get("PATH", os.defpath))
+        needs = _missing(programs, path, unset_variables(server, environ))
+        notes += [Problem(f"mcp.{name}", f"MCP server {name!r} needs {missing}") for missing in needs]
+    for index, tool in enumerate(plan.tools):
+        programs = command_programs(tool.command) if tool.kind == "shell" and tool.command else []
+        needs = _missing(programs, environ.get("PATH", os.defpath), unset_variables(tool, environ))
+        if tool.kind == "python" and tool.callable and not callable_problems(tool.callable):
+            package = tool.callable.partition(":")[0].partition(".")[0]
+            if find_spec(package) is None:
+                advice = "install it, or put its folder on PYTHONPATH"
+                needs.insert(0, f"the module {package!r}, which is not found; {advice}")
+        notes += [Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs]
+    return notes
+
+
+def _missing(programs: Sequence[str], path: str, variables: Sequence[str]) -> list[str]:
+    lacking = [program for program in programs if shutil.which(program, path=path) is None]
+    needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
+    return needs + ([f"the environment variables {', '.join(variables)}, which are not set"] if variables else [])
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:
@@ -108,69 +161,6 @@ def _accepted_arguments(tool: ToolSpec) -> set[str]:
     return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
 
 
-def _server_problems(plan: Plan, environ: Mapping[str, str]) -> Iterator[Problem]:
-    if plan.mcp and find_spec("mcp") is None:
-        yield Problem("mcp", str(McpNotInstalled(plan.mcp)))
-    for name, server in plan.mcp.items():
-        program = server.command[0] if server.command else ""
-        path = server.env.get("PATH", environ.get("PATH", os.defpath))
-        if program and "/" not in program and shutil.which(program, path=path) is None:
-            needs = f"the program {program!r}, which is not on the PATH"
-            yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
-        if unset := unset_variables(server, environ):
-            needs = f"the environment variables {', '.join(unset)}, which are not set"
-            yield Problem(f"mcp.{name}", f"MCP server {name!r} needs {needs}")
-
-
-def _tool_problems(plan: Plan, kinds: frozenset[str]) -> Iterator[Problem]:
-    used = {task.tool for task in plan.tasks}
-    for index, tool in enumerate(plan.tools):
-        at = f"tools[{index}]"
-        if tool.kind is None or tool.kind not in kinds:
-            if tool.name in used:
-                yield Problem(at, _unknown_kind_message(tool, kinds))
-            continue
-        for problem in _DEFINITION_CHECKS[tool.kind](tool) if tool.kind in _DEFINITION_CHECKS else ():
-            yield Problem(at, f"tool {tool.name!r}: {problem}")
-        for name in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)):
-            yield Problem(
-                f"{at}.produces", f"tool {tool.name!r}: {name!r} is a part of every output; name it otherwise"
-            )
-
-
-def _unknown_kind_message(tool: ToolSpec, kinds: frozenset[str]) -> str:
-    if tool.kind is None:
-        return f"tool {tool.name!r} states no `kind`; known are {sorted(kinds)}"
-    hint = did_you_mean(tool.kind, kinds)
-    return "; ".join(
-        filter(None, [f"nothing executes kind {tool.kind!r} of tool {tool.name!r}", f"known are {sorted(kinds)}", hint])
-    )
-
-
-def _task_problems(plan: Plan) -> Iterator[Problem]:
-    """Yield missing arguments of request bodies, and problems of acceptance commands."""
-    for index, task in enumerate(plan.tasks):
-        for path, body, checks in _task_bodies(("tasks", index), task):
-            tool = plan.tool(body.tool)
-            missing = missing_arguments(iter_strings(tool.body), body.arguments) if tool is not None else []
-            if missing:
-                message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {missing}"
-                yield Problem(format_path((*path, "arguments")), f"{message}, given are {list(body.arguments)}")
-            for number, text in enumerate(checks):
-                for problem in _check_problems(text, body):
-                    where = (*path, "acceptance", number) if body.acceptance else path
-                    yield Problem(format_path(where), f"task {task.id!r}: the check {text!r}: {problem}")
-
-
-def _check_problems(text: str, body: TaskBody) -> list[str]:
-    if not text.startswith(COMMAND_PREFIX):
-        return []
-    command = text.removeprefix(COMMAND_PREFIX)
-    missing = missing_arguments([command], body.arguments)
-    lacking = [f"it needs the arguments {missing}, given are {list(body.arguments)}"] if missing else []
-    return command_problems(command) + lacking
-
-
 def _task_bodies(
     path: JsonPath, body: TaskBody, checks: Sequence[str] = ()
 ) -> Iterator[tuple[JsonPath, TaskBody, Sequence[str]]]:
@@ -181,23 +171,3 @@ def _task_bodies(
         yield from _task_bodies((*path, "fallbacks", index), fallback, held)
     if body.undo is not None:
         yield from _task_bodies((*path, "undo"), body.undo)
-
-
-def _missing_programs(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
-    if tool.kind == "shell" and tool.command:
-        path = environ.get("PATH", os.defpath)
-        for program in command_programs(tool.command):
-            if shutil.which(program, path=path) is None:
-                yield f"the program {program!r}, which is not on the PATH"
-
-
-def _missing_module(tool: ToolSpec) -> Iterator[str]:
-    if tool.kind == "python" and tool.callable and not callable_problems(tool.callable):
-        package = tool.callable.partition(":")[0].partition(".")[0]
-        if find_spec(package) is None:
-            yield f"the module {package!r}, which is not found; install it, or put its folder on PYTHONPATH"
-
-
-def _missing_variables(tool: ToolSpec, environ: Mapping[str, str]) -> Iterator[str]:
-    if unset := unset_variables(tool, environ):
-        yield f"the environment variables {', '.join(unset)}, which are not set"

@@ -24,34 +24,27 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan.messages import did_you_mean, truncate
+from replanning.plan.messages import did_you_mean
 
 MAX_EXCERPT_CHARS = 2_000
 """Characters of the output of a tool that an error message quotes."""
-
-_MAX_COMMAND_CHARS = 200
 
 
 def tail(text: str) -> str:
     """Return the end of a text, with a mark if its beginning was left out."""
     text = text.strip()
-    return (
-        text
-        if len(text) <= MAX_EXCERPT_CHARS
-        else f"[… {len(text) - MAX_EXCERPT_CHARS} characters before] {text[-MAX_EXCERPT_CHARS:]}"
-    )
+    left = len(text) - MAX_EXCERPT_CHARS
+    return text if left <= 0 else f"[… {left} characters before] {text[left:]}"
 
 
 def head(text: str) -> str:
     """Return the start of a text, with a mark if its end was left out."""
     text = text.strip()
-    return (
-        text
-        if len(text) <= MAX_EXCERPT_CHARS
-        else f"{text[:MAX_EXCERPT_CHARS]} [… {len(text) - MAX_EXCERPT_CHARS} characters more]"
-    )
+    left = len(text) - MAX_EXCERPT_CHARS
+    return text if left <= 0 else f"{text[:MAX_EXCERPT_CHARS]} [… {left} characters more]"
 
 
 class UnknownTool(ToolError):
@@ -96,10 +89,11 @@ class CommandFailed(ToolError):
 
     def __init__(self, tool: str, command: str, exit_code: int, stderr: str) -> None:
         self.tool, self.command, self.exit_code, self.stderr = tool, command, exit_code, tail(stderr)
+        ended = f"exit code {exit_code}"
+        with suppress(ValueError):  # no signal has this number
+            ended += f" ({signal.Signals(exit_code - 128).name})"
         said = f": {self.stderr}" if self.stderr else ", without a word on stderr"
-        super().__init__(
-            f"tool {tool!r} ended with exit code {exit_code}{_signal_suffix(exit_code)}{said} (command: {command})"
-        )
+        super().__init__(f"tool {tool!r} ended with {ended}{said} (command: {command})")
 
 
 class TransientCommandFailed(CommandFailed, TransientError):
@@ -193,14 +187,3 @@ class ToolOutputTooLarge(ToolError, OutputError):
             f"tool {tool!r} was stopped because {source} exceeded {limit} bytes; "
             "let it write to a file and name the file, or raise the output limit (`max_output` in the settings)"
         )
-
-
-def _shortened_command(command: str) -> str:
-    return truncate(command, _MAX_COMMAND_CHARS)
-
-
-def _signal_suffix(exit_code: int) -> str:
-    try:
-        return f" ({signal.Signals(exit_code - 128).name})"
-    except ValueError:
-        return ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from replanning.tools.http import HttpToolRunner
 
 
-_JSON_TYPE_NAMES: Mapping[type, str] = {
+_JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
     bool: "boolean",
     int: "integer",
     float: "number",
@@ -51,22 +50,6 @@ _JSON_TYPE_NAMES: Mapping[type, str] = {
     dict: "object",
     type(None): "null",
 }
-
-_CHECKED_TYPES = frozenset({"string", "integer", "number", "boolean", "array", "object"})
-
-
-def argument_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> list[str]:
-    """Return the missing arguments, and those of a wrong type."""
-    missing = missing_arguments(tool_templates(tool), arguments)
-    problems = [f"it needs the arguments {missing}, given are {list(arguments)}"] if missing else []
-    for name, expected in tool.parameters.items():
-        if name in arguments and expected in _CHECKED_TYPES:
-            actual = _JSON_TYPE_NAMES[type(arguments[name])]
-            if actual != expected and not (expected == "number" and actual == "integer"):
-                problems.append(f"{name!r} must be of type {expected}, it is {actual}")
-    return problems
-
-
 DEFAULT_OUTPUT_LIMIT: Final = 1024 * 1024
 
 
@@ -114,13 +97,15 @@ class ToolExecutor:
         self._grace = to_seconds(grace)
         self._running: dict[str, anyio.Event] = {}
         self._http_runner: HttpToolRunner | None = None
-        found = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
-        self._mcp_runner = McpToolRunner(found, environ=self._environ, cwd=self._cwd, clock=clock or SystemClock())
+        self._servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
+        self._mcp_runner = McpToolRunner(
+            self._servers, environ=self._environ, cwd=self._cwd, clock=clock or SystemClock()
+        )
         self._runners: dict[str, ToolRunner] = {
             "shell": run_shell,
             "http": self._run_http,
             "python": PythonToolRunner(),
-            "mcp": self._run_mcp,
+            "mcp": self._mcp_runner,
             **(kinds or {}),
         }
 
@@ -128,7 +113,8 @@ class ToolExecutor:
         return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._runners))}>"
 
     async def __aenter__(self) -> Self:
-        await self._mcp_runner.open()
+        if self._servers:
+            await self._mcp_runner.open()
         return self
 
     async def __aexit__(
@@ -167,7 +153,8 @@ class ToolExecutor:
             report: `run.change_resource` or a function with its parameters; None stops the reports. Without this call
                 the reports begin with the first task that uses such a tool.
         """
-        self._mcp_runner.watch(report)
+        if self._servers:
+            self._mcp_runner.watch(report)
 
     @property
     def unavailable_servers(self) -> Mapping[str, str]:
@@ -188,17 +175,33 @@ class ToolExecutor:
             ToolError: the tool cannot be run, or failed; those that may pass are `TransientError`s too.
             Exception: whatever a function of kind `python` raises.
         """
-        tool = self._resolve_tool(task, context)
-        kind = self._runner_for(tool)
-        if problems := argument_problems(tool, task.arguments):
+        tool = context.tool or (self._tools.get(task.tool) if task.tool is not None else None)
+        if tool is None:
+            raise UnknownTool(task.id, task.tool, self._tools)
+        if tool.kind is None or tool.kind not in self._runners:
+            problem = "it states no `kind`" if tool.kind is None else f"nothing executes its kind {tool.kind!r}"
+            raise InvalidTool(tool.name, [f"{problem}; known are {sorted(self._runners)}"])
+        missing = missing_arguments(tool_templates(tool), task.arguments)
+        problems = [f"it needs the arguments {missing}, given are {list(task.arguments)}"] if missing else []
+        for name, expected in tool.parameters.items():
+            if name in task.arguments and expected in _JSON_TYPE_NAMES.values():
+                actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
+                if actual != expected and (expected, actual) != ("number", "integer"):
+                    problems.append(f"{name!r} must be of type {expected}, it is {actual}")
+        if problems:
             raise InvalidArguments(tool.name, problems)
-        if unset := unset_variables(tool, self._environ):
-            raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
         call = self._tool_call(tool, task, context)
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
-        async with self._exclusive(context.idempotency_key):
+        key = context.idempotency_key
+        while (before := self._running.get(key)) is not None:  # a process that is stopped may take a while to end
+            await before.wait()
+        self._running[key] = over = anyio.Event()
+        try:
             with anyio.move_on_after(limit):
-                return call.secrets.redact_json(await kind(call))
+                return call.secrets.redact_json(await self._runners[tool.kind](call))
+        finally:
+            del self._running[key]
+            over.set()
         assert limit is not None
         raise ToolTimedOut(tool.name, limit)
 
@@ -218,8 +221,6 @@ class ToolExecutor:
         """
         own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
         tool = ToolSpec(name="acceptance", kind="shell", command=command, cwd=own.cwd, env=own.env)
-        if unset := unset_variables(tool, self._environ):
-            raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
         if missing := missing_arguments([command], task.arguments):
             raise InvalidArguments(tool.name, [f"{name!r} is missing" for name in missing])
         call = self._tool_call(tool, task, context)
@@ -231,35 +232,9 @@ class ToolExecutor:
             return ""
         raise ToolTimedOut(tool.name, self._default_timeout or 0.0)
 
-    @asynccontextmanager
-    async def _exclusive(self, key: str) -> AsyncIterator[None]:
-        """Wait for earlier work under the same key: a process that is stopped may take a while to end."""
-        while (before := self._running.get(key)) is not None:
-            await before.wait()
-        self._running[key] = over = anyio.Event()
-        try:
-            yield
-        finally:
-            del self._running[key]
-            over.set()
-
-    def _resolve_tool(self, task: Task, context: WorkContext) -> ToolSpec:
-        tool = context.tool
-        if tool is None and task.tool is not None:
-            tool = self._tools.get(task.tool)
-        if tool is None:
-            raise UnknownTool(task.id, task.tool, self._tools)
-        return tool
-
-    def _runner_for(self, tool: ToolSpec) -> ToolRunner:
-        known = sorted(self._runners)
-        if tool.kind is None:
-            raise InvalidTool(tool.name, [f"it states no `kind`; known are {known}"])
-        if tool.kind not in self._runners:
-            raise InvalidTool(tool.name, [f"nothing executes its kind {tool.kind!r}; known are {known}"])
-        return self._runners[tool.kind]
-
     def _tool_call(self, tool: ToolSpec, task: Task, context: WorkContext) -> ToolCall:
+        if unset := unset_variables(tool, self._environ):
+            raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
         return ToolCall(
             tool=tool,
             task=task,
@@ -270,14 +245,6 @@ class ToolExecutor:
             output_limit=self._output_limit,
             grace=self._grace,
         )
-
-    async def _run_mcp(self, call: ToolCall) -> JsonValue:
-        report: AvailabilityListener | None = getattr(
-            call.context, "change_resource", None
-        )  # others' contexts need have none
-        if report is not None and not self._mcp_runner.has_listener:
-            self._mcp_runner.watch(report)
-        return await self._mcp_runner(call)
 
     async def _run_http(self, call: ToolCall) -> JsonValue:
         if self._http_runner is None:

@@ -21,7 +21,6 @@ from replanning.plan.json_values import iter_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.tools.artifacts import artifact_names, find_artifacts
 from replanning.tools.call import (
     HOLE_DELIMITER,
     MARKED_HOLE,
@@ -29,6 +28,7 @@ from replanning.tools.call import (
     ToolCall,
     argument_text,
     env_references,
+    find_artifacts,
     mark_holes,
     parse_json,
     render,
@@ -49,6 +49,7 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f]")
 _HTTP_URL_START: Final = re.compile(r"https?://[^/?#]", re.IGNORECASE)
 _HTTP_URL: Final = re.compile(r"https?://(?:[^/?#@]*@)?[^/?#@%]+(?:[/?#]|\Z)", re.IGNORECASE)
+_SCHEME_AND_HOST: Final = re.compile(r"\A(?:[^/?#]*://)?[^/?#]*")
 _BASE_PLACEHOLDER: Final = re.compile(rf"{MARKED_HOLE.pattern}|{{env:\w+}}")
 """An argument or a variable at the start of a URL: it brings scheme and host, so it is not quoted."""
 
@@ -66,18 +67,12 @@ class Request:
     content: bytes | None
     redacted: str
 
-    @property
-    def is_safe(self) -> bool:
-        """The request only reads."""
-        return self.method in _SAFE_METHODS
-
 
 def request_problems(tool: ToolSpec) -> list[str]:
     """Return the problems of the description of an HTTP tool."""
-    method = (tool.method or "GET").upper()
-    problems = (
-        [] if _METHOD.fullmatch(method) else [f"its method {tool.method!r} is not one of HTTP, such as GET or POST"]
-    )
+    method, problems = (tool.method or "GET").upper(), list[str]()
+    if not _METHOD.fullmatch(method):
+        problems.append(f"its method {tool.method!r} is not one of HTTP, such as GET or POST")
     problems += _url_problems(tool)
     for name, template in tool.headers.items():
         if not _HEADER_NAME.fullmatch(name):
@@ -104,9 +99,21 @@ def _url_problems(tool: ToolSpec) -> Iterator[str]:
         yield f"its url {tool.url!r} holds blanks or control characters"
     elif not _BASE_PLACEHOLDER.match(url) and not _HTTP_URL_START.match(url):
         yield f"its url {tool.url!r} must begin with http:// or https:// and a host"
-    elif _is_host_templated(url) and _sends_secrets(tool):
+    elif HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0] and _sends_secrets(tool):
         danger = "lets an argument choose the host, which would receive its secrets"
         yield f"its url {tool.url!r} {danger}; write the host out"
+
+
+def _sends_secrets(tool: ToolSpec) -> bool:
+    texts = [tool.url or "", *tool.headers.values(), *iter_strings(tool.body)]
+    return not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(map(env_references, texts))
+
+
+def _member_names(value: JsonValue) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _member_names(item)
 
 
 def build_request(
@@ -117,10 +124,16 @@ def build_request(
     Raises:
         ValueError: an argument does not fit its place; the message has the reason.
     """
-    method = (tool.method or "GET").upper()
-    headers = {name: _build_header(name, template, arguments, secrets) for name, template in tool.headers.items()}
+    method, headers, content = (tool.method or "GET").upper(), dict[str, str](), None
+    for name, template in tool.headers.items():
+        text = render(mark_holes(template), secrets, lambda hole: _scalar_text(hole, arguments[hole])).strip(" \t")
+        if _CONTROL_CHARS.search(text):
+            raise ValueError(f"the header {name!r} would hold a line end or another control character")
+        if name.lower() in _SECRET_HEADERS:
+            secrets.add(text)
+            secrets.add(text.partition(" ")[2])
+        headers[name] = text
     names = {name.lower() for name in headers}
-    content = None
     if tool.body is not None:
         content = json.dumps(_build_body(tool.body, arguments, secrets), ensure_ascii=False, allow_nan=False).encode()
         if "content-type" not in names:
@@ -129,23 +142,6 @@ def build_request(
         headers["Idempotency-Key"] = quote(idempotency_key, safe="/:")
     url = _build_url(tool.url or "", arguments, secrets)
     return Request(method, url, headers, content, secrets.redact(f"{method} {url}"))
-
-
-def _member_names(value: JsonValue) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield from value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _member_names(item)
-
-
-def _is_host_templated(marked: str) -> bool:
-    return HOLE_DELIMITER in marked[: len(marked) - len(re.sub(r"\A(?:[^/?#]*://)?[^/?#]*", "", marked))]
-
-
-def _sends_secrets(tool: ToolSpec) -> bool:
-    if any(name.lower() in _SECRET_HEADERS for name in tool.headers):
-        return True
-    return any(env_references(text) for text in [tool.url or "", *tool.headers.values(), *iter_strings(tool.body)])
 
 
 def _build_url(template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:
@@ -179,16 +175,6 @@ def _is_valid_url(url: str) -> bool:
         return False
 
 
-def _build_header(name: str, template: str, arguments: Mapping[str, JsonValue], secrets: Secrets) -> str:
-    text = render(mark_holes(template), secrets, lambda hole: _scalar_text(hole, arguments[hole])).strip(" \t")
-    if _CONTROL_CHARS.search(text):
-        raise ValueError(f"the header {name!r} would hold a line end or another control character")
-    if name.lower() in _SECRET_HEADERS:
-        secrets.add(text)
-        secrets.add(text.partition(" ")[2])
-    return text
-
-
 def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets: Secrets) -> JsonValue:
     fill = partial(_build_body, arguments=arguments, secrets=secrets)
     if isinstance(template, list):
@@ -205,28 +191,15 @@ def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets
 
 def _scalar_text(name: str, value: JsonValue) -> str:
     if isinstance(value, list | dict):
-        raise ValueError(
-            f"{name!r} is {'a list' if isinstance(value, list) else 'an object'}, which has no place there"
-        )
+        kind = "a list" if isinstance(value, list) else "an object"
+        raise ValueError(f"{name!r} is {kind}, which has no place there")
     return argument_text(name, value)
 
 
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
 _MAX_REDIRECTS: Final = 5
 _CONTENT_ENCODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_CHARSET_PREFIXES: Final = (
-    "utf",
-    "us-ascii",
-    "iso-8859",
-    "latin",
-    "windows-",
-    "cp125",
-    "koi8",
-    "gb",
-    "big5",
-    "shift",
-    "euc",
-)
+_CHARSET_PREFIXES: Final = tuple("utf us-ascii iso-8859 latin windows- cp125 koi8 gb big5 shift euc".split())  # noqa: SIM905 - a tuple would take a line each
 """Accepted charsets: some of Python's other codecs are no text, or slow on purpose."""
 
 _OUTPUT_HEADERS: Final = (
@@ -287,19 +260,6 @@ class HttpToolRunner:
             await client.aclose()
 
     async def _fetch(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
-        try:
-            return await self._send(call, request)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
-            raise InvalidArguments(
-                call.tool.name, [f"{request.redacted}: {call.secrets.redact(str(error))}"]
-            ) from error
-        except httpx.TransportError as error:
-            cause = call.secrets.redact(str(error)) or type(error).__name__
-            if _is_certificate_error(error):
-                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
-            raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
-
-    async def _send(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
         """Return the answer after all redirects to the same host, with its compressed body."""
         if self._client is None:
             self._client = httpx.AsyncClient(
@@ -311,14 +271,23 @@ class HttpToolRunner:
             )
         url, hops = request.url, 0
         headers = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in request.headers.items()]
-        while True:
-            sent = self._client.stream(request.method, url, headers=headers, content=request.content)
-            async with sent as response:
-                body = await _read_body(call, response)
-            target = _redirect_target(url, response)
-            if not request.is_safe or target is None or hops == _MAX_REDIRECTS:
-                return response, body
-            url, hops = target, hops + 1
+        try:
+            while True:
+                sent = self._client.stream(request.method, url, headers=headers, content=request.content)
+                async with sent as response:
+                    body = await _read_body(call, response)
+                target = _redirect_target(url, response)
+                if request.method not in _SAFE_METHODS or target is None or hops == _MAX_REDIRECTS:
+                    return response, body
+                url, hops = target, hops + 1
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
+            problem = f"{request.redacted}: {call.secrets.redact(str(error))}"
+            raise InvalidArguments(call.tool.name, [problem]) from error
+        except httpx.TransportError as error:
+            cause = call.secrets.redact(str(error)) or type(error).__name__
+            if _is_certificate_error(error):
+                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
+            raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
 
 
 async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
@@ -348,13 +317,13 @@ def _decompress(call: ToolCall, request: Request, response: httpx.Response, pack
     unpacking = zlib.decompressobj(_CONTENT_ENCODINGS[encoding])
     try:
         body = unpacking.decompress(packed, call.output_limit + 1)
+        if len(body) > call.output_limit:
+            raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
+        if not unpacking.eof:
+            raise zlib.error("it ends too early")
     except zlib.error as error:
         cause = f"its answer is not the {encoding} that it states"
         raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
-    if len(body) > call.output_limit:
-        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
-    if not unpacking.eof:
-        raise HttpUnreachable(call.tool.name, request.redacted, f"its answer is not the {encoding} that it states")
     return body
 
 
@@ -380,20 +349,16 @@ def _tool_output(call: ToolCall, response: httpx.Response, body: bytes) -> JsonO
     headers: JsonObject = {name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers}
     output: JsonObject = {"status": response.status_code, "headers": headers}
     text, decodable = _decode_text(response, body)
-    said = parse_json(text) if _is_json(response) else None
-    if said is not None or (_is_json(response) and text.strip() == "null"):
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_json = kind == "application/json" or kind.endswith("+json")
+    said = parse_json(text) if is_json else None
+    if said is not None or (is_json and text.strip() == "null"):
         output["json"] = said
     else:
         output["text"] = text
     if not decodable:
         output["undecodable"] = ["text"]
-    names = artifact_names(call.tool, call.arguments)
-    return {**find_artifacts(names, call.arguments, json_output=said, before={}, after={}), **output}
-
-
-def _is_json(response: httpx.Response) -> bool:
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return bool(kind == "application/json" or kind.endswith("+json"))
+    return {**find_artifacts(call.tool, call.arguments, said), **output}
 
 
 def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:

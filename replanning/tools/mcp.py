@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,7 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester, format_path
 from replanning.plan.tasks import McpServer, ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.tools.artifacts import artifact_names, find_artifacts
-from replanning.tools.call import ToolCall, parse_json
+from replanning.tools.call import ToolCall, find_artifacts, parse_json
 from replanning.tools.errors import (
     InvalidArguments,
     McpNotInstalled,
@@ -34,7 +33,7 @@ from replanning.tools.errors import (
 )
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult, Tool, ToolAnnotations
+    from mcp.types import CallToolResult, Tool
 
     from replanning.tools.mcp_session import McpSession
 
@@ -62,8 +61,16 @@ def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | N
         stated: the tool as the plan describes it, which takes precedence.
         hide: redacts secrets in a text.
     """
-    schema = _redacted_schema(tool.input_schema, hide)
-    parameters, optional = _parameters(tool.input_schema)
+    text = hide(json.dumps(tool.input_schema))
+    schema = parse_json(text) if len(text) <= MAX_SCHEMA_CHARS else None
+    properties, required = tool.input_schema.get("properties"), tool.input_schema.get("required")
+    parameters: dict[str, str] = {}
+    for each, described in islice(properties.items() if isinstance(properties, dict) else (), _MAX_PARAMETERS):
+        kind = described.get("type") if isinstance(described, dict) else None
+        parameters[str(each)] = kind if isinstance(kind, str) and kind in _JSON_TYPES else "any"
+    needed = required if isinstance(required, list) else []
+    hints = tool.annotations
+    harmless = hints is not None and (hints.read_only_hint or hints.destructive_hint is False)
     fields: dict[str, object] = {
         "name": f"{name}.{tool.name}",
         "kind": "mcp",
@@ -71,42 +78,16 @@ def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | N
         "tool": tool.name,
         "description": head(_CONTROL_CHARS.sub(" ", hide(tool.description or tool.title or ""))),
         "parameters": parameters,
-        "input_schema": schema,
-        "dangerous": tool.name not in server.safe and _is_destructive(tool.annotations),
+        "input_schema": schema if isinstance(schema, dict) else None,
+        "dangerous": tool.name not in server.safe and not harmless,
     }
     fields |= {key: getattr(stated, key) for key in stated.model_fields_set} if stated is not None else {}
     known = fields["parameters"] if isinstance(fields["parameters"], Mapping) else {}
-    fields.setdefault("optional", [each for each in optional if each in known])
+    fields.setdefault("optional", [each for each in parameters if each not in needed and each in known])
     try:
         return ToolSpec.model_validate(fields)
     except ValidationError:
         return None
-
-
-def _is_destructive(hints: ToolAnnotations | None) -> bool:
-    """Return whether a tool may do harm, which holds unless the server denies it."""
-    return hints is None or not (hints.read_only_hint or hints.destructive_hint is False)
-
-
-def _redacted_schema(schema: Mapping[str, object], hide: Redact) -> JsonObject | None:
-    text = hide(json.dumps(schema))
-    found = parse_json(text) if len(text) <= MAX_SCHEMA_CHARS else None
-    return found if isinstance(found, dict) else None
-
-
-def _parameters(schema: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
-    """Return the parameters of a schema with their types, and the optional ones."""
-    found, required = schema.get("properties"), schema.get("required")
-    if not isinstance(found, dict):
-        return {}, []
-    types = {str(name): _parameter_type(value) for name, value in islice(found.items(), _MAX_PARAMETERS)}
-    needed = required if isinstance(required, list) else []
-    return types, [name for name in types if name not in needed]
-
-
-def _parameter_type(schema: object) -> str:
-    stated = schema.get("type") if isinstance(schema, dict) else None
-    return stated if isinstance(stated, str) and stated in _JSON_TYPES else "any"
 
 
 def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[str]:
@@ -127,12 +108,10 @@ def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[st
         found = list(islice(checker.iter_errors(arguments), _MAX_SCHEMA_ERRORS))
     except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
         return []
-    return [f"{_error_prefix(error.absolute_path)}{error.message[:300]}" for error in found]
-
-
-def _error_prefix(path: object) -> str:
-    steps = list(path) if hasattr(path, "__iter__") else []
-    return f"{'.'.join(map(str, steps))}: " if steps else ""
+    return [
+        (f"{'.'.join(map(str, error.absolute_path))}: " if error.absolute_path else "") + error.message[:300]
+        for error in found
+    ]
 
 
 def mcp_output(call: ToolCall, result: CallToolResult, hide: Redact) -> JsonValue:
@@ -154,20 +133,14 @@ def mcp_output(call: ToolCall, result: CallToolResult, hide: Redact) -> JsonValu
     whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
     if len(whole.encode(errors="replace")) > call.output_limit:
         raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what the server answered")
-    said = (
-        parse_json(json.dumps(result.structured_content))
-        if result.structured_content is not None
-        else _json_in_text(text)
-    )
+    if result.structured_content is not None:
+        said = parse_json(json.dumps(result.structured_content))
+    else:
+        said = parse_json(text) if text.lstrip()[:1] in {"{", "["} else None
     output: JsonObject = {"text": text}
     output |= {"json": said} if said is not None else {}
     output |= {"content": others} if others else {}
-    names = artifact_names(call.tool, call.arguments)
-    return {**find_artifacts(names, call.arguments, json_output=said, before={}, after={}), **output}
-
-
-def _json_in_text(text: str) -> JsonValue:
-    return parse_json(text) if text.lstrip()[:1] in {"{", "["} else None
+    return {**find_artifacts(call.tool, call.arguments, said), **output}
 
 
 _CLOSE_TIMEOUT: Final = 10.0
@@ -206,11 +179,6 @@ class McpToolRunner:
         return f"<McpKind {len(self._servers)} servers, {len(self._sessions)} in use>"
 
     @property
-    def has_listener(self) -> bool:
-        """Changes of availability are reported."""
-        return self._listener is not None
-
-    @property
     def unavailable(self) -> Mapping[str, str]:
         """Servers that were asked and are unavailable, with the reasons."""
         return {
@@ -219,9 +187,8 @@ class McpToolRunner:
 
     async def open(self) -> None:
         """Begin; `aclose` must be called by the same task."""
-        if self._servers:
-            self._group = anyio.create_task_group()
-            await self._group.__aenter__()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
 
     async def aclose(self) -> None:
         """End the servers that were started."""
@@ -254,7 +221,7 @@ class McpToolRunner:
         async with anyio.create_task_group() as group:
             for session in sessions.values():
                 group.start_soon(session.start)
-        tools = [self._merged_spec(tool, sessions) for tool in plan.tools]
+        tools = [_merged_spec(tool, sessions.get(tool.server or "")) for tool in plan.tools]
         known = {(tool.server, tool.tool or tool.name) for tool in tools if tool.kind == "mcp"}
         for name, session in sessions.items():
             for tool in session.tools.values():
@@ -262,7 +229,13 @@ class McpToolRunner:
                 if allowed and (name, tool.name) not in known:
                     found = mcp_tool_spec(name, session.server, tool, None, session.secrets.redact)
                     tools += [found] if found is not None else []
-        tools += _unavailable_tools(plan, tools, sessions)
+        names = {tool.name for tool in tools}
+        for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in names):
+            for server, session in sessions.items():
+                if name.startswith(f"{server}.") and not session.available:
+                    fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}
+                    tools.append(ToolSpec.model_validate({**fields, "available": False, "dangerous": True}))
+                    break
         self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
         return _with_tools(plan, tools)
 
@@ -278,6 +251,9 @@ class McpToolRunner:
             McpNotInstalled: the SDK is not there.
         """
         tool, name = call.tool, call.tool.server or ""
+        report: AvailabilityListener | None = getattr(call.context, "change_resource", None)  # others' need have none
+        if report is not None and self._listener is None:
+            self.watch(report)
         session = self._get_session(name, tool.name)
         self._tools.setdefault(tool.name, tool)
         if problems := schema_problems(tool.input_schema, call.arguments):
@@ -304,24 +280,20 @@ class McpToolRunner:
                 raise ToolUnavailable(
                     tool, f"the MCP server {name!r}", "which is only there within `async with ToolExecutor(…)`"
                 )
-            self._sessions[name] = self._start_session(name, self._group)
+            if find_spec("mcp") is None:
+                raise McpNotInstalled(self._servers)
+            from replanning.tools.mcp_session import McpSession  # the SDK takes its time, and most plans need none
+
+            self._sessions[name] = session = McpSession(
+                name,
+                self._servers[name],
+                environ=self._environ,
+                cwd=self._cwd,
+                clock=self._clock,
+                on_change=self._report_availability,
+            )
+            self._group.start_soon(session.run)
         return self._sessions[name]
-
-    def _start_session(self, name: str, group: TaskGroup) -> McpSession:
-        if find_spec("mcp") is None:
-            raise McpNotInstalled(self._servers)
-        from replanning.tools.mcp_session import McpSession  # the SDK takes its time, and most plans need none
-
-        session = McpSession(
-            name,
-            self._servers[name],
-            environ=self._environ,
-            cwd=self._cwd,
-            clock=self._clock,
-            on_change=self._report_availability,
-        )
-        group.start_soon(session.run)
-        return session
 
     def _report_availability(self, session: McpSession) -> None:
         if self._listener is None:
@@ -334,17 +306,16 @@ class McpToolRunner:
                 why = f"MCP server {session.name!r}: {reason}" if reason else ""
                 self._listener(tool.name, available=available, reason=why)
 
-    @staticmethod
-    def _merged_spec(tool: ToolSpec, sessions: Mapping[str, McpSession]) -> ToolSpec:
-        """Return the spec of a tool in the plan, completed by that of its server."""
-        session = sessions.get(tool.server or "") if tool.kind == "mcp" else None
-        if session is None:
-            return tool
-        found = session.tools.get(tool.tool or tool.name)
-        if found is None:  # without any description the worst is assumed
-            safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
-            return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
-        return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
+
+def _merged_spec(tool: ToolSpec, session: McpSession | None) -> ToolSpec:
+    """Return the spec of a tool in the plan, completed by that of its server."""
+    if tool.kind != "mcp" or session is None:
+        return tool
+    found = session.tools.get(tool.tool or tool.name)
+    if found is None:  # without any description the worst is assumed
+        safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
+        return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
+    return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
 
 
 def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
@@ -378,13 +349,3 @@ def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int,
         for number, fallback in enumerate(task.fallbacks):
             if fallback.tool is not None:
                 yield (index, "fallbacks", number), fallback.tool
-
-
-def _unavailable_tools(plan: Plan, tools: Iterable[ToolSpec], sessions: Mapping[str, McpSession]) -> list[ToolSpec]:
-    known, found = {tool.name for tool in tools}, dict[str, ToolSpec]()
-    for name in dict.fromkeys(name for _, name in _referenced_tools(plan) if name not in known):
-        for server, session in sessions.items():
-            if name.startswith(f"{server}.") and not session.available:
-                fields = {"name": name, "kind": "mcp", "server": server, "tool": name[len(server) + 1 :]}
-                found[name] = ToolSpec.model_validate({**fields, "available": False, "dangerous": True})
-    return list(found.values())

@@ -18,6 +18,7 @@ from typing import Final, Self
 
 import anyio
 import httpx2
+from anyio.abc import TaskGroup
 from mcp import Client, MCPError
 from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, stdio_client
@@ -193,8 +194,15 @@ async def open_transport(
     """
     if unset := unset_variables(server, environ):
         raise ServerStartError(f"it needs the environment variables {', '.join(unset)}, which are not set")
-    way = _stdio_transport(server, line, environ, cwd) if server.command is not None else _http_transport(server, line)
-    async with way as (read, write):
+    if server.command is not None:
+        async with _stdio_transport(server, line, environ, cwd) as (read, write):
+            yield _MonitoredStream(read, line.ended), write
+        return
+    headers = {name: line.secrets.resolve(text) for name, text in server.headers.items()}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_TIMEOUT, read=None)) as client,
+        streamable_http_client(server.url or "", http_client=client) as (read, write),
+    ):
         yield _MonitoredStream(read, line.ended), write
 
 
@@ -202,7 +210,22 @@ async def open_transport(
 async def _stdio_transport(
     server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[TransportStreams]:
-    parameters = _stdio_parameters(server, line, environ, cwd / server.cwd if server.cwd is not None else cwd)
+    program, *arguments = server.command or ()
+    inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
+    own = {name: line.secrets.resolve(text) for name, text in server.env.items()}
+    cwd = cwd / server.cwd if server.cwd is not None else cwd
+    if not cwd.is_dir():
+        raise ServerStartError(f"its working directory {str(cwd)!r} does not exist")
+    path = own.get("PATH", environ.get("PATH", os.defpath))
+    if shutil.which(cwd / program if "/" in program else program, path=path) is None:
+        place = "" if "/" in program else " on the PATH"
+        raise ServerStartError(f"the program {program!r} is not found{place}; install it, or correct `command`")
+    parameters = StdioServerParameters(
+        command=_LAUNCH_ARGV[0],
+        args=[*_LAUNCH_ARGV[1:], program, *arguments],
+        env={**inherited, **own, _MARKER_VARIABLE: line.process_token},
+        cwd=cwd,
+    )
     async with anyio.create_task_group() as group, AsyncExitStack() as stack:
         stack.callback(group.cancel_scope.cancel)
         stack.push_async_callback(line.terminate)
@@ -211,37 +234,6 @@ async def _stdio_transport(
         group.start_soon(line.watch_exit)
         with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
             streams = await stack.enter_async_context(stdio_client(parameters, errors))
-        yield streams
-
-
-def _stdio_parameters(
-    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
-) -> StdioServerParameters:
-    program, *arguments = server.command or ()
-    inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
-    own = {name: line.secrets.resolve(text) for name, text in server.env.items()}
-    if not cwd.is_dir():
-        raise ServerStartError(f"its working directory {str(cwd)!r} does not exist")
-    path = own.get("PATH", environ.get("PATH", os.defpath))
-    if shutil.which(cwd / program if "/" in program else program, path=path) is None:
-        place = "" if "/" in program else " on the PATH"
-        raise ServerStartError(f"the program {program!r} is not found{place}; install it, or correct `command`")
-    return StdioServerParameters(
-        command=_LAUNCH_ARGV[0],
-        args=[*_LAUNCH_ARGV[1:], program, *arguments],
-        env={**inherited, **own, _MARKER_VARIABLE: line.process_token},
-        cwd=cwd,
-    )
-
-
-@asynccontextmanager
-async def _http_transport(server: McpServer, line: ServerHandle) -> AsyncIterator[TransportStreams]:
-    headers = {name: line.secrets.resolve(text) for name, text in server.headers.items()}
-    limits = httpx2.Timeout(_CONNECT_TIMEOUT, read=None)
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=limits) as client,
-        streamable_http_client(server.url or "", http_client=client) as streams,
-    ):
         yield streams
 
 
@@ -254,8 +246,8 @@ _MAX_PAGES: Final = 100
 _REFRESH_INTERVAL: Final = 1.0
 """Least seconds between two requests for the tools of a server."""
 
-_SESSION_TERMINATED: Final = "Session terminated"
-"""Message of the SDK when a server has dropped a session."""
+_SESSION_EXPIRED: Final = (INVALID_REQUEST, "Session terminated")
+"""Error of the SDK when a server has dropped a session."""
 
 
 class ServerGone(Exception):
@@ -326,7 +318,7 @@ class McpSession:
         self.unavailable_reason = "it was not started yet"
         self.secrets = Secrets(environ)
         self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
-        self._connection = self._new_connection()
+        self._connection = _Connection(ServerHandle(name, self.secrets))
         self._start_requested = anyio.Event()
         self._scope = anyio.CancelScope()
         self._starting = self._closing = False
@@ -380,10 +372,19 @@ class McpSession:
         connection = self._connection
         if connection.client is None:
             raise ServerGone(self.unavailable_reason, reached=False)
+        outcome: CallToolResult | Exception | None = None  # none if the server goes away
         lost, connection.active_calls = False, connection.active_calls + 1
         try:
-            outcome = await _call_tool(connection, tool, arguments)
-            lost = connection.closed.is_set() or _is_connection_lost(outcome)
+            async with anyio.create_task_group() as group:
+                group.start_soon(_cancel_when_closed, connection, group)
+                try:
+                    outcome = await connection.client.call_tool(tool, dict(arguments))
+                except Exception as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
+                    outcome = error
+                group.cancel_scope.cancel()
+            expired = isinstance(outcome, MCPError) and (outcome.code, outcome.message) == _SESSION_EXPIRED
+            ended = isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED
+            lost = connection.closed.is_set() or expired or ended
         finally:
             connection.active_calls -= not lost
         if isinstance(outcome, CallToolResult):
@@ -396,10 +397,7 @@ class McpSession:
         # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
         # which nothing can be done is over.
         await self._connection.settled.wait()
-        raise ServerGone(connection.reason, reached=not _is_session_expired(outcome))
-
-    def _new_connection(self) -> _Connection:
-        return _Connection(ServerHandle(self.name, self.secrets))
+        raise ServerGone(connection.reason, reached=not expired)
 
     async def _run_connection(self, connection: _Connection) -> None:
         self._starting = True
@@ -412,7 +410,7 @@ class McpSession:
         words = connection.handle.last_stderr_line
         self.unavailable_reason = connection.reason = self.secrets.redact(f"{reason}: {words}" if words else reason)
         if self._start_count <= MAX_RESTARTS and not self._closing:
-            self._connection = self._new_connection()
+            self._connection = _Connection(ServerHandle(self.name, self.secrets))
         # That a server ended which nobody was using is worth a word only if it cannot be started again.
         told = not self._closing and (connection.client is None or connection.active_calls > 0)
         connection.client = None
@@ -461,31 +459,9 @@ async def _subscribe_to_changes(client: Client) -> None:
                 pass  # it is heard of like what a server says unasked
 
 
-async def _call_tool(connection: _Connection, tool: str, arguments: JsonObject) -> CallToolResult | Exception | None:
-    """Return the result or error of a call; None if the server went away."""
-    outcome: CallToolResult | Exception | None = None
-    assert connection.client is not None
-    async with anyio.create_task_group() as group:
-
-        async def watch() -> None:
-            await connection.closed.wait()
-            group.cancel_scope.cancel()
-
-        group.start_soon(watch)
-        try:
-            outcome = await connection.client.call_tool(tool, dict(arguments))
-        except Exception as error:  # noqa: BLE001 - raised by the caller, not in a group that nobody asked for
-            outcome = error
-        group.cancel_scope.cancel()
-    return outcome
-
-
-def _is_session_expired(outcome: object) -> bool:
-    return isinstance(outcome, MCPError) and (outcome.code, outcome.message) == (INVALID_REQUEST, _SESSION_TERMINATED)
-
-
-def _is_connection_lost(outcome: object) -> bool:
-    return _is_session_expired(outcome) or (isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED)
+async def _cancel_when_closed(connection: _Connection, group: TaskGroup) -> None:
+    await connection.closed.wait()
+    group.cancel_scope.cancel()
 
 
 async def _list_tools(client: Client) -> dict[str, Tool]:
@@ -509,8 +485,5 @@ def _error_text(error: BaseException, url: str | None = None) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, httpx2.TransportError):
         return f"{url} cannot be reached: {type(error).__name__}: {text}".rstrip(": ")
-    return (
-        text
-        if isinstance(error, ServerStartError | MCPError) and text
-        else f"{type(error).__name__}: {text}".rstrip(": ")
-    )
+    named = f"{type(error).__name__}: {text}".rstrip(": ")
+    return text if isinstance(error, ServerStartError | MCPError) and text else named

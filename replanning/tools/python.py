@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -17,7 +17,6 @@ from replanning.tools.call import ToolCall
 from replanning.tools.errors import InvalidArguments, InvalidTool, ToolUnavailable
 
 Function = Callable[..., object]
-T = TypeVar("T")
 _MAX_THREADS: Final = 40
 
 
@@ -52,14 +51,26 @@ class PythonToolRunner:
             raise InvalidTool(call.tool.name, problems)
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(_MAX_THREADS)
-        function = await self._in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
-        work = _bind(call, function)
-        result = work() if _is_async(function) else await self._in_thread(work)
+        in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True, limiter=self._threads)
+        function = await in_thread(partial(load_callable, call.tool.name, call.tool.callable or ""))
+        arguments: dict[str, object] = dict(call.arguments)
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # written in C, without a signature: it must check for itself
+            pass
+        else:
+            if "context" in signature.parameters:
+                arguments.setdefault("context", call.context)
+            try:
+                signature.bind(**arguments)
+            except TypeError as error:
+                problem = f"{error}; it is {call.tool.callable}{signature}, given are {list(call.arguments)}"
+                raise InvalidArguments(call.tool.name, [problem]) from None
+        work = partial(function, **arguments)
+        is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        result = work() if is_async else await in_thread(work)
         # The type is the promise of the function; what is no JSON meets the codec of the run.
         return await result if inspect.isawaitable(result) else result  # type: ignore[return-value]
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
 
 
 def callable_problems(name: str | None) -> list[str]:
@@ -98,23 +109,3 @@ def load_callable(tool: str, name: str) -> Function:
     if not callable(found):
         raise ToolUnavailable(tool, f"the function {path!r} of the module {module_name!r}", "which cannot be called")
     return found
-
-
-def _bind(call: ToolCall, function: Function) -> Callable[[], object]:
-    arguments: dict[str, object] = dict(call.arguments)
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # written in C, without a signature: it must check for itself
-        return partial(function, **arguments)
-    if "context" in signature.parameters:
-        arguments.setdefault("context", call.context)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        takes = f"{call.tool.callable}{signature}"
-        raise InvalidArguments(call.tool.name, [f"{error}; it is {takes}, given are {list(call.arguments)}"]) from None
-    return partial(function, **arguments)
-
-
-def _is_async(function: Function) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from subprocess import PIPE
 from typing import Final
 
@@ -21,8 +19,7 @@ from pydantic import JsonValue
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.processes import IDEMPOTENCY_KEY_VARIABLE
-from replanning.tools.artifacts import FileSnapshot, artifact_names, find_artifacts, take_snapshot
-from replanning.tools.call import HOLE_DELIMITER, ToolCall, parse_json
+from replanning.tools.call import HOLE_DELIMITER, FileSnapshot, ToolCall, find_artifacts, parse_json, take_snapshot
 from replanning.tools.danger import Script, command_problems, compile_command
 from replanning.tools.errors import (
     CommandFailed,
@@ -55,99 +52,56 @@ async def run_shell(call: ToolCall) -> JsonValue:
         CommandFailed: the exit code is not 0.
         ToolOutputTooLarge: it printed too much.
     """
-    script = _compile_script(call)
-    names = artifact_names(call.tool, call.arguments)
+    tool = call.tool
+    if problems := shell_problems(tool):
+        raise InvalidTool(tool.name, problems)
+    try:
+        script = compile_command(tool.command or "", call.arguments)
+    except ValueError as error:
+        raise InvalidArguments(tool.name, [str(error)]) from None
+    if not call.cwd.is_dir():
+        raise ToolUnavailable(tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`")
     look = partial(anyio.to_thread.run_sync, take_snapshot, call.arguments, call.cwd)
-    before: FileSnapshot = await look() if names else {}
-    finished = await _run_script(call, script)
-    output = _tool_output(finished)
-    after: FileSnapshot = await look() if names else {}
-    artifacts = find_artifacts(names, call.arguments, json_output=output.get("json"), before=before, after=after)
-    return {**artifacts, **output}
+    before: FileSnapshot = await look() if tool.produces else {}
+    try:
+        exit_code, *streams = await _run_process(call, script)
+    except OSError as error:
+        reason = f"it cannot be started: {error.strerror or error}"
+        raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
+    stdout, stderr = (stream.decode(errors="replace") for stream in streams)
+    if exit_code != 0:
+        raise _exit_error(call, exit_code, call.secrets.redact(stderr))
+    output: JsonObject = {"exit_code": 0, "stdout": stdout.rstrip("\r\n"), "stderr": stderr.rstrip("\r\n")}
+    if (said := _json_in_stdout(stdout.rstrip("\r\n"))) is not None:
+        output["json"] = said
+    decoded = {"stdout": (streams[0], stdout), "stderr": (streams[1], stderr)}
+    if undecodable := [name for name, (data, text) in decoded.items() if text.encode() != data]:
+        output["undecodable"] = list[JsonValue](undecodable)
+    after: FileSnapshot = await look() if tool.produces else {}
+    return {**find_artifacts(tool, call.arguments, said, before=before, after=after), **output}
 
 
 def shell_problems(tool: ToolSpec) -> list[str]:
     """Return the problems of the description of a command."""
-    problems = ["its kind is 'shell', so it needs a `command`"] if tool.command is None else []
-    problems += command_problems(tool.command) if tool.command is not None else []
-    problems += [
-        f"{name!r} cannot be the name of a variable"
-        for name in tool.env
-        if not name or set(name) & {"=", HOLE_DELIMITER}
-    ]
-    problems += [
-        f"{value!r} cannot be the value of a variable" for value in tool.env.values() if HOLE_DELIMITER in value
-    ]
+    missing = ["its kind is 'shell', so it needs a `command`"]
+    problems = missing if tool.command is None else command_problems(tool.command)
+    for name, value in tool.env.items():
+        if not name or set(name) & {"=", HOLE_DELIMITER}:
+            problems.append(f"{name!r} cannot be the name of a variable")
+        if HOLE_DELIMITER in value:
+            problems.append(f"{value!r} cannot be the value of a variable")
     return problems
 
 
-def _compile_script(call: ToolCall) -> Script:
-    if problems := shell_problems(call.tool):
-        raise InvalidTool(call.tool.name, problems)
-    try:
-        return compile_command(call.tool.command or "", call.arguments)
-    except ValueError as error:
-        raise InvalidArguments(call.tool.name, [str(error)]) from None
-
-
-def _process_spec(call: ToolCall, script: Script) -> _ProcessSpec:
-    own = {name: call.secrets.resolve(value) for name, value in call.tool.env.items()}
-    feedback = str(getattr(call.context, "feedback", "")).replace(
-        HOLE_DELIMITER, " "
-    )  # others' contexts need have none
-    told = {FEEDBACK_VARIABLE: feedback} if feedback else {}
-    return _ProcessSpec(
-        argv=(_SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
-        cwd=call.cwd,
-        environ={**call.environ, **own, IDEMPOTENCY_KEY_VARIABLE: call.context.idempotency_key, **told},
-        output_limit=call.output_limit,
-        grace=call.grace,
-        on_start=call.context.record_process,
-    )
-
-
-async def _run_script(call: ToolCall, script: Script) -> _CompletedProcess:
-    tool = call.tool
-    if not call.cwd.is_dir():
-        raise ToolUnavailable(tool.name, f"the working directory {str(call.cwd)!r}", "create it, or change `cwd`")
-    try:
-        finished = await _run_process(_process_spec(call, script))
-    except _OutputLimitExceeded:
-        raise ToolOutputTooLarge(tool.name, call.output_limit, "what it printed") from None
-    except OSError as error:
-        reason = f"it cannot be started: {error.strerror or error}"
-        raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
-    if finished.exit_code != 0:
-        raise _exit_error(call, finished)
-    return finished
-
-
-def _exit_error(call: ToolCall, finished: _CompletedProcess) -> Exception:
-    tool, code = call.tool, finished.exit_code
-    stderr = call.secrets.redact(finished.stderr.decode(errors="replace"))
+def _exit_error(call: ToolCall, code: int, stderr: str) -> Exception:
+    tool, command = call.tool, call.tool.command or ""
     if code in tool.transient:
-        return TransientCommandFailed(tool.name, tool.command or "", code, stderr)
-    if code == _EXIT_NOT_FOUND and (program := _missing_program(tool.name, stderr)):
-        need = f"the program {program!r}, which is not on the PATH"
+        return TransientCommandFailed(tool.name, command, code, stderr)
+    said = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
+    if code == _EXIT_NOT_FOUND and (missing := re.findall(said, stderr, re.MULTILINE)):
+        need = f"the program {missing[-1]!r}, which is not on the PATH"
         return ToolUnavailable(tool.name, need, "install it, or use another tool")
-    return CommandFailed(tool.name, tool.command or "", code, stderr)
-
-
-def _missing_program(tool: str, stderr: str) -> str | None:
-    said = re.findall(rf"^{re.escape(tool)}: (?:line )?\d+: (.+?): (?:command )?not found$", stderr, re.MULTILINE)
-    return said[-1] if said else None
-
-
-def _tool_output(finished: _CompletedProcess) -> JsonObject:
-    streams = {"stdout": finished.stdout, "stderr": finished.stderr}
-    output: JsonObject = {"exit_code": finished.exit_code}
-    output |= {name: data.decode(errors="replace").rstrip("\r\n") for name, data in streams.items()}
-    said = _json_in_stdout(str(output["stdout"]))
-    if said is not None:
-        output["json"] = said
-    if undecodable := [name for name, data in streams.items() if not _is_utf8(data)]:
-        output["undecodable"] = list[JsonValue](undecodable)
-    return output
+    return CommandFailed(tool.name, command, code, stderr)
 
 
 def _json_in_stdout(stdout: str) -> JsonValue:
@@ -160,44 +114,11 @@ def _json_in_stdout(stdout: str) -> JsonValue:
     return said if isinstance(said, dict) else None
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 _START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
 """Beginning of every script: it waits until its process group is recorded; then its input is empty.
 
 If we are killed between starting a process and recording it, the read fails and the process ends by itself.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _ProcessSpec:
-    """Process to start; its program waits for a line on its input, see `_START_BARRIER`."""
-
-    argv: Sequence[str]
-    cwd: Path
-    environ: Mapping[str, str]
-    output_limit: int
-    grace: float
-    on_start: Callable[[int], object]
-
-
-@dataclass(frozen=True, slots=True)
-class _CompletedProcess:
-    """Exit code of a process (128 and the number of the signal that ended it) and its output."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-
-
-class _OutputLimitExceeded(Exception):
-    """A process printed more than may be kept, and was stopped."""
 
 
 @dataclass(slots=True)
@@ -208,66 +129,64 @@ class _OutputBuffer:
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
 
-    def append(self, kept: bytearray, chunk: bytes) -> None:
-        self.remaining -= len(chunk)
-        if self.remaining >= 0:
-            kept += chunk
 
-
-async def _run_process(launch: _ProcessSpec) -> _CompletedProcess:
-    """Run a process in a group of its own until it ends, and kill its background processes.
+async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, bytes]:
+    """Run a script in a process group of its own until it ends, and kill its background processes.
 
     If the surrounding scope is cancelled, the whole group is terminated, and killed after the grace period, before
     this returns.
 
+    Returns:
+        The exit code (128 and the number of the signal that ended it), and what it wrote to stdout and stderr.
+
     Raises:
-        _OutputLimitExceeded: it printed more than allowed; it was stopped.
+        ToolOutputTooLarge: it printed more than allowed; it was stopped.
         OSError: it cannot be started.
     """
+    own = {name: call.secrets.resolve(value) for name, value in call.tool.env.items()}
+    # contexts of others need not have feedback
+    if feedback := str(getattr(call.context, "feedback", "")).replace(HOLE_DELIMITER, " "):
+        own[FEEDBACK_VARIABLE] = feedback
     with anyio.CancelScope(shield=True):  # asyncio loses a process while whose start it is cancelled
         process = await anyio.open_process(
-            launch.argv,
+            (_SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            cwd=launch.cwd,
-            env=launch.environ,
+            cwd=call.cwd,
+            env={**call.environ, **own, IDEMPOTENCY_KEY_VARIABLE: call.context.idempotency_key},
             start_new_session=True,
         )
-    output = _OutputBuffer(launch.output_limit)
+    output = _OutputBuffer(call.output_limit)
     try:
-        launch.on_start(process.pid)
-        await _release_barrier(process)
-        exit_code = await _collect_output(process, output, launch.grace)
+        call.context.record_process(process.pid)
+        assert process.stdin is not None
+        with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
+            await process.stdin.send(b"\n")
+            await process.stdin.aclose()
+        exit_code = await _collect_output(process, output, call.grace)
     finally:
         with anyio.CancelScope(shield=True):
-            await _terminate_group(process, launch.grace)
-    if exit_code is None:
-        raise _OutputLimitExceeded
-    return _CompletedProcess(
-        128 - exit_code if exit_code < 0 else exit_code, bytes(output.stdout), bytes(output.stderr)
-    )
+            await _terminate_group(process, call.grace)
+    if output.remaining < 0:
+        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what it printed")
+    return 128 - exit_code if exit_code < 0 else exit_code, bytes(output.stdout), bytes(output.stderr)
 
 
-async def _release_barrier(process: Process) -> None:
-    assert process.stdin is not None
-    with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
-        await process.stdin.send(b"\n")
-        await process.stdin.aclose()
-
-
-async def _collect_output(process: Process, output: _OutputBuffer, grace: float) -> int | None:
-    """Collect the output until the process ends; return None if it was too much."""
-    exit_code: int | None = None
+async def _collect_output(process: Process, output: _OutputBuffer, grace: float) -> int:
+    """Collect the output until the process ends, or it is too much; return the exit code."""
+    exit_code = 0
     async with anyio.create_task_group() as group:
 
         async def collect(stream: ByteReceiveStream | None, kept: bytearray) -> None:
             assert stream is not None
             with suppress(anyio.BrokenResourceError):
                 async for chunk in stream:
-                    output.append(kept, chunk)
+                    output.remaining -= len(chunk)
                     if output.remaining < 0:
                         group.cancel_scope.cancel()
+                    else:
+                        kept += chunk
 
         group.start_soon(collect, process.stdout, output.stdout)
         group.start_soon(collect, process.stderr, output.stderr)
@@ -276,7 +195,7 @@ async def _collect_output(process: Process, output: _OutputBuffer, grace: float)
         # open after this, and that one is not waited for.
         _signal_group(process.pid, signal.SIGKILL)
         group.cancel_scope.deadline = anyio.current_time() + grace
-    return exit_code if output.remaining >= 0 else None
+    return exit_code
 
 
 async def _terminate_group(process: Process, grace: float) -> None:
