@@ -127,12 +127,6 @@ def render(marked: str, secrets: Secrets, value: Callable[[str], str], *, escape
     return MARKED_HOLE.sub(lambda match: value(match[1]), secrets.resolve(marked, escape))
 
 
-def sole_hole(marked: str) -> str | None:
-    """Return the name of the hole if a marked template is one hole and nothing else."""
-    match = MARKED_HOLE.fullmatch(marked)
-    return match[1] if match else None
-
-
 def argument_text(name: str, value: JsonValue) -> str:
     """Return a value as text for a process or a server.
 

@@ -102,33 +102,32 @@ def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
         if isinstance(value, list) and not alone:
             problems.append(f"{name!r} is a list, but {{{name}}} does not stand alone in the command")
         elif name not in names:
-            try:
-                new = _argument_words(name, value)
-            except ValueError as error:
-                problems.append(str(error))
-                new = []
-            names[name] = [f'"$_replanning_{len(words) + index}"' for index in range(1, len(new) + 1)]
-            words += new
+            items = [(name, value)]
+            if isinstance(value, list):
+                items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+            names[name] = []
+            for label, item in items:
+                try:
+                    words.append(argument_text(label, item))
+                    names[name].append(f'"$_replanning_{len(words)}"')
+                except ValueError as error:
+                    problems.append(str(error))
         parts.append(" ".join(names.get(name, ())))
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
-    return Script(_parameter_assignments(len(words)) + "".join(parts), tuple(words))
+    if words:  # kept out of reach of `set`, `shift` and functions
+        named = " ".join(f"_replanning_{number}=${{{number}}}" for number in range(1, len(words) + 1))
+        parts.insert(0, f"{named}; shift {len(words)}; ")
+    return Script("".join(parts), tuple(words))
 
 
 def command_programs(command: str) -> list[str]:
     """Return the programs that a command plainly starts, each once, in order."""
     if re.search(r"\bcase\b|\(\s*\)", command):
         return []  # patterns of `case` and names of functions look like programs
-    found: dict[str, None] = {}
-    expected = True
-    for token in _plain_words(mark_holes(command)):
-        if token in {"|", "&", ";", "(", "\n"}:
-            expected = True
-        elif expected and not re.match(r"\w+=", token) and token not in _PREFIX_WORDS:
-            expected = False
-            if re.fullmatch(r"[\w./+@][\w./+@-]*", token) and token not in _SHELL_BUILTINS:
-                found[token] = None
-    return list(found)
+    first = (words[0] for _, words in _simple_commands(command))
+    plain = re.compile(r"[\w./+@][\w./+@-]*")
+    return list(dict.fromkeys(word for word in first if plain.fullmatch(word) and word not in _SHELL_BUILTINS))
 
 
 def _simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
@@ -140,28 +139,13 @@ def _simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
     before = ""
     for token in [*_plain_words(mark_holes(command)), ";"]:
         if token not in {"|", "&", ";", "(", "\n"}:
-            words += (
-                [token] if words or not (re.match(r"\w+=", token) or token in _PREFIX_WORDS | _CLOSING_WORDS) else []
-            )
+            if words or not (re.match(r"\w+=", token) or token in _PREFIX_WORDS | _CLOSING_WORDS):
+                words.append(token)
         elif words:
             yield before, words
             words, before = [], token
         else:
             before += token
-
-
-def _argument_words(name: str, value: JsonValue) -> list[str]:
-    if not isinstance(value, list):
-        return [argument_text(name, value)]
-    return [argument_text(f"{name}[{index}]", item) for index, item in enumerate(value)]
-
-
-def _parameter_assignments(count: int) -> str:
-    """Return assignments that keep the words out of reach of `set`, `shift` and functions."""
-    if not count:
-        return ""
-    named = " ".join(f"_replanning_{number}=${{{number}}}" for number in range(1, count + 1))
-    return f"{named}; shift {count}; "
 
 
 def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
@@ -230,9 +214,8 @@ def _remote_command(words: list[str]) -> list[str]:
 
 def _strip_launchers(words: list[str]) -> list[str]:
     while words and _LAUNCHERS.fullmatch(_program_name(words[0])):
-        words = (
-            _remote_command(words) if words[0] == "ssh" else list(dropwhile(_OPTION_OR_ASSIGNMENT.fullmatch, words[1:]))
-        )
+        rest = dropwhile(_OPTION_OR_ASSIGNMENT.fullmatch, words[1:])
+        words = _remote_command(words) if words[0] == "ssh" else list(rest)
     return words
 
 

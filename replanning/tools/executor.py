@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -50,7 +51,6 @@ _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
     dict: "object",
     type(None): "null",
 }
-DEFAULT_OUTPUT_LIMIT: Final = 1024 * 1024
 
 
 class ToolExecutor:
@@ -81,7 +81,7 @@ class ToolExecutor:
         tools: Plan | Iterable[ToolSpec],
         *,
         default_timeout: float | timedelta | None = 60.0,
-        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+        output_limit: int = 1024 * 1024,
         cwd: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
         grace: float | timedelta = 2.0,
@@ -98,14 +98,12 @@ class ToolExecutor:
         self._running: dict[str, anyio.Event] = {}
         self._http_runner: HttpToolRunner | None = None
         self._servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
-        self._mcp_runner = McpToolRunner(
-            self._servers, environ=self._environ, cwd=self._cwd, clock=clock or SystemClock()
-        )
+        self._clock = clock or SystemClock()
         self._runners: dict[str, ToolRunner] = {
             "shell": run_shell,
             "http": self._run_http,
             "python": PythonToolRunner(),
-            "mcp": self._mcp_runner,
+            "mcp": self._run_mcp,
             **(kinds or {}),
         }
 
@@ -128,7 +126,8 @@ class ToolExecutor:
             if self._http_runner is not None:
                 await self._http_runner.aclose()
         finally:
-            await self._mcp_runner.aclose()
+            if self._servers:
+                await self._mcp_runner.aclose()
 
     async def discover(self, plan: Plan) -> Plan:
         """Start the MCP servers of a plan and return the plan with their tools, as `SERVER.TOOL`.
@@ -245,6 +244,13 @@ class ToolExecutor:
             output_limit=self._output_limit,
             grace=self._grace,
         )
+
+    @cached_property
+    def _mcp_runner(self) -> McpToolRunner:  # most plans have no servers
+        return McpToolRunner(self._servers, environ=self._environ, cwd=self._cwd, clock=self._clock)
+
+    async def _run_mcp(self, call: ToolCall) -> JsonValue:
+        return await self._mcp_runner(call)
 
     async def _run_http(self, call: ToolCall) -> JsonValue:
         if self._http_runner is None:

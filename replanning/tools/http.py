@@ -32,7 +32,6 @@ from replanning.tools.call import (
     mark_holes,
     parse_json,
     render,
-    sole_hole,
 )
 from replanning.tools.errors import (
     HttpStatusFailed,
@@ -159,20 +158,15 @@ def _build_url(template: str, arguments: Mapping[str, JsonValue], secrets: Secre
 
     url = base + render(path, secrets, segment, escape=quoted) + mark_of_query
     url += render(query, secrets, lambda name: quoted(_scalar_text(name, arguments[name])), escape=quoted)
-    if not _is_valid_url(url):
+    try:
+        valid = _HTTP_URL.match(url) and not _CONTROL_CHARS.search(url) and " " not in url and urlsplit(url).port != 0
+    except ValueError:  # a port that is none
+        valid = False
+    if not valid:
         raise ValueError(f"they make the url {secrets.redact(url)!r}, which is no address of http:// or https://")
     if any(part in {".", ".."} for part in re.split(r"[?#]", url, maxsplit=1)[0].split("/")):
         raise ValueError(f"they make the url {secrets.redact(url)!r}, which leads out of its path")
     return url
-
-
-def _is_valid_url(url: str) -> bool:
-    if not _HTTP_URL.match(url) or _CONTROL_CHARS.search(url) or " " in url:
-        return False
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:  # a port that is none
-        return False
 
 
 def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets: Secrets) -> JsonValue:
@@ -184,8 +178,8 @@ def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets
     if not isinstance(template, str):
         return template
     marked = mark_holes(template)
-    if (name := sole_hole(marked)) is not None:
-        return arguments[name]
+    if alone := MARKED_HOLE.fullmatch(marked):
+        return arguments[alone[1]]
     return render(marked, secrets, lambda hole: argument_text(hole, arguments[hole]))
 
 
