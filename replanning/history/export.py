@@ -9,7 +9,7 @@ from typing import Final
 
 from replanning.errors import JournalCorrupt, ReplanningError
 from replanning.history.diff import change_json
-from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, ReplanEvent
+from replanning.history.events import PlanEdit, ReplanEvent
 from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.metrics import ReplanMetrics
 from replanning.history.wording import format_iso_time
@@ -55,8 +55,20 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
         "metrics": metrics_json(history.metrics),
         "events": [event_json(event) for event in events],
         "edits": [edit_json(edit) for edit in history.edits],
-        "goals": [_goal_json(edit) for edit in history.goal_edits],
-        "dropped": [_dropped_json(dropped) for dropped in history.dropped_triggers],
+        "goals": [
+            {
+                "timestamp": format_iso_time(edit.at),
+                "by": edit.by,
+                "reason": edit.reason,
+                "changed": list(edit.changed),
+                "goal": edit.goal.model_dump(mode="json", exclude_defaults=True),
+            }
+            for edit in history.goal_edits
+        ],
+        "dropped": [
+            {"timestamp": format_iso_time(drop.at), "reason": drop.reason, "trigger": _trigger_json(drop.trigger)}
+            for drop in history.dropped_triggers
+        ],
     }
 
 
@@ -104,17 +116,6 @@ def edit_json(edit: PlanEdit) -> JsonObject:
     }
 
 
-def _goal_json(edit: GoalEdit) -> JsonObject:
-    goal: JsonObject = edit.goal.model_dump(mode="json", exclude_defaults=True)
-    return {
-        "timestamp": format_iso_time(edit.at),
-        "by": edit.by,
-        "reason": edit.reason,
-        "changed": list(edit.changed),
-        "goal": goal,
-    }
-
-
 def candidate_json(candidate: Candidate) -> JsonObject:
     """Return an alternative with its score, or with the reason why it was rejected."""
     alternative = candidate.alternative
@@ -132,14 +133,6 @@ def _trigger_json(trigger: Trigger) -> JsonObject:
     return {"kind": trigger.kind, "timestamp": format_iso_time(trigger.at), **fields}
 
 
-def _dropped_json(dropped: DroppedTrigger) -> JsonObject:
-    return {
-        "timestamp": format_iso_time(dropped.at),
-        "reason": dropped.reason,
-        "trigger": _trigger_json(dropped.trigger),
-    }
-
-
 def export_history(history: ReplanHistory) -> str:
     """Return the whole history as JSON text: metrics and entries for readers, and the journal for the import."""
     return json.dumps(history_json(history), indent=1) + "\n"
@@ -155,7 +148,12 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
     Raises:
         JournalCorrupt: the text is no exported history, or its records are wrong, missing or contradictory.
     """
-    document = _parse_document(text)
+    if len(text) > MAX_IMPORT_CHARS:
+        raise JournalCorrupt(f"this history has more than {MAX_IMPORT_CHARS} characters")
+    try:
+        document: JsonValue = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JournalCorrupt(f"not an exported history: the text is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise JournalCorrupt(f"not an exported history: its `format` is not {FORMAT!r}")
     if document.get("version") != FORMAT_VERSION:
@@ -175,16 +173,6 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
     except ReplanningError as error:
         raise JournalCorrupt(f"the records of this history contradict one another: {error}") from error
     return history
-
-
-def _parse_document(text: str) -> JsonValue:
-    if len(text) > MAX_IMPORT_CHARS:
-        raise JournalCorrupt(f"this history has more than {MAX_IMPORT_CHARS} characters")
-    try:
-        document: JsonValue = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise JournalCorrupt(f"not an exported history: the text is not JSON: {error}") from error
-    return document
 
 
 def _parse_record(number: int, entry: JsonValue) -> Record:

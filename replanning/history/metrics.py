@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from replanning.history.events import ReplanEvent
-from replanning.journal.records import Candidate, Usage
+from replanning.journal.records import Usage
 
 UNDECIDED = "undecided"
 """Key in `by_decision` of replans without a decision, because the process died."""
@@ -133,10 +133,29 @@ def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: 
         of: the value used as the prediction.
         bins: number of equal bins from 0 to 1.
     """
-    foretold = ((_prediction(event.chosen, of), event.outcome) for event in events if event.chosen is not None)
-    return _calibration(
-        [(p, outcome == "success") for p, outcome in foretold if p is not None and outcome != "unknown"], bins
-    )
+    pairs: list[tuple[float, bool]] = []
+    for event in events:
+        if event.chosen is None or event.outcome == "unknown":
+            continue
+        score = event.chosen.score
+        claimed = event.chosen.alternative.confidence
+        predicted = claimed if of == "claimed" else None if score is None else float(getattr(score, of))
+        if predicted is not None:
+            pairs.append((predicted, event.outcome == "success"))
+    if not pairs:
+        return Calibration(0, None, ())
+    per_bin: dict[int, list[tuple[float, bool]]] = {}
+    for predicted, came_true in pairs:
+        per_bin.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
+    found = tuple(Bin(n / bins, (n + 1) / bins, len(inside), *_means(inside)) for n, inside in sorted(per_bin.items()))
+    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / len(pairs)
+    return Calibration(len(pairs), brier, found, *_means(pairs))
+
+
+def _means(pairs: Sequence[tuple[float, bool]]) -> tuple[float, float]:
+    """Return the mean prediction and the share that came true."""
+    count = len(pairs)
+    return sum(predicted for predicted, _ in pairs) / count, sum(came_true for _, came_true in pairs) / count
 
 
 def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[str, Calibration]:
@@ -147,31 +166,3 @@ def calibrate_sources(events: Iterable[ReplanEvent], *, bins: int = 10) -> dict[
             sources.setdefault(event.chosen.alternative.source, []).append(event)
     found = {source: calibrate(sources[source], of="claimed", bins=bins) for source in sorted(sources)}
     return {source: calibration for source, calibration in found.items() if calibration.count}
-
-
-def _prediction(chosen: Candidate, of: Prediction) -> float | None:
-    if of == "claimed":
-        return chosen.alternative.confidence
-    return None if chosen.score is None else float(getattr(chosen.score, of))
-
-
-def _calibration(pairs: Sequence[tuple[float, bool]], bins: int) -> Calibration:
-    if not pairs:
-        return Calibration(0, None, ())
-    sorted_in: dict[int, list[tuple[float, bool]]] = {}
-    for predicted, came_true in pairs:
-        sorted_in.setdefault(min(int(predicted * bins), bins - 1), []).append((predicted, came_true))
-    found = tuple(
-        Bin(
-            index / bins,
-            (index + 1) / bins,
-            len(inside),
-            sum(predicted for predicted, _ in inside) / len(inside),
-            sum(came_true for _, came_true in inside) / len(inside),
-        )
-        for index, inside in sorted(sorted_in.items())
-    )
-    count = len(pairs)
-    brier = sum((predicted - came_true) ** 2 for predicted, came_true in pairs) / count
-    means = (sum(predicted for predicted, _ in pairs) / count, sum(came_true for _, came_true in pairs) / count)
-    return Calibration(count, brier, found, *means)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
 from replanning.history.history import ReplanHistory
 from replanning.history.metrics import Calibration, ReplanMetrics
 from replanning.history.wording import (
     change_line,
     edit_author,
     format_duration,
-    format_percent,
     format_time,
     format_usage,
     goal_line,
@@ -44,7 +43,10 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
     if events is None and history.dropped_triggers:
         lines += [
             "dropped triggers:",
-            *(f"  {_dropped_trigger_line(d)}" for d in list(history.dropped_triggers)[-_MAX_ITEMS:]),
+            *(
+                f"  {format_time(d.at)} {d.trigger.kind}: {trigger_cause(d.trigger)}: {printable_line(d.reason)}"
+                for d in list(history.dropped_triggers)[-_MAX_ITEMS:]
+            ),
             "",
         ]
     return "\n".join(lines)
@@ -90,11 +92,7 @@ def header_lines(history: ReplanHistory) -> list[str]:
 def metrics_line(metrics: ReplanMetrics) -> str:
     """Return metrics as one line."""
     known = metrics.succeeded + metrics.failed
-    rate = (
-        f"{format_percent(metrics.success_rate)} of {known} with a known outcome worked out"
-        if known
-        else "no outcome known yet"
-    )
+    rate = f"{metrics.success_rate:.0%} of {known} with a known outcome worked out" if known else "no outcome known yet"
     parts = [f"{metrics.replans}, of which {metrics.executed} applied ({rate})"]
     parts += [pluralise(metrics.edits, "edit")] if metrics.edits else []
     parts += [pluralise(metrics.dropped, "trigger") + " dropped"] if metrics.dropped else []
@@ -180,13 +178,13 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
     mark = "  ← applied" if chosen else ""
     return [
         f"{number}. {_candidate_text(candidate)}{mark}",
-        f"   {_score_text(candidate.score).strip() or 'not scored'}",
+        f"   {_score_text(candidate.score) if candidate.score is not None else 'not scored'}",
     ]
 
 
 def rejected_lines(candidate: Candidate) -> list[str]:
     """Return lines about a rejected alternative, with the reason and its score, if it has one."""
-    score = [f"   {_score_text(candidate.score).strip()}"] if candidate.score is not None else []
+    score = [f"   {_score_text(candidate.score)}"] if candidate.score is not None else []
     return [_candidate_text(candidate), f"   rejected: {printable_line(candidate.rejected)}", *score]
 
 
@@ -197,17 +195,11 @@ def _candidate_text(candidate: Candidate) -> str:
     return f"{does}  ({source}{printable_line(alternative.reason)})"
 
 
-def _score_text(score: Score | None) -> str:
-    if score is None:
-        return ""
+def _score_text(score: Score) -> str:
     return (
-        f"  confidence {score.total:.2f}: self-assessment {score.self_assessment:.2f}, past success "
+        f"confidence {score.total:.2f}: self-assessment {score.self_assessment:.2f}, past success "
         f"{score.past_success:.2f}, availability {score.availability:.2f}, simplicity {score.simplicity:.2f}"
     )
-
-
-def _dropped_trigger_line(dropped: DroppedTrigger) -> str:
-    return f"{format_time(dropped.at)} {dropped.trigger.kind}: {trigger_cause(dropped.trigger)}: {printable_line(dropped.reason)}"
 
 
 def _limited_lines(lines: list[str]) -> list[str]:
@@ -244,9 +236,6 @@ def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = N
         if revisions is not None and len(diffs) == len(revisions):
             break
         if isinstance(following, PlanRevised) and (revisions is None or following.number in revisions):
-            diffs[following.number] = "\n".join(_printable_lines(live.diff(following.changes)))
+            lines = (line for line in live.diff(following.changes).split("\n") if line)
+            diffs[following.number] = "\n".join(line[:2] + printable_line(line[2:]) for line in lines)
     return diffs
-
-
-def _printable_lines(text: str) -> Iterable[str]:
-    return (line[:2] + printable_line(line[2:]) for line in text.split("\n") if line)

@@ -99,7 +99,8 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
         raise JournalCorrupt("the journal does not begin with the opening of a run")
     opened = first.body
     live = LivePlan(opened.plan)
-    ledger = Ledger(_run_budget(opened), lambda task_id: live.entry(task_id).root if task_id in live else task_id)
+    budget = opened.plan.budget or Settings.model_validate(opened.settings or {}).budget
+    ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
     last = first.at
     for record in remaining:
         live.fold(record)
@@ -157,7 +158,9 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
         revision=live.revision,
         task_counts=_state_counts(live),
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
-        running_tasks=_running_tasks(live),
+        running_tasks=tuple(
+            RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING
+        ),
         questions=tuple(build_question(asked, info.run, live, ledger) for asked in ledger.open_questions.values()),
         replans=ledger.applied_count,
         spent=ledger.budget_tracker.spent,
@@ -173,16 +176,6 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
 def is_owner_alive(info: RunInfo) -> bool | None:
     """Return whether the owner of a run can still write; None without an owner."""
     return None if info.owner is None else not is_lease_free(info.owner, math.inf, 0.0)
-
-
-def _run_budget(opened: RunOpened) -> Budget:
-    if opened.plan.budget is not None:
-        return opened.plan.budget
-    return Settings.model_validate(opened.settings or {}).budget
-
-
-def _running_tasks(live: LivePlan) -> tuple[RunningTask, ...]:
-    return tuple(RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING)
 
 
 def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[HeldTask]:

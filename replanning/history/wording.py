@@ -37,20 +37,17 @@ def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
 
 
-def format_time(at: float) -> str:
+def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%SZ") -> str:
     """Return a time, in seconds since the epoch, as `2026-03-01 12:00:03Z`."""
     try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        return datetime.fromtimestamp(at, UTC).strftime(form)
     except (ValueError, OverflowError, OSError):  # a time outside of the calendar
         return f"{at:g} s"
 
 
 def format_iso_time(at: float) -> str:
     """Return a time, in seconds since the epoch, as `2026-03-01T12:00:03.250000Z`."""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    except (ValueError, OverflowError, OSError):
-        return f"{at:g} s"
+    return format_time(at, "%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def format_duration(seconds: float) -> str:
@@ -68,17 +65,10 @@ def format_duration(seconds: float) -> str:
 
 def edit_author(changes: Sequence[PlanChange]) -> str:
     """Return the author of an edit: `planning` if it adds tasks of planning mode only, else `hand`."""
-    added = [
-        task
-        for change in changes
-        for task in (change.tasks if isinstance(change, ReplaceTask) else _added_tasks(change))
-    ]
+    added = [task for change in changes if isinstance(change, ReplaceTask) for task in change.tasks]
+    added += [change.task for change in changes if isinstance(change, AddTask)]
     planned = bool(added) and all(PLANNING_KEY in task.metadata for task in added)
     return "planning" if planned else "hand"
-
-
-def _added_tasks(change: PlanChange) -> tuple[Task, ...]:
-    return (change.task,) if isinstance(change, AddTask) else ()
 
 
 def format_usage(spent: Usage) -> str:
@@ -90,11 +80,6 @@ def format_usage(spent: Usage) -> str:
 def pluralise(number: int, thing: str) -> str:
     """Return a number with its noun: `1 replan`, `2 replans`."""
     return f"{number} {thing}{'s' * (number != 1)}"
-
-
-def format_percent(share: float | None) -> str:
-    """Return a share in per cent, or `unknown` for None."""
-    return "unknown" if share is None else f"{share:.0%}"
 
 
 def is_held(trigger: TriggerEvent) -> bool:
