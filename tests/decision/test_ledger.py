@@ -10,66 +10,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Alternative, Budget, Goal
+from replanning import Alternative, Budget, Goal, journal
 from replanning.decision.ledger import MAX_RECENT_RECORDS, BudgetTracker, Ledger
 from replanning.errors import BudgetExceeded
-from replanning.journal import (
-    AlternativesConsidered,
-    Candidate,
-    DecisionMade,
-    ErrorContained,
-    GoalChanged,
-    OutcomeRecorded,
-    PlanRevised,
-    QuestionAnswered,
-    QuestionAsked,
-    QuestionReminded,
-    Record,
-    RecordBody,
-    ReplanRequested,
-    RunEnded,
-    RunPaused,
-    RunQuiescent,
-    RunResumed,
-    TaskFailed,
-    TriggerAttached,
-    TriggerDropped,
-    TriggerFired,
-    Usage,
-    UsageCharged,
-)
 from tests.support.live import add, modify, replace, skip
 
 SKIP = Alternative(changes=(skip("a"),), reason="not needed")
 
 
-def ledger_of(*bodies: RecordBody | tuple[float, RecordBody]) -> Ledger:
+def ledger_of(*bodies: journal.RecordBody | tuple[float, journal.RecordBody]) -> Ledger:
     """Return the ledger of these records; each a second after the one before, or at its own time."""
     ledger = Ledger(Budget(), lambda task_id: task_id.partition("~")[0])
     for seq, item in enumerate(bodies, 1):
         at, body = item if isinstance(item, tuple) else (float(seq), item)
-        ledger.fold(Record(seq, at, body))
+        ledger.fold(journal.Record(seq, at, body))
     return ledger
 
 
-def fired(number: int, cause: str = "OSError") -> TriggerFired:
+def fired(number: int, cause: str = "OSError") -> journal.TriggerFired:
     """Return the record of a trigger."""
-    return TriggerFired(TaskFailed(id=f"t{number}", tasks=("a",), root="a", cause=cause))
+    return journal.TriggerFired(journal.TaskFailed(id=f"t{number}", tasks=("a",), root="a", cause=cause))
 
 
-def decided(decision: str, *triggers: str, replan: str = "r1", by: str = "policy") -> DecisionMade:
+def decided(decision: str, *triggers: str, replan: str = "r1", by: str = "policy") -> journal.DecisionMade:
     """A decision about triggers."""
-    return DecisionMade(replan, triggers, decision, "rule", "why", by=by)
+    return journal.DecisionMade(replan, triggers, decision, "rule", "why", by=by)
 
 
-def asked(number: int = 1, *triggers: str, replan: str = "r1") -> QuestionAsked:
+def asked(number: int = 1, *triggers: str, replan: str = "r1") -> journal.QuestionAsked:
     """Return a question."""
-    return QuestionAsked(f"q{number}", replan, triggers, "?", (Candidate(SKIP),), ("a",), "print", 0)
+    return journal.QuestionAsked(f"q{number}", replan, triggers, "?", (journal.Candidate(SKIP),), ("a",), "print", 0)
 
 
-def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> PlanRevised:
+def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> journal.PlanRevised:
     """Return a revision."""
-    return PlanRevised(number, number - 1, changes, "why", "policy", replan=replan)
+    return journal.PlanRevised(number, number - 1, changes, "why", "policy", replan=replan)
 
 
 # Triggers and decisions
@@ -77,9 +52,9 @@ def revised(*changes: object, replan: str | None = "r1", number: int = 1) -> Pla
 
 def test_triggers_are_open_until_decided() -> None:
     """A trigger is open until it is dropped or decided; the time of its decision is kept by fingerprint."""
-    ledger = ledger_of(fired(1), fired(2, "ValueError"), fired(3), TriggerDropped("t3", "moved on"))
+    ledger = ledger_of(fired(1), fired(2, "ValueError"), fired(3), journal.TriggerDropped("t3", "moved on"))
     assert list(ledger.open_triggers) == ["t1", "t2"]
-    ledger.fold(Record(5, 50.0, decided("keep", "t1", "t-unknown")))
+    ledger.fold(journal.Record(5, 50.0, decided("keep", "t1", "t-unknown")))
     assert list(ledger.open_triggers) == ["t2"]
     assert ledger.last_decided_at == {("task-failed", "a", "OSError"): 50.0}
     assert list(ledger.triggers) == ["t1", "t2", "t3"]
@@ -93,7 +68,7 @@ def test_triggers_that_wait_for_a_person() -> None:
 
 def test_replans_are_counted_once() -> None:
     """A replan counts once, however many records it has, including one that limits refused."""
-    considered = AlternativesConsidered("r1", ("t1",), 0, ())
+    considered = journal.AlternativesConsidered("r1", ("t1",), 0, ())
     ledger = ledger_of(considered, decided("ask", "t1"), decided("keep", "t1"), decided("keep", "t2", replan="r2"))
     assert len(ledger.replan_ids) == 2
 
@@ -127,8 +102,8 @@ def test_outcomes() -> None:
         "a": ("r1", ("a", "b")),
         "b": ("r1", ("a", "b")),
     }
-    ledger.fold(Record(2, 2.0, revised(skip("a"), replan="r2", number=2)))
-    ledger.fold(Record(3, 3.0, OutcomeRecorded("r1", succeeded=True, duration=1.0)))
+    ledger.fold(journal.Record(2, 2.0, revised(skip("a"), replan="r2", number=2)))
+    ledger.fold(journal.Record(3, 3.0, journal.OutcomeRecorded("r1", succeeded=True, duration=1.0)))
     assert [watched.replan for watched in ledger.pending_outcomes.values()] == ["r2"]
 
 
@@ -137,8 +112,8 @@ def test_outcome_after_that_of_a_later_replan() -> None:
     ledger = ledger_of(
         revised(skip("a"), skip("b")),
         revised(skip("a"), replan="r2", number=2),
-        OutcomeRecorded("r2", succeeded=True, duration=1.0),
-        OutcomeRecorded("r1", succeeded=True, duration=2.0),
+        journal.OutcomeRecorded("r2", succeeded=True, duration=1.0),
+        journal.OutcomeRecorded("r1", succeeded=True, duration=2.0),
     )
     assert ledger.pending_outcomes == {}
 
@@ -147,7 +122,7 @@ def test_undecided_revisions() -> None:
     """A revision without a recorded decision is known until the decision is recorded."""
     ledger = ledger_of(revised(skip("a")))
     assert list(ledger.undecided_revisions) == ["r1"]
-    ledger.fold(Record(2, 2.0, decided("execute", "t1")))
+    ledger.fold(journal.Record(2, 2.0, decided("execute", "t1")))
     assert ledger.undecided_revisions == {}
 
 
@@ -156,20 +131,22 @@ def test_undecided_revisions() -> None:
 
 def test_answer() -> None:
     """An answer closes its question and triggers, and is known until the decision is recorded."""
-    answer = QuestionAnswered("q1", "approve", "eve")
-    ledger = ledger_of(fired(1), fired(2), asked(1, "t1"), TriggerAttached("q1", "t2"), QuestionReminded("q1"), answer)
+    answer = journal.QuestionAnswered("q1", "approve", "eve")
+    ledger = ledger_of(
+        fired(1), fired(2), asked(1, "t1"), journal.TriggerAttached("q1", "t2"), journal.QuestionReminded("q1"), answer
+    )
     assert list(ledger.open_triggers) == ["t2"], "what was attached is considered anew"
     assert (ledger.open_questions, ledger.triggers_by_question, ledger.asked_at) == ({}, {}, {})
     assert (ledger.closed_questions, ledger.question_count, ledger.reminded_questions) == ({"q1": answer}, 1, {"q1"})
     assert ledger.answers_by_replan == {"r1": (asked(1, "t1"), answer)}
     assert ledger.declined_at == {}
-    ledger.fold(Record(7, 7.0, decided("execute", "t1")))
+    ledger.fold(journal.Record(7, 7.0, decided("execute", "t1")))
     assert ledger.answers_by_replan == {}
 
 
 def test_triggers_left_out_by_an_answer() -> None:
     """Triggers of a question that the answer does not decide are open again, without a cooldown."""
-    questions = asked(1, "t1", "t2"), decided("ask", "t1", "t2"), QuestionAnswered("q1", "approve", "eve")
+    questions = asked(1, "t1", "t2"), decided("ask", "t1", "t2"), journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve"))
     assert list(ledger.open_triggers) == ["t2"]
     assert [cause for _, _, cause in ledger.last_decided_at] == ["OSError"]
@@ -178,7 +155,7 @@ def test_triggers_left_out_by_an_answer() -> None:
 @pytest.mark.parametrize("verdict", ["reject", "continue"])
 def test_declined_alternatives(verdict: str) -> None:
     """Alternatives that a person rejects or ignores are remembered."""
-    ledger = ledger_of(asked(), QuestionAnswered("q1", verdict, "eve"))
+    ledger = ledger_of(asked(), journal.QuestionAnswered("q1", verdict, "eve"))
     assert ledger.declined_at == {SKIP.fingerprint(): 2.0}
 
 
@@ -186,14 +163,14 @@ def test_withdrawn() -> None:
     """A withdrawn question opens its triggers again, without a cooldown."""
     ledger = ledger_of(fired(1), asked(1, "t1"), decided("ask", "t1"))
     assert list(ledger.last_decided_at.values()) == [3.0]
-    ledger.fold(Record(4, 4.0, QuestionAnswered("q1", "withdrawn", "engine")))
+    ledger.fold(journal.Record(4, 4.0, journal.QuestionAnswered("q1", "withdrawn", "engine")))
     assert list(ledger.open_triggers) == ["t1"]
     assert (ledger.answers_by_replan, ledger.last_decided_at) == ({}, {})
 
 
 def test_answer_to_nothing() -> None:
     """An answer to a closed question is only recorded."""
-    answer = QuestionAnswered("q1", "approve", "eve")
+    answer = journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(answer)
     assert (ledger.closed_questions, ledger.answers_by_replan) == ({"q1": answer}, {})
     assert ledger.waiting_seconds(9.0) == 0.0
@@ -204,7 +181,7 @@ def test_answer_to_nothing() -> None:
 
 def test_waiting_for_people() -> None:
     """Waiting time counts from the first open question to the last answer."""
-    answers = [QuestionAnswered(f"q{n}", "approve", "eve") for n in (1, 2)]
+    answers = [journal.QuestionAnswered(f"q{n}", "approve", "eve") for n in (1, 2)]
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)))
     assert ledger.waiting_seconds(16.0) == 6.0
     ledger = ledger_of((10.0, asked(1)), (15.0, asked(2)), (20.0, answers[0]), (30.0, answers[1]))
@@ -213,8 +190,8 @@ def test_waiting_for_people() -> None:
 
 def test_time_before_a_resume() -> None:
     """Time before a resume counts as waiting, unless a question was open anyway."""
-    assert ledger_of(RunResumed("host", waited=100.0)).waiting_seconds(500.0) == 100.0
-    assert ledger_of((10.0, asked()), (110.0, RunResumed("host", waited=100.0))).waiting_seconds(110.0) == 100.0
+    assert ledger_of(journal.RunResumed("host", waited=100.0)).waiting_seconds(500.0) == 100.0
+    assert ledger_of((10.0, asked()), (110.0, journal.RunResumed("host", waited=100.0))).waiting_seconds(110.0) == 100.0
 
 
 # The run itself
@@ -222,29 +199,29 @@ def test_time_before_a_resume() -> None:
 
 def test_resume_resets_the_end() -> None:
     """A resumed run is neither paused nor ended nor known to be quiescent."""
-    pause, ended = RunPaused("Ctrl-C"), RunEnded("paused", "asked to")
-    ledger = ledger_of(RunQuiescent(3, ("a",)), pause, ended)
+    pause, ended = journal.RunPaused("Ctrl-C"), journal.RunEnded("paused", "asked to")
+    ledger = ledger_of(journal.RunQuiescent(3, ("a",)), pause, ended)
     assert (ledger.quiescent_at, ledger.pause, ledger.run_end) == (3, pause, ended)
-    ledger.fold(Record(4, 4.0, RunResumed("host")))
+    ledger.fold(journal.Record(4, 4.0, journal.RunResumed("host")))
     assert (ledger.quiescent_at, ledger.pause, ledger.run_end) == (None, None, None)
 
 
 def test_messages_and_charges() -> None:
     """The ledger keeps the last message and the total usage."""
     ledger = ledger_of(
-        ReplanRequested("please", message=4),
-        ReplanRequested("now", message=2),
-        UsageCharged(Usage(calls=1, tokens=5)),
-        UsageCharged(Usage(tokens=6)),
-        ErrorContained("listener", "boom"),
+        journal.ReplanRequested("please", message=4),
+        journal.ReplanRequested("now", message=2),
+        journal.UsageCharged(journal.Usage(calls=1, tokens=5)),
+        journal.UsageCharged(journal.Usage(tokens=6)),
+        journal.ErrorContained("listener", "boom"),
     )
-    assert (ledger.last_message_id, ledger.budget_tracker.spent) == (4, Usage(calls=1, tokens=11))
+    assert (ledger.last_message_id, ledger.budget_tracker.spent) == (4, journal.Usage(calls=1, tokens=11))
     assert repr(ledger) == "<Ledger triggers=0 replans=0 questions=0>"
 
 
 def test_another_goal() -> None:
     """A new goal resets the report that the plan is quiescent."""
-    ledger = ledger_of(RunQuiescent(0, ("a",)), GoalChanged(Goal(objective="other"), message=7))
+    ledger = ledger_of(journal.RunQuiescent(0, ("a",)), journal.GoalChanged(Goal(objective="other"), message=7))
     assert (ledger.quiescent_at, ledger.last_message_id) == (None, 7)
 
 
@@ -257,40 +234,40 @@ def test_recent_records() -> None:
 def test_reserve_and_settle() -> None:
     """A reservation reduces the budget until it is settled; then actual usage counts."""
     spending = BudgetTracker(Budget(tokens=100))
-    release = spending.reserve(Usage(calls=1, tokens=80))
+    release = spending.reserve(journal.Usage(calls=1, tokens=80))
     with pytest.raises(BudgetExceeded, match=r"^it would exceed the budget: 110 of 100 tokens$"):
-        spending.reserve(Usage(tokens=30))
+        spending.reserve(journal.Usage(tokens=30))
     release()
-    spending.spent += Usage(calls=1, tokens=20)
-    spending.reserve(Usage(tokens=80))
-    assert (spending.spent, spending.reserved) == (Usage(calls=1, tokens=20), Usage(tokens=80))
+    spending.spent += journal.Usage(calls=1, tokens=20)
+    spending.reserve(journal.Usage(tokens=80))
+    assert (spending.spent, spending.reserved) == (journal.Usage(calls=1, tokens=20), journal.Usage(tokens=80))
 
 
 def test_every_limit_is_named() -> None:
     """A refusal names every exceeded limit."""
     spending = BudgetTracker(Budget(calls=1, tokens=2, money=0.5))
     with pytest.raises(BudgetExceeded, match=r"2 of 1 calls, 3 of 2 tokens, 0\.75 of 0\.5 money"):
-        spending.reserve(Usage(2, 3, 0.75))
-    assert spending.reserved == Usage()
+        spending.reserve(journal.Usage(2, 3, 0.75))
+    assert spending.reserved == journal.Usage()
 
 
 def test_unknown_price() -> None:
     """Usage without a price is refused under a money limit, and counted otherwise."""
-    free = Usage(calls=1, unpriced=True)
+    free = journal.Usage(calls=1, unpriced=True)
     with pytest.raises(BudgetExceeded, match="state a price for the model"):
         BudgetTracker(Budget(money=10)).reserve(free)
     spending = BudgetTracker(Budget(calls=5))
     spending.spent += free
     spending.reserve(free)
-    assert spending.reserved + spending.spent == Usage(calls=2, unpriced=True)
+    assert spending.reserved + spending.spent == journal.Usage(calls=2, unpriced=True)
 
 
 def test_exceeded() -> None:
     """Usage counts past a limit, which is then reported."""
     spending = BudgetTracker(Budget(money=1.0))
-    spending.spent += Usage(money=1.0)
+    spending.spent += journal.Usage(money=1.0)
     assert spending.exceeded_reason() == ""
-    spending.spent += Usage(money=0.5)
+    spending.spent += journal.Usage(money=0.5)
     assert spending.exceeded_reason() == "has exceeded the budget: 1.5 of 1 money"
     assert "money=1.5" in repr(spending)
 
@@ -299,14 +276,14 @@ def test_exceeded() -> None:
 def test_usage_is_never_negative(amounts: dict[str, float]) -> None:
     """Usage is finite and not negative, so that no charge can free a budget."""
     with pytest.raises(ValueError, match="usage must be finite and not negative"):
-        Usage(**amounts)
+        journal.Usage(**amounts)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40))))
 def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
     """Spent and reserved usage together stay within the limit, in any order of calls."""
     spending = BudgetTracker(Budget(tokens=100))
-    held: list[tuple[Callable[[], None], Usage]] = []
+    held: list[tuple[Callable[[], None], journal.Usage]] = []
     for settles, tokens in steps:
         if settles and held:
             release, used = held.pop(tokens % len(held))
@@ -314,7 +291,7 @@ def test_never_reserved_past_the_limit(steps: list[tuple[bool, int]]) -> None:
             spending.spent += used
         else:
             try:
-                held.append((spending.reserve(Usage(tokens=tokens)), Usage(tokens=tokens)))
+                held.append((spending.reserve(journal.Usage(tokens=tokens)), journal.Usage(tokens=tokens)))
             except BudgetExceeded:
                 assert spending.spent.tokens + spending.reserved.tokens + tokens > 100
         assert spending.spent.tokens + spending.reserved.tokens <= 100

@@ -1,6 +1,6 @@
 # Ids are written as plain text here.
 # mypy: disable-error-code="arg-type"
-"""Policy: the rule that decides on ranked alternatives, and its reason."""
+"""Policy: the rule that decides on ranked alternatives, its reason, and stale triggers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,14 @@ from functools import partial
 
 import pytest
 
-from replanning import Alternative, Budget, Settings, Task
+from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
-from replanning.decision.policy import Decision, ReplanPolicy
-from replanning.journal import (
-    AttemptInterrupted,
-    AttemptTimedOut,
-    BetterPathFound,
-    Candidate,
-    GoalUnreachable,
-    HumanRequest,
-    PlanRevised,
-    Record,
-    Score,
-    TaskFailed,
-    Trigger,
-)
+from replanning.decision.policy import Decision, ReplanPolicy, relevant_triggers, stale_reason
 from replanning.live import PlanView
 from tests.support.live import JournaledPlan, add, cancel, journaled, replace, retry, skip, task, tool
 
-FAILED = TaskFailed(id="t1", tasks=("a",), root="a")
+FAILED = journal.TaskFailed(id="t1", tasks=("a",), root="a")
 
 
 def one(**fields: object) -> JournaledPlan:
@@ -37,16 +24,18 @@ def one(**fields: object) -> JournaledPlan:
     return journaled(Task.model_validate({"id": "a", "tool": "pip", **fields}), task("b"), tools=tools)
 
 
-def candidate(*changes: PlanChange, total: float | None = 0.9, rejected: str = "", **fields: object) -> Candidate:
+def candidate(
+    *changes: PlanChange, total: float | None = 0.9, rejected: str = "", **fields: object
+) -> journal.Candidate:
     """Return a candidate with these changes."""
     alternative = Alternative.model_validate({"changes": changes, "reason": "a way", **fields})
-    return Candidate(alternative, None if total is None else Score(total, 1, 1, 1, 1), rejected)
+    return journal.Candidate(alternative, None if total is None else journal.Score(total, 1, 1, 1, 1), rejected)
 
 
 def decided(
     run: JournaledPlan,
-    *candidates: Candidate,
-    triggers: tuple[Trigger, ...] = (FAILED,),
+    *candidates: journal.Candidate,
+    triggers: tuple[journal.Trigger, ...] = (FAILED,),
     gate: bool = False,
     **settings: object,
 ) -> Decision:
@@ -94,14 +83,14 @@ def test_abort() -> None:
         ),
     ],
 )
-def test_no_alternative(candidates: list[Candidate], reason: str) -> None:
+def test_no_alternative(candidates: list[journal.Candidate], reason: str) -> None:
     """Without a usable candidate the plan is kept, with the reason."""
     assert decided(one(), *candidates) == Decision("keep", "no-alternative", reason)
 
 
 def test_minimum_gain() -> None:
     """A better path is taken only with enough gain, unless another trigger calls for replanning."""
-    little, enough = BetterPathFound(tasks=("a",), gain=0.1), BetterPathFound(tasks=("a",), gain=0.15)
+    little, enough = journal.BetterPathFound(tasks=("a",), gain=0.1), journal.BetterPathFound(tasks=("a",), gain=0.15)
     assert decided(one(), candidate(RETRY), triggers=(little,)) == Decision(
         "keep", "min-gain", "it gains 10%, less than 15%"
     )
@@ -120,16 +109,16 @@ def test_approval_of_everything() -> None:
 
 def test_kinds_of_trigger_that_always_ask() -> None:
     """A person decides for some kinds of trigger, goal-unreachable by default."""
-    stuck = GoalUnreachable(tasks=("a",))
+    stuck = journal.GoalUnreachable(tasks=("a",))
     assert decided(one(), candidate(RETRY), triggers=(FAILED, stuck)).rule == "always-ask"
     assert decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind == "execute"
     assert decided(one(), candidate(RETRY), approval={"always_for": ["task-failed"]}).rule == "always-ask"
 
 
 @pytest.mark.parametrize("candidates", [(), (candidate(RETRY, rejected="tried"),)])
-def test_question_without_an_alternative(candidates: tuple[Candidate, ...]) -> None:
+def test_question_without_an_alternative(candidates: tuple[journal.Candidate, ...]) -> None:
     """If a person always decides and there is no alternative, a present gate is asked."""
-    stuck = GoalUnreachable(tasks=("a",))
+    stuck = journal.GoalUnreachable(tasks=("a",))
     asked = [decided(one(), *candidates, triggers=(stuck,), gate=gate) for gate in (True, False)]
     assert [(found.kind, found.rule, found.chosen) for found in asked] == [
         ("ask", "no-alternative", None),
@@ -149,7 +138,9 @@ def cut_off(timeout: bool, **fields: object) -> JournaledPlan:
     """Return a plan whose task was cut off and may have taken effect."""
     run = one(**fields)
     attempt = run.start("a")
-    run.fold(AttemptTimedOut(attempt, "a", 2.0) if timeout else AttemptInterrupted(attempt, "a", "killed"))
+    run.fold(
+        journal.AttemptTimedOut(attempt, "a", 2.0) if timeout else journal.AttemptInterrupted(attempt, "a", "killed")
+    )
     return run
 
 
@@ -203,8 +194,8 @@ def after_replans(run: JournaledPlan, count: int) -> Ledger:
         old, new = f"a{number or ''}", f"a{number + 1}"
         run.apply(replace(old, task(new)))
         changes = run.records[-1].body.changes
-        body = PlanRevised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
-        ledger.fold(Record(number + 1, 0.0, body))
+        body = journal.PlanRevised(number + 1, number, changes, "", "policy", replan=f"r{number + 1}")
+        ledger.fold(journal.Record(number + 1, 0.0, body))
     return ledger
 
 
@@ -214,14 +205,14 @@ def test_replans_per_lineage(count: int) -> None:
     run = one()
     ledger = after_replans(run, count)
     run.fail(f"a{count}", "b")
-    trigger = TaskFailed(tasks=(f"a{count}", "b"))
+    trigger = journal.TaskFailed(tasks=(f"a{count}", "b"))
     found = ReplanPolicy(Settings()).check_limits((trigger,), PlanView(run.live), ledger)
     reason = "the limit of 3 replans per lineage is reached for 'a'"
     assert found == (Decision("keep", "limit-lineage", reason, blocks=("a3",)) if count == 3 else None)
 
 
-@pytest.mark.parametrize("trigger", [GoalUnreachable(tasks=("a3",)), HumanRequest(tasks=("a3",))])
-def test_lineage_limits_do_not_apply_to_the_whole_plan(trigger: Trigger) -> None:
+@pytest.mark.parametrize("trigger", [journal.GoalUnreachable(tasks=("a3",)), journal.HumanRequest(tasks=("a3",))])
+def test_lineage_limits_do_not_apply_to_the_whole_plan(trigger: journal.Trigger) -> None:
     """The limit per lineage does not apply to a stuck plan or a person's request."""
     run = one()
     ledger = after_replans(run, 3)
@@ -232,9 +223,64 @@ def test_replans_per_run() -> None:
     """The limit per run applies to every trigger."""
     run = one()
     policy = ReplanPolicy(Settings.model_validate({"limits": {"replans_per_run": 1}}))
-    stuck = (GoalUnreachable(),)
+    stuck = (journal.GoalUnreachable(),)
     assert policy.check_limits(stuck, PlanView(run.live), after_replans(run, 0)) is None
     ledger = after_replans(run, 1)
     assert policy.check_limits(stuck, PlanView(run.live), ledger) == Decision(
         "keep", "limit-run", "the limit of 1 replans per run is reached"
     )
+
+
+# Staleness of triggers
+
+ALL = (journal.TaskFailed(tasks=("a",)), journal.TaskTimedOut(tasks=("b",)), journal.HumanRequest(reason="faster"))
+
+
+@pytest.mark.parametrize(("tasks", "about"), [(("a",), (0, 2)), (("b", "a"), (0, 1, 2)), (("c",), (2,)), ((), (2,))])
+def test_relevant_triggers(tasks: tuple[str, ...], about: tuple[int, ...]) -> None:
+    """Changes concern the failures of the tasks that they name, and all other triggers."""
+    proposed = [(skip(task_id),) for task_id in tasks]
+    assert list(relevant_triggers(ALL, proposed)) == [ALL[number] for number in about]
+
+
+def test_changes_of_other_tasks_concern_all_triggers() -> None:
+    """Changes that name no failed task concern all triggers."""
+    assert relevant_triggers(ALL[:2], [(skip("c"),)]) == ALL[:2]
+
+
+def pressing() -> JournaledPlan:
+    """Return a plan of one task that needs a tool and a resource."""
+    return journaled(task("a", tool="press"), "b", tools=[tool("press", resources={"room": 2})], resources={"room": 2})
+
+
+@pytest.mark.parametrize("trigger", [journal.GoalUnreachable(tasks=("a",)), journal.BetterPathFound(tasks=("a",))])
+def test_triggers_of_another_revision_are_stale(trigger: journal.Trigger) -> None:
+    """A goal-unreachable or better-path trigger holds only for its own revision."""
+    run = pressing()
+    run.fail("a")
+    run.apply(skip("b"))
+    assert stale_reason(trigger, run.live) == "the plan has changed since"
+    assert stale_reason(trigger.model_copy(update={"revision": run.live.revision}), run.live) == ""
+
+
+def test_unreachable_goal_is_stale_when_a_task_can_run() -> None:
+    """A goal-unreachable trigger is stale once a task can run."""
+    run = pressing()
+    assert stale_reason(journal.GoalUnreachable(revision=run.live.revision), run.live) == "something can run again"
+
+
+@pytest.mark.parametrize(
+    ("lost", "found"),
+    [
+        (journal.ResourceUpdated("press", available=False), journal.ResourceUpdated("press", available=True)),
+        (journal.ResourceUpdated("room", capacity=1), journal.ResourceUpdated("room", capacity=2)),
+    ],
+)
+def test_restored_resource(lost: journal.ResourceUpdated, found: journal.ResourceUpdated) -> None:
+    """A resource trigger is stale once the resource is available again."""
+    run = pressing()
+    trigger = journal.ResourceChanged(tasks=("a",), name=lost.name)
+    run.fold(lost)
+    assert stale_reason(trigger, run.live) == ""
+    run.fold(found)
+    assert stale_reason(trigger, run.live) == "the resource is there again"

@@ -8,28 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from replanning import Goal
+from replanning import Goal, journal
 from replanning.changes import AbortRun, CancelTask, PlanChange, SkipTask
 from replanning.errors import ChangeRejected, IllegalTransition, RevisionConflict, UnknownTask
-from replanning.journal import (
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    ConditionEvaluated,
-    ContextUpdated,
-    DecisionMade,
-    ErrorContained,
-    FactsObserved,
-    Failure,
-    GoalChanged,
-    QuestionAnswered,
-    QuestionAsked,
-    RecordBody,
-    ResourceUpdated,
-    RunEnded,
-)
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from tests.support.live import (
     add,
@@ -49,7 +30,7 @@ from tests.support.live import (
     tool,
 )
 
-BROKEN = Failure("OSError", "broken")
+BROKEN = journal.Failure("OSError", "broken")
 
 
 # Attempts
@@ -71,16 +52,19 @@ def test_success() -> None:
 @pytest.mark.parametrize(
     ("end", "failure"),
     [
-        (lambda at: AttemptFailed("a#1", "a", BROKEN, at), BROKEN),
+        (lambda at: journal.AttemptFailed("a#1", "a", BROKEN, at), BROKEN),
         (
-            lambda at: AttemptTimedOut("a#1", "a", 2.5, at),
-            Failure("TimedOut", "ran into its deadline after 2.5 s", kind="timeout"),
+            lambda at: journal.AttemptTimedOut("a#1", "a", 2.5, at),
+            journal.Failure("TimedOut", "ran into its deadline after 2.5 s", kind="timeout"),
         ),
-        (lambda at: AttemptInterrupted("a#1", "a", "killed", at), Failure("Interrupted", "killed", kind="interrupted")),
+        (
+            lambda at: journal.AttemptInterrupted("a#1", "a", "killed", at),
+            journal.Failure("Interrupted", "killed", kind="interrupted"),
+        ),
     ],
 )
 @pytest.mark.parametrize("again", [True, False])
-def test_failure(end: Callable[[float | None], RecordBody], failure: Failure, again: bool) -> None:
+def test_failure(end: Callable[[float | None], journal.RecordBody], failure: journal.Failure, again: bool) -> None:
     """A failure keeps its reason; the task backs off if a retry is recorded, else it has failed."""
     run = after(chain("a", "b"), "start a")
     run.fold(end(run.now + 1 if again else None))
@@ -97,10 +81,10 @@ def test_attempts_per_round() -> None:
     run.fail("a", retry_at=run.now)
     assert (entry.attempts_in_round, entry.failures) == (1, 0)
     run.live.advance(run.now)
-    run.fold(AttemptInterrupted(run.start("a"), "a", "killed", run.now))
+    run.fold(journal.AttemptInterrupted(run.start("a"), "a", "killed", run.now))
     assert (entry.attempts_in_round, entry.failures) == (1, 0)
     run.live.advance(run.now)
-    run.fold(AttemptFailed(run.start("a"), "a", BROKEN, run.now, exhausted=True))
+    run.fold(journal.AttemptFailed(run.start("a"), "a", BROKEN, run.now, exhausted=True))
     assert (entry.attempts_in_round, entry.failures, entry.attempts) == (0, 1, 3)
     run.live.advance(run.now)
     run.run("a")
@@ -127,22 +111,22 @@ def test_starting_what_was_not_handed_out() -> None:
     assert (entry, run.live.pool.used) == (run.live.entry("a"), {"cpu": 1.0})
 
 
-NONSENSE: list[RecordBody] = [
-    AttemptStarted("a#2", "a", 2),
-    AttemptStarted("x#1", "ghost", 1),
-    AttemptSucceeded("a#9", "a"),
-    AttemptSucceeded("x#1", "ghost"),
-    AttemptFailed("a#9", "a", BROKEN, 5.0),
-    AttemptTimedOut("b#1", "b", 1.0),
-    ConditionEvaluated("a", False),
-    DecisionMade("r1", (), "keep", "limit", "", blocks=("b", "a")),
-    QuestionAsked("q1", "r1", (), "?", (), ("b", "ghost"), "print", 0),
-    RunEnded("succeeded", "", cancelled=("b", "ghost")),
+NONSENSE: list[journal.RecordBody] = [
+    journal.AttemptStarted("a#2", "a", 2),
+    journal.AttemptStarted("x#1", "ghost", 1),
+    journal.AttemptSucceeded("a#9", "a"),
+    journal.AttemptSucceeded("x#1", "ghost"),
+    journal.AttemptFailed("a#9", "a", BROKEN, 5.0),
+    journal.AttemptTimedOut("b#1", "b", 1.0),
+    journal.ConditionEvaluated("a", False),
+    journal.DecisionMade("r1", (), "keep", "limit", "", blocks=("b", "a")),
+    journal.QuestionAsked("q1", "r1", (), "?", (), ("b", "ghost"), "print", 0),
+    journal.RunEnded("succeeded", "", cancelled=("b", "ghost")),
 ]
 
 
 @pytest.mark.parametrize("body", NONSENSE, ids=lambda body: body.kind)
-def test_impossible_records_are_refused(body: RecordBody) -> None:
+def test_impossible_records_are_refused(body: journal.RecordBody) -> None:
     """A record that does not fit the state is refused and changes nothing; a stale report is refused with its attempt."""
     run = after(chain("a", "b"), "start a")
     before = full_state(run.live)
@@ -165,10 +149,10 @@ def test_conditions(value: bool | None, state: str, reason: str) -> None:
     run = journaled(task("a", when="context.go"), task("b", "a"))
     entry = run.live.claim_next()
     assert entry is not None
-    run.fold(ConditionEvaluated("a", value, "no such name" if value is None else ""))
+    run.fold(journal.ConditionEvaluated("a", value, "no such name" if value is None else ""))
     assert (run.states()["a"], entry.reason, bool(entry.claim)) == (state, reason, value is True)
     assert run.states()["b"] == ("READY" if value is False else "PENDING")
-    failure = Failure("ConditionError", "no such name", kind="condition") if value is None else None
+    failure = journal.Failure("ConditionError", "no such name", kind="condition") if value is None else None
     assert entry.failure == failure
 
 
@@ -177,12 +161,12 @@ def test_observed_changes() -> None:
     goal = Goal(objective="test", facts=("done",))
     run = journaled(task("a", tool="pip"), tools=[tool("pip")], context={"old": 1}, facts=("raw",), goal=goal)
     for body in (
-        ContextUpdated({"new": 2}, removed=("old", "never")),
-        ResourceUpdated("pip", available=False),
-        ResourceUpdated("ghost", available=False),
-        ResourceUpdated("cpu", capacity=3),
-        FactsObserved(("done",), ("raw", "never")),
-        ErrorContained("listener", "boom"),
+        journal.ContextUpdated({"new": 2}, removed=("old", "never")),
+        journal.ResourceUpdated("pip", available=False),
+        journal.ResourceUpdated("ghost", available=False),
+        journal.ResourceUpdated("cpu", capacity=3),
+        journal.FactsObserved(("done",), ("raw", "never")),
+        journal.ErrorContained("listener", "boom"),
     ):
         run.fold(body)
     live = run.live
@@ -191,7 +175,7 @@ def test_observed_changes() -> None:
     assert (live.missing_facts, live.complete) == ((), False)
     run.apply(skip("a"))
     assert live.complete
-    run.fold(GoalChanged(Goal(objective="more", facts=("done", "shown"))))
+    run.fold(journal.GoalChanged(Goal(objective="more", facts=("done", "shown"))))
     assert (live.missing_facts, live.complete) == (("shown",), False)
     assert live.document().goal.objective == "more"
 
@@ -226,7 +210,7 @@ def test_effects_are_those_of_the_start() -> None:
     assert list(run.live.facts) == ["raw"]
     run.apply(retry("make"))
     run.start("make")
-    run.fold(ContextUpdated({"out": "y"}))
+    run.fold(journal.ContextUpdated({"out": "y"}))
     run.end("make#2")
     assert list(run.live.facts) == ["made(x)"]
 
@@ -238,7 +222,7 @@ def test_blocking() -> None:
     """A blocked task keeps the reason and is not handed out."""
     run = journaled("a", "b")
     run.live.claim_next()
-    run.fold(DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
+    run.fold(journal.DecisionMade("r1", (), "keep", "limit-lineage", "tried enough", blocks=("a", "a")))
     assert (run.states()["a"], run.live.entry("a").reason, list(run.live.stuck)) == ("BLOCKED", "tried enough", ["a"])
     assert claimed(run.live) == ["b"]
 
@@ -247,13 +231,13 @@ def test_questions_hold_tasks_back() -> None:
     """Tasks of open questions are not handed out until all these questions are closed."""
     run = journaled("a", "b")
     for number, about in enumerate((("a", "b"), ("a",)), 1):
-        run.fold(QuestionAsked(f"q{number}", "r1", (), "?", (), about, "print", 0))
+        run.fold(journal.QuestionAsked(f"q{number}", "r1", (), "?", (), about, "print", 0))
     assert claimed(run.live) == []
-    run.fold(QuestionAnswered("q1", "reject", "eve"))
+    run.fold(journal.QuestionAnswered("q1", "reject", "eve"))
     assert claimed(run.live) == ["b"]
     run.start("a")
     for question in ("q2", "q2"):
-        run.fold(QuestionAnswered(question, "reject", "eve"))
+        run.fold(journal.QuestionAnswered(question, "reject", "eve"))
     assert run.live.entry("a").hold_count == 0
 
 
@@ -262,7 +246,7 @@ def test_end_of_the_run() -> None:
     run = journaled(*(task(i, resources={"cpu": 1}) for i in "abc"), resources={"cpu": 2})
     run.start("a")
     run.live.claim_next()
-    run.fold(RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
+    run.fold(journal.RunEnded("succeeded", "the goal was reached early", cancelled=("a", "b", "c")))
     assert run.states() == dict.fromkeys("abc", "CANCELLED")
     assert run.live.entry("c").reason == "the goal was reached early"
     assert run.live.pool.used == {"cpu": 0.0}
@@ -332,7 +316,7 @@ def test_replay() -> None:
     run.run("a", output=[1, {"x": None}])
     run.apply(replace("b", "b2"), AbortRun(reason="enough"))
     run.fail("b2", retry_at=run.now + 5)
-    run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("c",)))
+    run.fold(journal.DecisionMade("r1", (), "keep", "limit", "enough", blocks=("c",)))
     assert replayable_state(run.replayed()) == replayable_state(run.live)
     assert inconsistencies(run.replayed()) == []
 

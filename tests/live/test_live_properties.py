@@ -11,26 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from replanning import Plan, ReplanningError
+from replanning import Plan, ReplanningError, journal
 from replanning.changes import PlanChange
 from replanning.errors import ChangeRejected
-from replanning.journal import (
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    ConditionEvaluated,
-    ContextUpdated,
-    DecisionMade,
-    FactsObserved,
-    Failure,
-    QuestionAnswered,
-    QuestionAsked,
-    RecordBody,
-    ResourceUpdated,
-    RunEnded,
-)
 from replanning.live.entries import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
@@ -83,7 +66,7 @@ class LivePlanMachine(RuleBasedStateMachine):
             return False
         return True
 
-    def fold(self, body: RecordBody) -> bool:
+    def fold(self, body: journal.RecordBody) -> bool:
         return self.may(lambda: self.journaled.fold(body))
 
     # Rules
@@ -129,13 +112,15 @@ class LivePlanMachine(RuleBasedStateMachine):
         """End a running attempt, most often well."""
         attempt, task_id = entry.attempt, entry.id
         retry_at = data.draw(st.sampled_from([None, self.journaled.now, self.journaled.now + 2]))
-        ends: list[RecordBody] = [
-            AttemptSucceeded(attempt, task_id, {"path": "x"}),
-            AttemptSucceeded(attempt, task_id, None, recoverable=False),
-            AttemptFailed(attempt, task_id, Failure("OSError", "broken")),
-            AttemptFailed(attempt, task_id, Failure("OSError", "broken"), retry_at, exhausted=retry_at is not None),
-            AttemptTimedOut(attempt, task_id, 2.0, retry_at),
-            AttemptInterrupted(attempt, task_id, "killed", retry_at),
+        ends: list[journal.RecordBody] = [
+            journal.AttemptSucceeded(attempt, task_id, {"path": "x"}),
+            journal.AttemptSucceeded(attempt, task_id, None, recoverable=False),
+            journal.AttemptFailed(attempt, task_id, journal.Failure("OSError", "broken")),
+            journal.AttemptFailed(
+                attempt, task_id, journal.Failure("OSError", "broken"), retry_at, exhausted=retry_at is not None
+            ),
+            journal.AttemptTimedOut(attempt, task_id, 2.0, retry_at),
+            journal.AttemptInterrupted(attempt, task_id, "killed", retry_at),
         ]
         self.journaled.fold(data.draw(st.sampled_from([ends[0], *ends])))
 
@@ -145,14 +130,14 @@ class LivePlanMachine(RuleBasedStateMachine):
         for entry, attempt in self.live.advance(self.journaled.now):
             assert entry.state is TaskState.RUNNING
             assert entry.deadline <= self.journaled.now
-            self.journaled.fold(AttemptTimedOut(attempt, entry.id, 2.0))
+            self.journaled.fold(journal.AttemptTimedOut(attempt, entry.id, 2.0))
         assert (self.live.deadlines.next_due() or self.journaled.now + 1) > self.journaled.now
 
     @precondition(lambda self: any(entry.claim for entry in self.live))
     @rule(data=st.data(), value=st.sampled_from([True, False, None]))
     def evaluate(self, data: st.DataObject, value: bool | None) -> None:
         task_id = data.draw(st.sampled_from([entry.id for entry in self.live if entry.claim]))
-        self.journaled.fold(ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
+        self.journaled.fold(journal.ConditionEvaluated(task_id, value, "no such value" if value is None else ""))
 
     @rule(data=st.data())
     def something_else(self, data: st.DataObject) -> None:
@@ -161,10 +146,14 @@ class LivePlanMachine(RuleBasedStateMachine):
     def change_the_world(self, data: st.DataObject) -> None:
         capacity, available = data.draw(st.sampled_from([2, 2, 1, 0, 3])), data.draw(st.booleans())
         bodies = [
-            ContextUpdated({"go": "x" if available else "y"}) if capacity else ContextUpdated({}, ("go",)),
-            ResourceUpdated(data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity),
-            ResourceUpdated(data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available),
-            FactsObserved(("artifact(x)",), ("raw",)) if available else FactsObserved((), ("artifact(x)",)),
+            journal.ContextUpdated({"go": "x" if available else "y"})
+            if capacity
+            else journal.ContextUpdated({}, ("go",)),
+            journal.ResourceUpdated(data.draw(st.sampled_from(["cpu", "disk", "tape"])), capacity=capacity),
+            journal.ResourceUpdated(data.draw(st.sampled_from(["plain", "heavy", "absent"])), available=available),
+            journal.FactsObserved(("artifact(x)",), ("raw",))
+            if available
+            else journal.FactsObserved((), ("artifact(x)",)),
         ]
         body = data.draw(st.sampled_from(bodies))
         self.shrunk = self.shrunk or (body is bodies[1] and capacity < self.live.pool.used.get(bodies[1].name, 0.0))
@@ -174,34 +163,40 @@ class LivePlanMachine(RuleBasedStateMachine):
         if not self.questions or data.draw(st.booleans()):
             about = data.draw(st.lists(st.sampled_from([entry.id for entry in self.live]), max_size=3))
             self.questions += 1
-            question = QuestionAsked(f"q{self.questions}", "r1", (), "?", (), tuple(about), "print", self.live.revision)
+            question = journal.QuestionAsked(
+                f"q{self.questions}", "r1", (), "?", (), tuple(about), "print", self.live.revision
+            )
             self.journaled.fold(question)
         else:
-            self.journaled.fold(QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve"))
+            self.journaled.fold(
+                journal.QuestionAnswered(f"q{data.draw(st.integers(1, self.questions))}", "reject", "eve")
+            )
 
     def give_up_or_end(self, data: st.DataObject) -> None:
         blocked = [self.pick(data, TaskState.FAILED) for _ in range(data.draw(st.integers(1, 2)))]
         left = [entry.id for entry in self.live if entry.state in (*WAITING, TaskState.RUNNING)]
         ended = data.draw(st.lists(st.sampled_from([*left, "t0"]), max_size=3))
         early = data.draw(st.integers(0, 9)) == 0
-        ending = RunEnded("succeeded", "the goal was reached early", tuple(ended))
-        self.fold(ending if early else DecisionMade("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked)))
+        ending = journal.RunEnded("succeeded", "the goal was reached early", tuple(ended))
+        self.fold(
+            ending if early else journal.DecisionMade("r1", (), "keep", "limit-lineage", "tried", blocks=tuple(blocked))
+        )
 
     def report_nonsense(self, data: st.DataObject) -> None:
         """Report unknown tasks, wrong states and ended attempts."""
         entry = self.live.entry(data.draw(st.sampled_from([entry.id for entry in self.live])))
         ready = (TaskState.READY, TaskState.BACKOFF)
         name = data.draw(st.sampled_from([entry.id, "nobody"]))
-        bodies: list[RecordBody] = [
-            AttemptSucceeded("another#1", name),
-            AttemptFailed("another#1", name, Failure("OSError", "broken"), 5.0),
-            AttemptTimedOut("another#1", name, 2.0),
-            QuestionAsked("q0", "r1", (), "?", (), (entry.id, "nobody"), "print", 0),
-            DecisionMade("r1", (), "keep", "limit", "tried", blocks=(entry.id, "nobody")),
-            RunEnded("succeeded", "", (entry.id, "nobody")),
+        bodies: list[journal.RecordBody] = [
+            journal.AttemptSucceeded("another#1", name),
+            journal.AttemptFailed("another#1", name, journal.Failure("OSError", "broken"), 5.0),
+            journal.AttemptTimedOut("another#1", name, 2.0),
+            journal.QuestionAsked("q0", "r1", (), "?", (), (entry.id, "nobody"), "print", 0),
+            journal.DecisionMade("r1", (), "keep", "limit", "tried", blocks=(entry.id, "nobody")),
+            journal.RunEnded("succeeded", "", (entry.id, "nobody")),
         ]
         if entry.state not in ready:
-            bodies += [AttemptStarted("another#1", name, 1), ConditionEvaluated("nobody", False)]
+            bodies += [journal.AttemptStarted("another#1", name, 1), journal.ConditionEvaluated("nobody", False)]
         assert not self.fold(data.draw(st.sampled_from(bodies)))
 
     @rule(data=st.data(), count=st.sampled_from([1, 1, 2, 3]))

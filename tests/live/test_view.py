@@ -8,17 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from replanning import Goal, TaskState
+from replanning import Goal, TaskState, journal
 from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
-from replanning.journal import (
-    ConditionEvaluated,
-    ContextUpdated,
-    DecisionMade,
-    FactsObserved,
-    Failure,
-    QuestionAsked,
-    ResourceUpdated,
-)
 from replanning.live import DraftView, PlanView
 from tests.support.live import JournaledPlan, add, after, journaled, modify, remove, replace, retry, skip, task, tool
 
@@ -42,10 +33,10 @@ def test_view_is_current() -> None:
     run = example()
     view = PlanView(run.live)
     for body in (
-        ContextUpdated({"go": False}),
-        FactsObserved(("new",)),
-        ResourceUpdated("pip", available=False),
-        ResourceUpdated("cpu", capacity=5),
+        journal.ContextUpdated({"go": False}),
+        journal.FactsObserved(("new",)),
+        journal.ResourceUpdated("pip", available=False),
+        journal.ResourceUpdated("cpu", capacity=5),
     ):
         run.fold(body)
     assert (view.goal.facts, view.original_plan) == (("done",), run.plan)
@@ -77,12 +68,12 @@ def test_tasks() -> None:
     run.end(attempt, output="x")
     run.fail("c")
     run.apply(replace("c", "c2", "c3"))
-    run.fold(QuestionAsked("q1", "r1", (), "?", (), ("c3",), "print", 1))
+    run.fold(journal.QuestionAsked("q1", "r1", (), "?", (), ("c3",), "print", 1))
     view = PlanView(run.live)
     seen = {task.id: task for task in view.tasks()}
     assert (seen["a"].state, seen["a"].attempts, seen["a"].duration) == (TaskState.DONE, 1, 2.0)
     assert (seen["c"].replaced_by, seen["c"].failures) == (("c2", "c3"), 1)
-    assert seen["c"].failure == Failure("OSError", "broken")
+    assert seen["c"].failure == journal.Failure("OSError", "broken")
     assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].is_held, seen["c2"].is_held) == ("c", 1, True, False)
     assert view.task("b") == seen["b"]
     assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
@@ -94,7 +85,7 @@ def test_stuck_and_unfinished_tasks() -> None:
     """Stuck tasks are FAILED or BLOCKED; unfinished ones still have to run or are stuck."""
     run = example()
     run.fail("a")
-    run.fold(DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
+    run.fold(journal.DecisionMade("r1", (), "keep", "limit", "enough", blocks=("a",)))
     run.apply(add("d"), remove("d"), skip("b"))
     view = PlanView(run.live)
     assert [(task.id, task.reason) for task in view.stuck()] == [("a", "enough")]
@@ -105,7 +96,7 @@ def test_stuck_and_unfinished_tasks() -> None:
 def test_unmet_conditions() -> None:
     """A task that its condition skipped differs from one that a change skipped."""
     run = example()
-    run.fold(ConditionEvaluated("c", False))
+    run.fold(journal.ConditionEvaluated("c", False))
     run.apply(skip("a"))
     view = PlanView(run.live)
     assert [view.task(task_id).condition_not_met for task_id in ("a", "b", "c")] == [False, False, True]

@@ -7,34 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from replanning import PlanRun, ReplanningError, Settings, TaskState
+from replanning import PlanRun, ReplanningError, Settings, TaskState, journal
 from replanning.changes import ModifyTask
-from replanning.journal import (
-    AlternativesConsidered,
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    ConditionEvaluated,
-    ContextUpdated,
-    DecisionMade,
-    ErrorContained,
-    FactsObserved,
-    PlanRevised,
-    QuestionAnswered,
-    QuestionAsked,
-    Record,
-    RecordBody,
-    ResourceUpdated,
-    RunEnded,
-    RunOpened,
-    RunResumed,
-    TriggerAttached,
-    TriggerDropped,
-    TriggerFired,
-    UsageCharged,
-)
 from replanning.live.plan import LivePlan
 from tests.support.live import replayable_state
 from tests.support.run_model import RunModel, changed_tasks
@@ -42,13 +16,20 @@ from tests.support.run_model import RunModel, changed_tasks
 ANNOTATION_FIELDS: Final = frozenset({"name", "goal", "metadata"})
 """What may be changed in a task that is finished."""
 
-ALLOWED_AFTER_END: Final = (RunResumed, UsageCharged, ErrorContained, ContextUpdated, FactsObserved, ResourceUpdated)
+ALLOWED_AFTER_END: Final = (
+    journal.RunResumed,
+    journal.UsageCharged,
+    journal.ErrorContained,
+    journal.ContextUpdated,
+    journal.FactsObserved,
+    journal.ResourceUpdated,
+)
 """What may still be recorded of a run that has ended: that it goes on, and what is nobody's choice."""
 
 TIME_TOLERANCE: Final = 1e-6
 
 
-def invariant_violations(records: Sequence[Record]) -> list[str]:
+def invariant_violations(records: Sequence[journal.Record]) -> list[str]:
     """Everything in a run's journal that a run must never do; nothing, if all is well.
 
     It follows the journal with a model of its own and none of the code that runs plans. Among what it looks
@@ -62,7 +43,7 @@ def invariant_violations(records: Sequence[Record]) -> list[str]:
     Returns:
         One sentence for each, beginning with the number of the record.
     """
-    if not records or not isinstance(records[0].body, RunOpened):
+    if not records or not isinstance(records[0].body, journal.RunOpened):
         return ["the journal does not begin with the opening of the run"]
     check = _InvariantChecker(records[0].body)
     for expected, record in enumerate(records, 1):
@@ -73,12 +54,12 @@ def invariant_violations(records: Sequence[Record]) -> list[str]:
 class _InvariantChecker:
     """Follows a journal, and looks at each record before the model takes it."""
 
-    def __init__(self, opened: RunOpened) -> None:
+    def __init__(self, opened: journal.RunOpened) -> None:
         self.violations: list[str] = []
         self.model = RunModel(opened.plan)
         self.settings = Settings.model_validate(opened.settings or {})
         self.trigger_states: dict[str, str] = {}
-        self.open_questions: dict[str, QuestionAsked] = {}
+        self.open_questions: dict[str, journal.QuestionAsked] = {}
         self.triggers_by_question: dict[str, list[str]] = {}
         self.triggers_by_replan: dict[str, tuple[str, ...]] = {}
         self.replans_by_lineage: Counter[str] = Counter()
@@ -90,7 +71,7 @@ class _InvariantChecker:
         self._at = 0.0
         self._seq = 0
 
-    def check(self, record: Record, expected: int) -> None:
+    def check(self, record: journal.Record, expected: int) -> None:
         self._seq = record.seq
         self._require(record.seq == expected, f"its number should be {expected}")
         self._require(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
@@ -106,7 +87,7 @@ class _InvariantChecker:
             self.model.apply(record)
         except KeyError as error:
             self._require(False, f"{record.body.kind} names {error}, which nothing before it brought into the run")
-        if isinstance(record.body, RunEnded):
+        if isinstance(record.body, journal.RunEnded):
             self._check_end(record.body)
 
     def _require(self, holds: bool, otherwise: str) -> None:
@@ -115,7 +96,7 @@ class _InvariantChecker:
 
     # Attempts
 
-    def _check_started(self, body: AttemptStarted, at: float) -> None:
+    def _check_started(self, body: journal.AttemptStarted, at: float) -> None:
         task, model = body.task, self.model
         known = model.tasks[task]
         self._require(known.state == "waiting", f"an attempt at {task!r} starts, which is {known.state}")
@@ -147,21 +128,23 @@ class _InvariantChecker:
             )
 
     def _check_attempt_end(
-        self, body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float
+        self,
+        body: journal.AttemptSucceeded | journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted,
+        at: float,
     ) -> None:
         known = self.model.tasks[body.task]
         self._require(
             known.attempt == body.attempt,
             f"{body.kind} of {body.attempt!r}, but the current attempt is {known.attempt!r}",
         )
-        if isinstance(body, AttemptSucceeded) or body.retry_at is None:
+        if isinstance(body, journal.AttemptSucceeded) or body.retry_at is None:
             return
-        if isinstance(body, AttemptFailed):
+        if isinstance(body, journal.AttemptFailed):
             self._check_retry(body)
         else:
             self._require(known.task.idempotent, f"{body.task!r} is run again after {body.kind}, and is not idempotent")
 
-    def _check_retry(self, body: AttemptFailed) -> None:
+    def _check_retry(self, body: journal.AttemptFailed) -> None:
         known = self.model.tasks[body.task]
         policy = known.task.retry or self.settings.retry
         if not body.exhausted:
@@ -171,7 +154,7 @@ class _InvariantChecker:
                 f"{body.task!r} is tried more than {policy.max_attempts} times",
             )
 
-    def _check_condition(self, body: ConditionEvaluated, at: float) -> None:
+    def _check_condition(self, body: journal.ConditionEvaluated, at: float) -> None:
         known = self.model.tasks[body.task]
         self._require(known.state == "waiting", f"the condition of {body.task!r} is evaluated, which is {known.state}")
         self._require(
@@ -180,7 +163,7 @@ class _InvariantChecker:
 
     # Revisions
 
-    def _check_revision(self, body: PlanRevised, at: float) -> None:
+    def _check_revision(self, body: journal.PlanRevised, at: float) -> None:
         model = self.model
         self._require(
             body.number == model.revision + 1 and body.parent == model.revision,
@@ -200,7 +183,7 @@ class _InvariantChecker:
         if body.replan is not None:
             self._check_limits(body)
 
-    def _check_limits(self, body: PlanRevised) -> None:
+    def _check_limits(self, body: journal.PlanRevised) -> None:
         self._require(
             body.replan in self.considered_replans, f"replan {body.replan!r} is applied without having been considered"
         )
@@ -224,7 +207,7 @@ class _InvariantChecker:
 
     # Triggers and questions
 
-    def _check_trigger_fired(self, body: TriggerFired, at: float) -> None:
+    def _check_trigger_fired(self, body: journal.TriggerFired, at: float) -> None:
         trigger = body.trigger
         self._require(trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice")
         self.trigger_states[trigger.id] = "open"
@@ -235,10 +218,10 @@ class _InvariantChecker:
         self._require(state in expected, f"trigger {trigger!r} is {how} although it was {state} already")
         self.trigger_states[trigger] = how
 
-    def _check_trigger_dropped(self, body: TriggerDropped, at: float) -> None:
+    def _check_trigger_dropped(self, body: journal.TriggerDropped, at: float) -> None:
         self._close_trigger(body.trigger, "dropped", ("open",))
 
-    def _check_considered(self, body: AlternativesConsidered, at: float) -> None:
+    def _check_considered(self, body: journal.AlternativesConsidered, at: float) -> None:
         self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
         self.considered_replans.add(body.replan)
         since = [at - self.last_decided_at.get(self.fingerprints[trigger], -math.inf) for trigger in body.triggers]
@@ -249,7 +232,7 @@ class _InvariantChecker:
             f"within the cooldown of {cooldown:g} s",
         )
 
-    def _check_decision(self, body: DecisionMade, at: float) -> None:
+    def _check_decision(self, body: journal.DecisionMade, at: float) -> None:
         for trigger in body.triggers:
             asked = body.decision == "ask" and body.by != "observe"
             self._close_trigger(trigger, "asked" if asked else "decided", ("open", "asked", "answered"))
@@ -261,12 +244,12 @@ class _InvariantChecker:
             state = self.model.tasks[task].state
             self._require(state == "failed", f"{task!r} is blocked, which is {state}")
 
-    def _check_question(self, body: QuestionAsked, at: float) -> None:
+    def _check_question(self, body: journal.QuestionAsked, at: float) -> None:
         self.open_questions[body.question], self.triggers_by_question[body.question] = body, []
         for trigger in body.triggers:
             self._close_trigger(trigger, "asked", ("open",))
 
-    def _check_trigger_attached(self, body: TriggerAttached, at: float) -> None:
+    def _check_trigger_attached(self, body: journal.TriggerAttached, at: float) -> None:
         self.triggers_by_question[body.question].append(body.trigger)
         self._close_trigger(body.trigger, "asked", ("open",))
 
@@ -275,7 +258,7 @@ class _InvariantChecker:
             self.trigger_states[trigger] = "open"
             self.last_decided_at.pop(self.fingerprints[trigger], None)
 
-    def _check_answer(self, body: QuestionAnswered, at: float) -> None:
+    def _check_answer(self, body: journal.QuestionAnswered, at: float) -> None:
         own, attached = self.open_questions.pop(body.question, None), self.triggers_by_question.pop(body.question, [])
         self._require(own is not None, f"question {body.question!r} is answered, which is not open")
         if own is not None and body.verdict == "withdrawn":
@@ -288,7 +271,7 @@ class _InvariantChecker:
 
     # The end
 
-    def _check_end(self, body: RunEnded) -> None:
+    def _check_end(self, body: journal.RunEnded) -> None:
         unsatisfied = self.model.unsatisfied()
         if body.status == "succeeded":
             early = self.model.goal.stop_when_reached  # then only the goal counts
@@ -306,21 +289,21 @@ class _InvariantChecker:
 
 _RecordCheck = Callable[[_InvariantChecker, Any, float], None]
 
-_RECORD_CHECKS: Final[dict[type[RecordBody], _RecordCheck]] = {
-    AttemptStarted: _InvariantChecker._check_started,
-    AttemptSucceeded: _InvariantChecker._check_attempt_end,
-    AttemptFailed: _InvariantChecker._check_attempt_end,
-    AttemptTimedOut: _InvariantChecker._check_attempt_end,
-    AttemptInterrupted: _InvariantChecker._check_attempt_end,
-    ConditionEvaluated: _InvariantChecker._check_condition,
-    PlanRevised: _InvariantChecker._check_revision,
-    TriggerFired: _InvariantChecker._check_trigger_fired,
-    TriggerDropped: _InvariantChecker._check_trigger_dropped,
-    AlternativesConsidered: _InvariantChecker._check_considered,
-    DecisionMade: _InvariantChecker._check_decision,
-    QuestionAsked: _InvariantChecker._check_question,
-    TriggerAttached: _InvariantChecker._check_trigger_attached,
-    QuestionAnswered: _InvariantChecker._check_answer,
+_RECORD_CHECKS: Final[dict[type[journal.RecordBody], _RecordCheck]] = {
+    journal.AttemptStarted: _InvariantChecker._check_started,
+    journal.AttemptSucceeded: _InvariantChecker._check_attempt_end,
+    journal.AttemptFailed: _InvariantChecker._check_attempt_end,
+    journal.AttemptTimedOut: _InvariantChecker._check_attempt_end,
+    journal.AttemptInterrupted: _InvariantChecker._check_attempt_end,
+    journal.ConditionEvaluated: _InvariantChecker._check_condition,
+    journal.PlanRevised: _InvariantChecker._check_revision,
+    journal.TriggerFired: _InvariantChecker._check_trigger_fired,
+    journal.TriggerDropped: _InvariantChecker._check_trigger_dropped,
+    journal.AlternativesConsidered: _InvariantChecker._check_considered,
+    journal.DecisionMade: _InvariantChecker._check_decision,
+    journal.QuestionAsked: _InvariantChecker._check_question,
+    journal.TriggerAttached: _InvariantChecker._check_trigger_attached,
+    journal.QuestionAnswered: _InvariantChecker._check_answer,
 }
 
 Snapshot = dict[str, Any]
@@ -347,17 +330,17 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
     return found
 
 
-def replayed(records: Iterable[Record]) -> LivePlan:
+def replayed(records: Iterable[journal.Record]) -> LivePlan:
     """A live plan made anew from a whole journal."""
     first, *rest = records
-    assert isinstance(first.body, RunOpened)
+    assert isinstance(first.body, journal.RunOpened)
     again = LivePlan(first.body.plan)
     for record in rest:
         again.fold(record)
     return again
 
 
-def replay_differences(run: PlanRun, records: Iterable[Record], at: float) -> list[str]:
+def replay_differences(run: PlanRun, records: Iterable[journal.Record], at: float) -> list[str]:
     """Where the live plan of a run and one made anew from its journal differ, one line each."""
     one = snapshot(run.live, at)
     try:

@@ -7,16 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from replanning import Settings
-from replanning.journal import (
-    AttemptStarted,
-    HumanRequest,
-    PlanningNoted,
-    QuestionAnswered,
-    Record,
-    TriggerFired,
-    UsageCharged,
-)
+from replanning import Settings, journal
 from replanning.plan import JsonObject
 
 ALLOWED: Final[Mapping[str, frozenset[str]]] = {
@@ -69,13 +60,13 @@ _FULL: Final = {3: "regenerations", 4: "redecompositions", 5: "goals"}
 _FULL_TARGETS: Final = {"action_sequence": 3, "task_decomposition": 4, "goal_understanding": 5}
 
 
-def told(records: Sequence[Record]) -> Told:
+def told(records: Sequence[journal.Record]) -> Told:
     """Count the executed replans from records alone."""
     found, streak, asked, counted = Told(), Counter[str](), set[str](), set[str]()
-    approved = any(isinstance(r.body, QuestionAnswered) and r.body.verdict in _YES for r in records)
+    approved = any(isinstance(r.body, journal.QuestionAnswered) and r.body.verdict in _YES for r in records)
     for record in records:
         body = record.body
-        if not isinstance(body, PlanningNoted) or body.type not in ("replan", "held"):
+        if not isinstance(body, journal.PlanningNoted) or body.type not in ("replan", "held"):
             continue
         if body.type == "held":
             about = body.data["considered"]
@@ -156,9 +147,9 @@ def exceeded(seen: Told, settings: Settings, *, reached: bool = False) -> list[s
     ]
 
 
-def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
+def overrun(records: Sequence[journal.Record], settings: Settings) -> list[str]:
     """Return the overrun budgets; a model whose reply is too long may not be asked again."""
-    used = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
+    used = [record.body.usage for record in records if isinstance(record.body, journal.UsageCharged)]
     budget, found = settings.budget, list[str]()
     if budget.calls is not None and (calls := sum(one.calls for one in used)) > budget.calls:
         found.append(f"{calls} of {budget.calls} calls")
@@ -167,13 +158,13 @@ def overrun(records: Sequence[Record], settings: Settings) -> list[str]:
     return found
 
 
-def begun(records: Sequence[Record]) -> int:
+def begun(records: Sequence[journal.Record]) -> int:
     """Return the number of attempts at phases and actions."""
-    return sum(isinstance(record.body, AttemptStarted) for record in records)
+    return sum(isinstance(record.body, journal.AttemptStarted) for record in records)
 
 
-def answered(records: Sequence[Record]) -> int:
+def answered(records: Sequence[journal.Record]) -> int:
     """Return the number of answers, timeouts and requests for a replan."""
-    wishes = (record.body for record in records if isinstance(record.body, TriggerFired))
-    answers = sum(isinstance(record.body, QuestionAnswered) for record in records)
-    return answers + sum(isinstance(body.trigger, HumanRequest) for body in wishes)
+    wishes = (record.body for record in records if isinstance(record.body, journal.TriggerFired))
+    answers = sum(isinstance(record.body, journal.QuestionAnswered) for record in records)
+    return answers + sum(isinstance(body.trigger, journal.HumanRequest) for body in wishes)

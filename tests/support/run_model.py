@@ -8,37 +8,8 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from replanning import Plan, Task
-from replanning.changes import (
-    AbortRun,
-    AddTask,
-    CancelTask,
-    ModifyTask,
-    PlanChange,
-    RemoveTask,
-    ReplaceTask,
-    RetryTask,
-    SkipTask,
-)
-from replanning.journal import (
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    ConditionEvaluated,
-    DecisionMade,
-    GoalChanged,
-    PlanRevised,
-    QuestionAnswered,
-    QuestionAsked,
-    Record,
-    RecordBody,
-    ResourceUpdated,
-    RunEnded,
-    RunPaused,
-    RunResumed,
-)
+from replanning import Plan, Task, journal
+from replanning.changes import PlanChange, ReplaceTask, RetryTask
 
 SATISFIED_STATES: Final = ("done", "skipped")
 
@@ -78,7 +49,7 @@ class RunModel:
         self.revision = 0
         self.paused = False
         self.aborted = False
-        self.ended: RunEnded | None = None
+        self.ended: journal.RunEnded | None = None
 
     def __repr__(self) -> str:
         return f"<RunModel revision={self.revision} tasks={len(self.tasks)}>"
@@ -122,68 +93,70 @@ class RunModel:
 
     # Following the journal
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: journal.Record) -> None:
         handler = _HANDLERS.get(type(record.body))
         if handler is not None:
             handler(self, record.body, record.at)
 
-    def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
+    def _on_attempt_started(self, body: journal.AttemptStarted, at: float) -> None:
         model = self.tasks[body.task]
         model.state, model.attempt = "running", body.attempt
         model.attempts += 1
         model.tries_since_reset += 1
 
-    def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
+    def _on_attempt_succeeded(self, body: journal.AttemptSucceeded, at: float) -> None:
         model = self.tasks[body.task]
         model.state, model.attempt, model.output = "done", None, body.output
 
-    def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
+    def _on_attempt_failed(
+        self, body: journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted, at: float
+    ) -> None:
         model = self.tasks[body.task]
         model.attempt = None
         model.state = "failed" if body.retry_at is None else "waiting"
         model.due = body.retry_at or 0.0
-        if isinstance(body, AttemptFailed) and body.exhausted:
+        if isinstance(body, journal.AttemptFailed) and body.exhausted:
             model.tries_since_reset = 0
-        elif isinstance(body, AttemptInterrupted):
+        elif isinstance(body, journal.AttemptInterrupted):
             model.tries_since_reset -= 1  # it has not failed
 
-    def _on_condition_evaluated(self, body: ConditionEvaluated, at: float) -> None:
+    def _on_condition_evaluated(self, body: journal.ConditionEvaluated, at: float) -> None:
         model = self.tasks[body.task]
         model.condition_value = body.value
         if not body.value:
             model.state = "failed" if body.value is None else "skipped"
 
-    def _on_resource_updated(self, body: ResourceUpdated, at: float) -> None:
+    def _on_resource_updated(self, body: journal.ResourceUpdated, at: float) -> None:
         if body.available is not None:
             self.available[body.name] = body.available
         if body.capacity is not None:
             self.capacity[body.name] = body.capacity
 
-    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
+    def _on_goal_changed(self, body: journal.GoalChanged, at: float) -> None:
         self.goal = body.goal
 
-    def _on_decided(self, body: DecisionMade, at: float) -> None:
+    def _on_decided(self, body: journal.DecisionMade, at: float) -> None:
         for task_id in body.blocks:
             self.tasks[task_id].state = "failed"
 
-    def _on_question_asked(self, body: QuestionAsked, at: float) -> None:
+    def _on_question_asked(self, body: journal.QuestionAsked, at: float) -> None:
         self.holds[body.question] = body.holds
 
-    def _on_question_answered(self, body: QuestionAnswered, at: float) -> None:
+    def _on_question_answered(self, body: journal.QuestionAnswered, at: float) -> None:
         self.holds.pop(body.question, None)
 
-    def _on_run_paused(self, body: RunPaused, at: float) -> None:
+    def _on_run_paused(self, body: journal.RunPaused, at: float) -> None:
         self.paused = True
 
-    def _on_run_resumed(self, body: RunResumed, at: float) -> None:
+    def _on_run_resumed(self, body: journal.RunResumed, at: float) -> None:
         self.paused, self.ended = False, None
 
-    def _on_run_ended(self, body: RunEnded, at: float) -> None:
+    def _on_run_ended(self, body: journal.RunEnded, at: float) -> None:
         self.ended = body
         for task_id in body.cancelled:
             self.tasks[task_id].state = "cancelled"
 
-    def _on_revised(self, body: PlanRevised, at: float) -> None:
+    def _on_revised(self, body: journal.PlanRevised, at: float) -> None:
         self.revision = body.number
         for change in body.changes:
             self._change(change, at)
@@ -191,27 +164,24 @@ class RunModel:
     # Changes
 
     def _change(self, change: PlanChange, at: float) -> None:
-        if isinstance(change, AddTask):
-            self._insert(change.task, change.task.id, required=not change.task.optional)
+        if change.kind == "add":
+            self.tasks[change.task.id] = TaskModel(change.task, change.task.id, required=not change.task.optional)
             for waiting in change.before:
                 task = self.tasks[waiting].task
                 self._edit(waiting, task.model_copy(update={"depends_on": (*task.depends_on, change.task.id)}))
-        elif isinstance(change, ReplaceTask):
+        elif change.kind == "replace":
             self._replace(change)
-        elif isinstance(change, ModifyTask):
+        elif change.kind == "modify":
             document = self.tasks[change.task_id].task.model_dump(exclude_unset=True)
             self._edit(change.task_id, Task.model_validate({**document, **change.fields}))
-        elif isinstance(change, RetryTask):
+        elif change.kind == "retry":
             self._retry(change, at)
-        elif isinstance(change, AbortRun):
+        elif change.kind == "abort":
             self.aborted = True
-        elif isinstance(change, RemoveTask | SkipTask | CancelTask):
+        elif change.kind != "reorder":
             model = self.tasks[change.task_id]
             model.state = {"remove": "removed", "skip": "skipped", "cancel": "cancelled"}[change.kind]
             model.attempt = None
-
-    def _insert(self, task: Task, root: str, *, required: bool) -> None:
-        self.tasks[task.id] = TaskModel(task, root, required)
 
     def _edit(self, task_id: str, task: Task) -> None:
         model = self.tasks[task_id]
@@ -222,15 +192,10 @@ class RunModel:
         original = self.tasks[change.task_id]
         new = {task.id for task in change.tasks}
         for task in change.tasks:
-            if new.isdisjoint(task.depends_on):
-                inherited = tuple(dep for dep in original.task.depends_on if dep not in task.depends_on)
-                self._insert(
-                    task.model_copy(update={"depends_on": (*inherited, *task.depends_on)}),
-                    original.root,
-                    required=False,
-                )
-            else:
-                self._insert(task, original.root, required=False)
+            inherited = [dep for dep in original.task.depends_on if dep not in task.depends_on]
+            depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
+            part = task.model_copy(update={"depends_on": depends_on})
+            self.tasks[task.id] = TaskModel(part, original.root, required=False)
         needed = {dep for task in change.tasks for dep in task.depends_on}
         original.state = "replaced"
         original.replacements += [task.id for task in change.tasks]
@@ -253,22 +218,22 @@ class RunModel:
 
 _RecordHandler = Callable[[RunModel, Any, float], None]
 
-_HANDLERS: Final[dict[type[RecordBody], _RecordHandler]] = {
-    AttemptStarted: RunModel._on_attempt_started,
-    AttemptSucceeded: RunModel._on_attempt_succeeded,
-    AttemptFailed: RunModel._on_attempt_failed,
-    AttemptTimedOut: RunModel._on_attempt_failed,
-    AttemptInterrupted: RunModel._on_attempt_failed,
-    ConditionEvaluated: RunModel._on_condition_evaluated,
-    ResourceUpdated: RunModel._on_resource_updated,
-    GoalChanged: RunModel._on_goal_changed,
-    DecisionMade: RunModel._on_decided,
-    QuestionAsked: RunModel._on_question_asked,
-    QuestionAnswered: RunModel._on_question_answered,
-    RunPaused: RunModel._on_run_paused,
-    RunResumed: RunModel._on_run_resumed,
-    PlanRevised: RunModel._on_revised,
-    RunEnded: RunModel._on_run_ended,
+_HANDLERS: Final[dict[type[journal.RecordBody], _RecordHandler]] = {
+    journal.AttemptStarted: RunModel._on_attempt_started,
+    journal.AttemptSucceeded: RunModel._on_attempt_succeeded,
+    journal.AttemptFailed: RunModel._on_attempt_failed,
+    journal.AttemptTimedOut: RunModel._on_attempt_failed,
+    journal.AttemptInterrupted: RunModel._on_attempt_failed,
+    journal.ConditionEvaluated: RunModel._on_condition_evaluated,
+    journal.ResourceUpdated: RunModel._on_resource_updated,
+    journal.GoalChanged: RunModel._on_goal_changed,
+    journal.DecisionMade: RunModel._on_decided,
+    journal.QuestionAsked: RunModel._on_question_asked,
+    journal.QuestionAnswered: RunModel._on_question_answered,
+    journal.RunPaused: RunModel._on_run_paused,
+    journal.RunResumed: RunModel._on_run_resumed,
+    journal.PlanRevised: RunModel._on_revised,
+    journal.RunEnded: RunModel._on_run_ended,
 }
 
 
@@ -276,8 +241,8 @@ def changed_tasks(changes: Sequence[PlanChange]) -> list[tuple[str, PlanChange]]
     """The tasks that changes are about, each with the change, in order; new tasks left out."""
     found: list[tuple[str, PlanChange]] = []
     for change in changes:
-        if isinstance(change, AddTask):
+        if change.kind == "add":
             found += [(task_id, change) for task_id in change.before]
-        elif not isinstance(change, AbortRun) and change.kind != "reorder":
+        elif change.kind not in ("abort", "reorder"):
             found.append((change.task_id, change))
     return found

@@ -9,25 +9,9 @@ from typing import Final
 
 import anyio
 
-from replanning import Plan, PlanRun, ReplanningEngine, ReplanningError, TaskContext
+from replanning import Plan, PlanRun, ReplanningEngine, ReplanningError, TaskContext, journal
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
 from replanning.errors import NotRunning, StoreError
-from replanning.journal import (
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    MemoryStore,
-    PlanRevised,
-    Record,
-    RunEnded,
-    RunOpened,
-    RunResumed,
-    RunStore,
-    TriggerFired,
-    UsageCharged,
-    dump_body,
-)
 from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
@@ -47,7 +31,7 @@ class Left(Exception):
     """The program around a run gives up."""
 
 
-async def play(world: World, records: RunStore) -> list[str]:
+async def play(world: World, records: journal.RunStore) -> list[str]:
     """A run from its beginning to an end that is final, with every life that it takes; says what is wrong with it."""
     problems = await live(world, records)
     while not problems and not _is_over(records, world.run_id) and world.life < LIVES:
@@ -56,7 +40,7 @@ async def play(world: World, records: RunStore) -> list[str]:
     return problems
 
 
-async def live(world: World, records: RunStore, *, leave_at: int = 0) -> list[str]:
+async def live(world: World, records: journal.RunStore, *, leave_at: int = 0) -> list[str]:
     """One life of a run: open it, or resume it where the store knows it, and see it to its end.
 
     Args:
@@ -99,9 +83,9 @@ def answer_some(world: World, engine: ReplanningEngine) -> None:
                 continue  # refused, which is as good an answer as any
 
 
-def cut(records: RunStore, count: int) -> MemoryStore:
+def cut(records: journal.RunStore, count: int) -> journal.MemoryStore:
     """What a store holds of a run whose process was killed after so many records."""
-    kept = MemoryStore()
+    kept = journal.MemoryStore()
     lease = kept.create(RUN, "a process that is gone", 0.0, 0.0)
     for record in list(records.read(RUN))[:count]:
         kept.append(lease, record)
@@ -109,15 +93,16 @@ def cut(records: RunStore, count: int) -> MemoryStore:
     return kept
 
 
-def text_of(records: RunStore, run_id: RunId = RUN) -> list[str]:
+def text_of(records: journal.RunStore, run_id: RunId = RUN) -> list[str]:
     """The journal, one line a record."""
     return [
-        f"{record.seq} {record.at!r} {record.body.kind} {dump_body(record.body)}" for record in records.read(run_id)
+        f"{record.seq} {record.at!r} {record.body.kind} {journal.dump_body(record.body)}"
+        for record in records.read(run_id)
     ]
 
 
-def _is_over(records: RunStore, run_id: RunId) -> bool:
-    end = next((r.body for r in reversed(list(records.read(run_id))) if isinstance(r.body, RunEnded)), None)
+def _is_over(records: journal.RunStore, run_id: RunId) -> bool:
+    end = next((r.body for r in reversed(list(records.read(run_id))) if isinstance(r.body, journal.RunEnded)), None)
     return end is not None and end.status in ("succeeded", "failed", "aborted")
 
 
@@ -132,7 +117,7 @@ async def _drive(world: World, engine: ReplanningEngine, leave_at: int, outer: a
         stuck = True
         group.cancel_scope.cancel()
 
-    def tap(record: Record) -> None:
+    def tap(record: journal.Record) -> None:
         if record.seq >= leave_at:
             (outer if how == "all" else group.cancel_scope).cancel()
 
@@ -174,14 +159,10 @@ async def _report(world: World, run: PlanRun) -> None:
 def main(first: int, stop: int) -> None:
     """Print a digest of the journal of the first life of each of these seeds."""
     for seed in range(first, stop):
-        records = MemoryStore()
+        records = journal.MemoryStore()
         anyio.run(live, World(seed), records)
         text = "\n".join(text_of(records))
         print(seed, hashlib.sha256(text.encode()).hexdigest())  # noqa: T201 - it is another process that reads it
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
 
 
 # What is wrong
@@ -189,7 +170,7 @@ if __name__ == "__main__":
 LOST = "an output that is not JSON"
 
 
-def problems_of(world: World, records: Sequence[Record], at: float) -> list[str]:
+def problems_of(world: World, records: Sequence[journal.Record], at: float) -> list[str]:
     """Everything that is wrong."""
     run = world.run
     return [
@@ -205,24 +186,24 @@ def problems_of(world: World, records: Sequence[Record], at: float) -> list[str]
     ]
 
 
-def _models(records: Sequence[Record]) -> Iterator[tuple[RunModel, Record]]:
+def _models(records: Sequence[journal.Record]) -> Iterator[tuple[RunModel, journal.Record]]:
     """The run after each record, as a model that knows nothing of the library sees it."""
     opened = records[0].body
-    assert isinstance(opened, RunOpened)
+    assert isinstance(opened, journal.RunOpened)
     model = RunModel(opened.plan)
     for record in records:
         model.apply(record)
-        if isinstance(record.body, AttemptSucceeded) and not record.body.recoverable:
+        if isinstance(record.body, journal.AttemptSucceeded) and not record.body.recoverable:
             model.tasks[record.body.task].output = LOST
         yield model, record
 
 
-def _handed_on(world: World, records: Sequence[Record]) -> Iterator[str]:
+def _handed_on(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """Results and arguments reach work through the lineage of what it depends on."""
     seen = {call.attempt: call for call in world.seen}
     for model, record in _models(records):
         body = record.body
-        if isinstance(body, AttemptStarted) and body.attempt in seen:
+        if isinstance(body, journal.AttemptStarted) and body.attempt in seen:
             call = seen.pop(body.attempt)
             needed = {dep: model.result(dep) for dep in model.tasks[body.task].task.depends_on}
             expected = {dep: result for dep, result in needed.items() if LOST not in repr(result)}
@@ -236,7 +217,7 @@ def _handed_on(world: World, records: Sequence[Record]) -> Iterator[str]:
         yield f"work was done for {list(seen)}, which never started according to the journal"
 
 
-def _outputs(run: PlanRun, records: Sequence[Record]) -> Iterator[str]:
+def _outputs(run: PlanRun, records: Sequence[journal.Record]) -> Iterator[str]:
     """The result has the outputs of what was done, under the ids of the original tasks."""
     *_, (model, _) = _models(records)
     expected = {i: model.result(i) for i, task in model.tasks.items() if task.root == i and model.is_satisfied(i)}
@@ -248,14 +229,16 @@ def _outputs(run: PlanRun, records: Sequence[Record]) -> Iterator[str]:
             yield f"the output of {task_id!r} is {outputs.get(task_id)!r}, expected {expected.get(task_id)!r}"
 
 
-def _overspent(records: Sequence[Record]) -> Iterator[str]:
+def _overspent(records: Sequence[journal.Record]) -> Iterator[str]:
     """What providers use stays within the budget."""
     opened = records[0].body
-    assert isinstance(opened, RunOpened)
+    assert isinstance(opened, journal.RunOpened)
     budget = opened.plan.budget
-    spent = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
+    spent = [record.body.usage for record in records if isinstance(record.body, journal.UsageCharged)]
     asked = [
-        record.body.usage for record in records if isinstance(record.body, UsageCharged) and not record.body.attempt
+        record.body.usage
+        for record in records
+        if isinstance(record.body, journal.UsageCharged) and not record.body.attempt
     ]
     if budget is None or len(asked) != len(spent):
         return  # work is not asked before it spends
@@ -266,14 +249,20 @@ def _overspent(records: Sequence[Record]) -> Iterator[str]:
             yield f"{total:g} {name} were spent, the budget is {limit:g}"
 
 
-def _disturbed(world: World, records: Sequence[Record]) -> Iterator[str]:
+def _disturbed(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """Work is cut off only by its deadline, by its cancellation, or with the run."""
-    ended = {r.body.attempt for r in records if isinstance(r.body, AttemptTimedOut | AttemptInterrupted)}
-    cancelled = {
-        c.task_id for r in records if isinstance(r.body, PlanRevised) for c in r.body.changes if c.kind == "cancel"
+    ended = {
+        r.body.attempt for r in records if isinstance(r.body, journal.AttemptTimedOut | journal.AttemptInterrupted)
     }
-    turns = [r.body for r in records if isinstance(r.body, RunEnded | RunResumed)]
-    last = turns[-1] if turns and isinstance(turns[-1], RunEnded) else None  # of the life that was seen last
+    cancelled = {
+        c.task_id
+        for r in records
+        if isinstance(r.body, journal.PlanRevised)
+        for c in r.body.changes
+        if c.kind == "cancel"
+    }
+    turns = [r.body for r in records if isinstance(r.body, journal.RunEnded | journal.RunResumed)]
+    last = turns[-1] if turns and isinstance(turns[-1], journal.RunEnded) else None  # of the life that was seen last
     for attempt in world.cut:
         task = attempt.rpartition("#")[0]
         with_run = last is None or last.status in ("aborted", "paused") or task in last.cancelled
@@ -312,30 +301,30 @@ class Places:
                 self._places |= dict(zip(change.order, places, strict=True))
 
 
-def out_of_order(records: Sequence[Record]) -> Iterator[str]:
+def out_of_order(records: Sequence[journal.Record]) -> Iterator[str]:
     """Tasks that were started although another that could start had its place before them.
 
     Left aside are tasks that a trigger is about, which may be held while it is considered, and at the moment of a
     resume those whose wait for another attempt is over, which the timer makes ready.
     """
     opened = records[0].body
-    assert isinstance(opened, RunOpened)
+    assert isinstance(opened, journal.RunOpened)
     model, places = RunModel(opened.plan), Places(opened.plan)
     concerned: set[str] = set()
     resumed = 0.0
     for record in records[1:]:
         body = record.body
-        if isinstance(body, TriggerFired):
+        if isinstance(body, journal.TriggerFired):
             concerned.update(body.trigger.tasks)
-        elif isinstance(body, RunResumed):
+        elif isinstance(body, journal.RunResumed):
             resumed = record.at
-        elif isinstance(body, AttemptStarted):
+        elif isinstance(body, journal.AttemptStarted):
             able = [i for i in _could_start(model, record.at) if record.at > resumed or not model.tasks[i].due]
             first = min(able, key=places.__getitem__, default=body.task)
             if places[first] < places[body.task] and first not in concerned:
                 yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
         model.apply(record)
-        if isinstance(body, PlanRevised):
+        if isinstance(body, journal.PlanRevised):
             places.follow(body.changes)
 
 
@@ -356,3 +345,7 @@ def _could_start(model: RunModel, at: float) -> Iterator[str]:
         fits = all(used.get(name, 0.0) + amount <= model.capacity.get(name, 0.0) for name, amount in demand)
         if fits and model.available.get(task.task.tool or "", True):
             yield task_id
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
