@@ -9,13 +9,13 @@ from typing import Final
 from replanning.changes import AddTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid
 from replanning.live.entries import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanType, replan_reason
-from replanning.planning.manager import Consideration
 from replanning.planning.outputs import (
     ExecutionReply,
     FunctionCall,
@@ -100,172 +100,149 @@ def _require_approval(session: PlanningSession, task: Task, tool: str, arguments
     session.hold(task.id, "dangerous", text)
 
 
-class ActionExecutor:
-    """Executes the planned actions of a run; `work` uses a tool."""
+async def run_action(session: PlanningSession, work: Work, task: Task, context: TaskContext) -> object:
+    """Execute an action; `work` uses its tool.
 
-    def __init__(self, session: PlanningSession, work: Work) -> None:
-        self._session = session
-        self._work = work
-        self._tasks_in_reflection: set[TaskId] = set()
+    Raises:
+        ToolNotAllowed: its tool is not among the tools of the run.
+        PlanningHeld: a person must approve it first.
+        UnexpectedResult: the model decides that it is to be done again.
+        Exception: any error of the tool.
+    """
+    ready = await _resolve_task(session, task, context) if is_action(task) else task  # else a person added it
+    context.arguments = ready.arguments
+    output = await work(ready, context)
+    if not session.tool_loop_only:
+        name = session.state.name_of(session.run.live.entry(task.id).root)
+        json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
+        await _reflect_if_due(session, task, context, name, json_output)
+        session.manager.action_succeeded(name)
+    return output
 
-    def __repr__(self) -> str:
-        return f"<ActionExecutor of {self._session.run!r}>"
 
-    async def __call__(self, task: Task, context: TaskContext) -> object:
-        """Execute an action.
+async def _resolve_task(session: PlanningSession, task: Task, context: TaskContext) -> Task:
+    """Return the task with its tool and all arguments; the model is asked for those that the plan leaves open."""
+    live, name = session.run.live, tool_name(task)
+    spec, before = session.tools.get(name), live.tools.get(name)
+    if spec is None:
+        raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among the tools of this run any more")
+    if task.tool is not None:
+        unapproved = PlanningTask.of(task).unapproved or (before is not None and not before.dangerous)
+        if spec.dangerous and unapproved and not _is_approved(session, task):
+            _require_approval(session, task, spec.name, task.arguments)
+        return task
+    arguments = planned_arguments(task)
+    if not session.tool_loop_only:  # in the loop, arguments are literal
+        arguments = resolve_references(arguments, context=live.context, result_of=live.results.output_of)
+    if missing_arguments(spec, arguments):  # planned arguments take precedence over those chosen now
+        arguments = {**await _fill_arguments(session, task, context, spec, arguments), **arguments}
+    return task.model_copy(update={"tool": spec.name, "arguments": arguments})
 
-        Raises:
-            ToolNotAllowed: its tool is not among the tools of the run.
-            PlanningHeld: a person must approve it first.
-            UnexpectedResult: the model decides that it is to be done again.
-            Exception: any error of the tool.
-        """
-        session = self._session
-        ready = await self._resolve_task(task, context) if is_action(task) else task  # else a person added it
-        context.arguments = ready.arguments
-        output = await self._work(ready, context)
-        if not session.tool_loop_only:
-            name = session.state.name_of(session.run.live.entry(task.id).root)
-            json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
-            await self._reflect_if_due(task, context, name, json_output)
-            session.manager.action_succeeded(name)
-        return output
 
-    async def _resolve_task(self, task: Task, context: TaskContext) -> Task:
-        """Return the task with its tool and all arguments; the model is asked for those that the plan leaves open."""
-        session, live, name = self._session, self._session.run.live, tool_name(task)
-        spec, before = session.tools.get(name), live.tools.get(name)
-        if spec is None:
-            raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among the tools of this run any more")
-        if task.tool is not None:
-            unapproved = PlanningTask.of(task).unapproved or (before is not None and not before.dangerous)
-            if spec.dangerous and unapproved and not self._is_approved(task):
-                _require_approval(session, task, spec.name, task.arguments)
-            return task
-        arguments = planned_arguments(task)
-        if not session.tool_loop_only:  # in the loop, arguments are literal
-            arguments = resolve_references(arguments, context=live.context, result_of=live.results.output_of)
-        if missing_arguments(spec, arguments):  # planned arguments take precedence over those chosen now
-            arguments = {**await self._fill_arguments(task, context, spec, arguments), **arguments}
-        return task.model_copy(update={"tool": spec.name, "arguments": arguments})
+async def _fill_arguments(
+    session: PlanningSession, task: Task, context: TaskContext, spec: ToolSpec, planned: JsonObject
+) -> JsonObject:
+    """Return arguments that the model chooses now; for a dangerous tool, a person must approve them."""
+    calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
+    approved = _is_approved(session, task)
+    chosen = calls[-1] if approved and calls else await _generate_arguments(session, task, spec, planned)
+    session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
+    if spec.dangerous and not approved:
+        _require_approval(session, task, spec.name, {**chosen, **planned})
+    return chosen
 
-    async def _fill_arguments(
-        self, task: Task, context: TaskContext, spec: ToolSpec, planned: JsonObject
-    ) -> JsonObject:
-        """Return arguments that the model chooses now; for a dangerous tool, a person must approve them."""
-        session = self._session
-        calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
-        approved = self._is_approved(task)
-        chosen = calls[-1] if approved and calls else await self._generate_arguments(task, spec, planned)
-        session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
-        if spec.dangerous and not approved:
-            _require_approval(session, task, spec.name, {**chosen, **planned})
-        return chosen
 
-    def _is_approved(self, task: Task) -> bool:
-        held = self._session.state.held.get(task.id)
-        return held is not None and held.why == "dangerous" and held.is_approved
+def _is_approved(session: PlanningSession, task: Task) -> bool:
+    held = session.state.held.get(task.id)
+    return held is not None and held.why == "dangerous" and held.is_approved
 
-    async def _generate_arguments(self, task: Task, spec: ToolSpec, planned: JsonObject) -> JsonObject:
-        session, tool = self._session, spec.name
-        action: JsonObject = {
-            "id": session.state.name_of(task.id),
-            "tool": tool,
-            "purpose": task.goal or "",
-            "expected_outcome": PlanningTask.of(task).expected_outcome,
-            "arguments": planned,
-        }
 
-        def parse(text: str) -> JsonObject:
-            call = parse_reply(text, ExecutionReply).function_call
-            if call.name != tool:
-                raise LLMResponseInvalid(f"the tool of this action is {tool!r}, not {call.name!r}")
-            arguments = {**call.arguments, **planned}
-            if missing := missing_arguments(spec, arguments):
-                raise LLMResponseInvalid(f"the arguments {list(missing)} are missing")
-            if problems := tool_use_problems(spec, arguments, session.run.live.pool.capacity):
-                raise LLMResponseInvalid("; ".join(problems))
-            session.refuse_secrets({"the arguments": call.arguments})
-            return call.arguments
+async def _generate_arguments(session: PlanningSession, task: Task, spec: ToolSpec, planned: JsonObject) -> JsonObject:
+    tool = spec.name
 
-        data: JsonObject = {**session.prompt_data(task), "action": action}
-        return await session.ask("execution", data, ExecutionReply, parse, repairs=1)
+    def parse(text: str) -> JsonObject:
+        call = parse_reply(text, ExecutionReply).function_call
+        if call.name != tool:
+            raise LLMResponseInvalid(f"the tool of this action is {tool!r}, not {call.name!r}")
+        arguments = {**call.arguments, **planned}
+        if missing := missing_arguments(spec, arguments):
+            raise LLMResponseInvalid(f"the arguments {list(missing)} are missing")
+        if problems := tool_use_problems(spec, arguments, session.run.live.pool.capacity):
+            raise LLMResponseInvalid("; ".join(problems))
+        session.refuse_secrets({"the arguments": call.arguments})
+        return call.arguments
 
-    # Reflection
+    action: JsonObject = {**action_data(task, session.state.name_of(task.id)), "arguments": planned}
+    data: JsonObject = {**session.prompt_data(task), "action": action}
+    return await session.ask("execution", data, ExecutionReply, parse, repairs=1)
 
-    async def _reflect_if_due(self, task: Task, context: TaskContext, name: str, output: JsonValue) -> None:
-        """Have the model reflect on an action after every few actions, and on one whose output reports a failure."""
-        session, settings = self._session, self._session.settings.reflection
-        done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
-        number = done + 1 + len(self._tasks_in_reflection)
-        due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
-        error, every = reported_failure(output), session.config.judge_on == "every_action"
-        if not (due or error or every):
-            return
-        self._tasks_in_reflection.add(task.id)
-        try:
-            action = action_data(session.state, task, name, context.attempt_id)
-            data: JsonObject = {**session.prompt_data(task), "action": action, "result": output}
-            if error:
-                data["errors"] = f"the tool did not fail, but its output says so: {error}"
-            reflection: Reflection | None = None
-            if due or (error and settings.enabled and settings.trigger_on_error):
-                reflection = await reflect(session, context.attempt_id, name, data)
-            succeeded = (
-                reflection is not None and reflection.status == "success" and not reflection.plan_revision_needed
-            )
-            if due or every or not succeeded:
-                await self._decide(task, context, name, data)
-        finally:
-            self._tasks_in_reflection.discard(task.id)
 
-    async def _decide(self, task: Task, context: TaskContext, name: str, data: JsonObject) -> None:
-        """Have the model decide on a replan after an action, and apply it."""
-        session, live = self._session, self._session.run.live
-        lineage = session.state.lineage_of(live.entry(task.id).root)
-        cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
-        considered = await session.manager.consider(Phase.EXECUTION, data, cause)
-        decision, ruling = considered.decision, considered.ruling
-        retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
-        if ruling.questions or ruling.needs_escalation or (asks and not retries):
-            self._add_human_task(task, considered)
-            return
-        if asks and not cause.error:  # a successful action is not repeated on a guess
-            session.manager.record_decision(considered, executed=False)
-        if decision is None or not (ruling.is_executable or (asks and cause.error)):
-            return
-        if retries:
-            session.record_consideration(context.attempt_id, considered)
-            raise UnexpectedResult(decision.reasoning or "the model decides that it is to be done again")
+# Reflection
 
-        async def apply(decision: ReplanDecision) -> None:
-            assert decision.target_phase is not None
-            notes = _replan_notes(considered).model_copy(
-                update={"reason": replan_reason(decision), "replan": considered.replan_id}
-            )
-            tasks = repeat_phases(live, decision.target_phase, notes=notes, depends_on=[task.id])
-            session.run.apply(add_phases(tasks, self._pending_tasks()), reason=replan_reason(decision))
 
-        await session.execute_replan(considered, apply)
+async def _reflect_if_due(
+    session: PlanningSession, task: Task, context: TaskContext, name: str, output: JsonValue
+) -> None:
+    """Have the model reflect on an action after every few actions, and on one whose output reports a failure."""
+    settings = session.settings.reflection
+    done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
+    number = done + 1 + len(session.tasks_in_reflection)
+    due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
+    error, every = reported_failure(output), session.config.judge_on == "every_action"
+    if not (due or error or every):
+        return
+    session.tasks_in_reflection.add(task.id)
+    try:
+        action = action_data(task, name, session.state.calls.get(context.attempt_id))
+        data: JsonObject = {**session.prompt_data(task), "action": action, "result": output}
+        if error:
+            data["errors"] = f"the tool did not fail, but its output says so: {error}"
+        reflection: Reflection | None = None
+        if due or (error and settings.enabled and settings.trigger_on_error):
+            reflection = await reflect(session, context.attempt_id, name, data)
+        succeeded = reflection is not None and reflection.status == "success" and not reflection.plan_revision_needed
+        if due or every or not succeeded:
+            await _decide(session, task, context, name, data)
+    finally:
+        session.tasks_in_reflection.discard(task.id)
 
-    def _pending_tasks(self) -> tuple[TaskId, ...]:
-        """Return the actions and the reflection that wait for a replan, because they may be outdated."""
-        live = self._session.run.live
-        waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
-        return tuple(filter(None, [*waiting, pending_reflection(live)]))
 
-    def _add_human_task(self, task: Task, considered: Consideration) -> None:
-        """Add a task at which a person decides about a replan, before the rest of the plan goes on."""
-        session = self._session
-        notes = _replan_notes(considered).model_copy(update={"asks": considered.replan_id})
-        new = human_task(session.run.live, depends_on=[task.id], notes=notes)
+async def _decide(session: PlanningSession, task: Task, context: TaskContext, name: str, data: JsonObject) -> None:
+    """Have the model decide on a replan after an action, and apply it."""
+    live = session.run.live
+    lineage = session.state.lineage_of(live.entry(task.id).root)
+    cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
+    considered = await session.manager.consider(Phase.EXECUTION, data, cause)
+    decision, ruling = considered.decision, considered.ruling
+    notes = PlanningTask(lineage=lineage if cause.error else "")
+    retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
+    if ruling.questions or ruling.needs_escalation or (asks and not retries):
+        new = human_task(live, depends_on=[task.id], notes=notes.model_copy(update={"asks": considered.replan_id}))
         session.record_consideration(new.id, considered)
-        session.run.apply([AddTask(task=new, before=self._pending_tasks())], reason="a person is asked how to go on")
+        session.run.apply([AddTask(task=new, before=_pending_tasks(live))], reason="a person is asked how to go on")
+        return
+    if asks and not cause.error:  # a successful action is not repeated on a guess
+        session.manager.record_decision(considered, executed=False)
+    if decision is None or not (ruling.is_executable or (asks and cause.error)):
+        return
+    if retries:
+        session.record_consideration(context.attempt_id, considered)
+        raise UnexpectedResult(decision.reasoning or "the model decides that it is to be done again")
+
+    async def apply(decision: ReplanDecision) -> None:
+        assert decision.target_phase is not None
+        update = {"reason": replan_reason(decision), "replan": considered.replan_id}
+        repeated = notes.model_copy(update=update)
+        tasks = repeat_phases(live, decision.target_phase, notes=repeated, depends_on=[task.id])
+        session.run.apply(add_phases(tasks, _pending_tasks(live)), reason=replan_reason(decision))
+
+    await session.execute_replan(considered, apply)
 
 
-def _replan_notes(considered: Consideration) -> PlanningTask:
-    """Return notes with the lineage of the action, if its output reports a failure."""
-    return PlanningTask(lineage=(considered.cause.lineage or "") if considered.cause.error else "")
+def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
+    """Return the actions and the reflection that wait for a replan, because they may be outdated."""
+    waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
+    return tuple(filter(None, [*waiting, pending_reflection(live)]))
 
 
 # Tool loop

@@ -18,7 +18,7 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.planning.actions import ActionExecutor, run_step
+from replanning.planning.actions import run_action, run_step
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
 from replanning.planning.phases import run_phase
@@ -27,7 +27,7 @@ from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, latest_phase_output, validate_output
 from replanning.planning.tasks import PlanningTask, initial_plan, is_action, is_phase_reached, phase_of, with_tools
 from replanning.run.run import PlanRun, RunResult, TaskContext, Work, validate_work
-from replanning.settings import AlternativeSettings, LimitSettings, PlanningSettings, Settings
+from replanning.settings import AlternativeSettings, LimitSettings, Settings
 from replanning.telemetry.exporter import Exporter
 
 _POLL_SECONDS: Final = 5.0
@@ -90,18 +90,13 @@ class PlanningCoordinator:
         if work is not None:
             validate_work(work)
         self.settings = config
-        self._llm, self._work, self._max_concurrency, self._wait_for_answers = (
-            llm_client,
-            work,
-            max_concurrency,
-            wait_for_answers,
-        )
+        self._llm, self._work, self._gate = llm_client, work, gate
+        self._max_concurrency, self._wait_for_answers = max_concurrency, wait_for_answers
         self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         self._tools = {tool.name: tool for tool in self._library.tools}
         goal = Goal(objective=task) if isinstance(task, str) else task
         self._request = goal if isinstance(goal, TaskRequest) else TaskRequest(goal=goal)
         self.environment = environment = environment or Environment()
-        self._gate = gate
         self._recovery = PlanningAlternativeProvider()
         settings = _engine_settings(config)
         self.engine = ReplanningEngine(
@@ -120,11 +115,6 @@ class PlanningCoordinator:
 
     def __repr__(self) -> str:
         return f"<PlanningCoordinator {self._request.goal.objective!r} {self._llm!r} {len(self._tools)} tools>"
-
-    @property
-    def planning(self) -> PlanningSettings:
-        """The settings of planning mode."""
-        return self.settings.planning
 
     @property
     def state(self) -> PlanningState:
@@ -234,7 +224,7 @@ class PlanningCoordinator:
 
     async def _run_until(self, phase: Phase, run_id: str | None) -> bool:
         """Run until a phase is done, and pause there; return whether it was reached."""
-        if not self.planning.enabled:
+        if not self.settings.planning.enabled:
             problem = "planning is switched off, so that there is no plan and are no phases; set it to true"
             raise SettingsError([Problem("planning.enabled", problem)])
         if self.run is not None and is_phase_reached(self.run.live, phase):
@@ -253,7 +243,9 @@ class PlanningCoordinator:
             await self._drive_run(self.engine.resume(run_id))
         else:
             request = self._request.to_metadata()
-            plan = initial_plan(self._request.goal, self._library, request, tool_loop=not self.planning.enabled)
+            plan = initial_plan(
+                self._request.goal, self._library, request, tool_loop=not self.settings.planning.enabled
+            )
             await self._drive_run(self.engine.open(plan, run_id=run_id))
         while await self._await_clarification():
             await self._drive_run(self.engine.resume(self._current_run.id))
@@ -261,7 +253,7 @@ class PlanningCoordinator:
     async def _await_clarification(self) -> bool:
         """Wait for the answers to open clarification questions; return whether the run can go on, answered or not."""
         run, engine, clock = self._current_run, self.engine, self.environment.clock
-        goal = self.planning.replanning.goal_understanding
+        goal = self.settings.planning.replanning.goal_understanding
         if run.result.status not in ("needs_human", "paused") or not goal.auto_assume_on_no_response:
             return False
         state, open_questions = self.state, engine.pending(run.id)
@@ -292,11 +284,13 @@ class PlanningCoordinator:
                 plan_only=self._plan_only,
             )
             execute_phase = run_step if session.tool_loop_only else run_phase
-            execute_action = ActionExecutor(session, self._work or _no_work)
+            use_tool = self._work or _no_work
 
             async def work(task: Task, context: TaskContext) -> object:
                 is_phase = phase_of(task) is not None
-                output = await (execute_phase(session, task) if is_phase else execute_action(task, context))
+                output = await (
+                    execute_phase(session, task) if is_phase else run_action(session, use_tool, task, context)
+                )
                 if self._stop_after is not None and is_phase_reached(run.live, self._stop_after, besides=task.id):
                     run.pause(f"the phase {self._stop_after} is done")
                 return output

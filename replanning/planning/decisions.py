@@ -214,17 +214,9 @@ def parse_json_reply(
 ) -> _Model:
     """Return the first JSON object in a model's reply that is valid; prose, fences and thoughts are skipped.
 
-    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not for a number.
-
-    Args:
-        text: the reply.
-        model: the strict model to validate it with.
-        unwrap: returns the object to validate; it may be inside the one that was found.
-        likelihood: ranks the objects that are not valid; the problems of the first with the highest rank are reported.
-        missing: returns what a valid object lacks; empty if nothing.
-
-    Raises:
-        LLMResponseInvalid: no object is valid; lists all problems of the likeliest.
+    It is validated as JSON, where an array may stand for a tuple and a string for a phase, but not for a number. The
+    object to validate, which may be inside the one that was found, is returned by `unwrap`, and what a valid one lacks
+    by `missing`. If there is none, LLMResponseInvalid lists the problems of the first with the highest likelihood.
     """
     no_object = "the reply holds no JSON object; any truncated, with NaN or Infinity, or a field twice, do not count"
     highest, problems = -1, [no_object]
@@ -248,10 +240,7 @@ def parse_json_reply(
 def parse_decision(text: str, phase: Phase) -> ReplanDecision:
     """Return the decision in a model's reply: a JSON object, or the `replan_decision` member of one.
 
-    The object may be surrounded by prose, a fenced block or thoughts; of several, the likeliest that is valid counts.
-
-    Raises:
-        LLMResponseInvalid: the reply holds no valid decision; lists all problems of the likeliest object.
+    Of several that are valid, the first counts. LLMResponseInvalid lists all problems of the likeliest object.
     """
     return parse_json_reply(
         text,
@@ -504,10 +493,6 @@ class ReplanCounts(BaseModel):
     causes: dict[str, NonNegativeInt] = {}
     warned: tuple[str, ...] = ()
 
-    def add_considered(self) -> ReplanCounts:
-        """Count another decision."""
-        return self.model_copy(update={"considered": self.considered + 1})
-
     def add_replan(self, decision: ReplanDecision, cause: ReplanCause) -> ReplanCounts:
         """Count a normalised replan that is about to be executed, whether or not it succeeds."""
         changed: dict[str, object] = {"total": self.total + 1, "phases": _increment(self.phases, decision.phase)}
@@ -573,15 +558,6 @@ def available_replan_types(
         if not all(exhausted_limit(kind, target, limits, counts, cause) for target in REPLAN_TARGETS[kind].values())
         and (kind is not ReplanType.RETRY or cause.action is not None)
     )
-
-
-def exhausted_limits(phase: Phase, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str:
-    """Return the limits that forbid every replan of a phase, in words; empty if any replan is allowed."""
-    if available_replan_types(phase, limits, counts, cause):
-        return ""
-    pairs = [(kind, target) for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()]
-    reasons = dict.fromkeys(exhausted_limit(kind, target, limits, counts, cause) for kind, target in pairs)
-    return "; ".join(filter(None, reasons))
 
 
 def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> str | None:

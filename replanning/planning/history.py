@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -275,14 +275,8 @@ _SUFFIX: Final = ".jsonl"
 
 _PLAN_LINE_TYPES: Final[tuple[LineType, ...]] = ("plan", "revision")
 
-COMMON_FIELDS: Final[Mapping[str, type]] = {
-    "type": str,
-    "timestamp": str,
-    "task_uuid": str,
-    "issue_id": str,
-    "seq": int,
-}
-"""Fields of every line."""
+_COMMON_FIELDS: Final = ("type", "timestamp", "task_uuid", "issue_id", "seq")
+"""Fields of every line; the last is a number."""
 
 _Signature = tuple[int, int]
 """Identity and size of a file; equal while nobody replaces it or writes to it."""
@@ -318,7 +312,7 @@ def _line_seq(line: JsonObject) -> int:
 
 def _line_payload(line: JsonObject) -> JsonObject:
     """Return the fields of a line beside the common ones."""
-    return {name: value for name, value in line.items() if name not in COMMON_FIELDS}
+    return {name: value for name, value in line.items() if name not in _COMMON_FIELDS}
 
 
 def _encode_line(line: JsonObject) -> bytes:
@@ -333,7 +327,8 @@ def _valid_lines(path: Path) -> Iterator[JsonObject]:
     for text in read_lines(path):
         with suppress(ValueError, RecursionError):
             line = json.loads(text)
-            if isinstance(line, dict) and all(isinstance(line.get(name), kind) for name, kind in COMMON_FIELDS.items()):
+            *texts, seq = map(line.get, _COMMON_FIELDS) if isinstance(line, dict) else (None,)
+            if isinstance(seq, int) and all(isinstance(value, str) for value in texts):
                 yield line
 
 
@@ -647,7 +642,7 @@ class PlanningHistoryStore:
             return sorted(of_issue, key=lambda task: str(first_lines[task]["timestamp"]))
 
     def _add_to_index(self, first_lines: Iterable[JsonObject]) -> None:
-        entries = [{name: line[name] for name in COMMON_FIELDS} for line in first_lines]
+        entries = [{name: line[name] for name in _COMMON_FIELDS} for line in first_lines]
         with suppress(OSError):  # the index can be rebuilt, and the lines are written
             append_lines(self._index_path, b"".join(map(_encode_line, entries)))
 
@@ -670,12 +665,9 @@ class PlanningHistoryStore:
 
 
 class RunJournals:
-    """Journals of the engines that an exporter is attached to, for records from before it was attached.
+    """Journals of the engines that an exporter is attached to, and further stores, for records from before.
 
     Only the store of the last engine is kept alive.
-
-    Args:
-        stores: further stores to read.
     """
 
     def __init__(self, *stores: RunStore) -> None:

@@ -24,6 +24,8 @@ from replanning.llm.completions import Completion, LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
+    ALLOWED_REPLANS,
+    REPLAN_TARGETS,
     OverrideReason,
     Phase,
     ReplanCause,
@@ -34,7 +36,7 @@ from replanning.planning.decisions import (
     Ruling,
     available_replan_types,
     decision_model,
-    exhausted_limits,
+    exhausted_limit,
     exhausted_lineage,
     make_ruling,
     normalise,
@@ -303,11 +305,14 @@ class ReplanManager:
             cause: the action and error to decide about, if any.
         """
         cause = cause or ReplanCause()
-        if closed := exhausted_limits(phase, self.limits, self._counts, cause):
+        began = self._clock.now()
+        if not self.can_replan(phase, cause):
+            pairs = [(kind, target) for kind in ALLOWED_REPLANS[phase] for target in REPLAN_TARGETS[kind].values()]
+            reached = [exhausted_limit(*pair, self.limits, self._counts, cause) for pair in pairs]
+            closed = "; ".join(filter(None, dict.fromkeys(reached)))
             blocks = exhausted_lineage(self.limits, self._counts, cause)
             ruling = Ruling("continue", f"no model was asked: {closed}", blocks=blocks)
-            return self._conclude(phase, cause, DecisionResponse(None), ruling, began=self._clock.now())
-        began = self._clock.now()
+            return self._conclude(phase, cause, DecisionResponse(None), ruling, began=began)
         self._notify("deciding")
         response = await self.request_llm_decision(self._decision_request(phase, prompt_data, cause))
         first = self._conclude(phase, cause, response, self._ruling(response, cause), began=began)
@@ -513,7 +518,7 @@ class ReplanManager:
         instead_of: str | None = None,
     ) -> Consideration:
         """Note a decision that is executed or awaits the user; record any other at once."""
-        self._counts = self._counts.add_considered()
+        self._counts = self._counts.model_copy(update={"considered": self._counts.considered + 1})
         considered = Consideration(
             replan_id=f"p{self._counts.considered}",
             phase=phase,

@@ -7,7 +7,7 @@ the model can be told.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -63,6 +63,14 @@ class TaskDecomposition(_ReplyModel):
     reasoning: _Text = ""
     subtasks: Annotated[tuple[Subtask, ...], Field(min_length=1, max_length=1000)]
 
+    def remaining(self, finished: Container[str]) -> list[Subtask]:
+        """Return the subtasks that are not finished."""
+        return [subtask for subtask in self.subtasks if subtask.id not in finished]
+
+    def ids_by_label(self) -> JsonObject:
+        """Return the ids of the subtasks, each under a label that identifies it without repeating it."""
+        return {f"the id of subtask {number}": one.id for number, one in enumerate(self.subtasks, 1)}
+
 
 class Action(_ReplyModel):
     """One use of a tool for a subtask.
@@ -91,6 +99,17 @@ class ActionPlan(_ReplyModel):
 
     execution_order: _Ids = ()
     actions: Annotated[tuple[Action, ...], Field(min_length=1, max_length=1000)]
+
+    @property
+    def subtask_order(self) -> tuple[str, ...]:
+        """The subtasks in the order in which they are to run: the stated one, then that of the actions."""
+        return tuple(dict.fromkeys((*self.execution_order, *(action.task_id for action in self.actions))))
+
+    def without(self, finished: Container[str]) -> ActionPlan:
+        """Return the plan without the actions of finished subtasks."""
+        actions = tuple(action for action in self.actions if action.task_id not in finished)
+        order = tuple(name for name in self.execution_order if name not in finished)
+        return self.model_copy(update={"actions": actions, "execution_order": order})
 
 
 class UnclearGoal(_ReplyModel):
@@ -280,12 +299,7 @@ _Reply = TypeVar("_Reply", bound=BaseModel)
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
     """Return the reply in one of the first three phases; its output may be given alone, without the reply around it.
 
-    Args:
-        text: the model's reply; the JSON may be surrounded by prose, a fenced block or thoughts.
-        phase: the phase whose output is expected, unless the reply states an error.
-
-    Raises:
-        LLMResponseInvalid: the reply holds no valid output; lists all problems of the likeliest object.
+    The reply may state an error instead of the output. LLMResponseInvalid lists all problems of the likeliest object.
     """
     expected = PHASE_OUTPUT_FIELDS[phase]
 
@@ -298,8 +312,7 @@ def parse_planning(text: str, phase: Phase) -> PlanningReply:
 def parse_reply(text: str, model: type[_Reply]) -> _Reply:
     """Return the reply of a later phase, such as an `ExecutionReply` or a `CompletionReply`.
 
-    Raises:
-        LLMResponseInvalid: the reply holds no valid output; lists all problems of the likeliest object.
+    LLMResponseInvalid lists all problems of the likeliest object.
     """
     return _parse_reply(text, model, _BARE_FIELDS.get(model), lambda _: "")
 

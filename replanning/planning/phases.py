@@ -43,11 +43,8 @@ from replanning.planning.tasks import (
     phase_task,
     plan_problems,
     planned_arguments,
-    remaining_subtasks,
     repeat_phases,
     revise_decomposition,
-    subtask_ids_by_label,
-    subtask_order,
     tool_name,
 )
 
@@ -81,7 +78,7 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
             tools, limit = session.tools.values(), session.settings.max_subtasks
             if problems := plan_problems(decomposition, tools=tools, max_subtasks=limit):
                 raise LLMResponseInvalid("; ".join(map(str, problems)))
-            session.refuse_secrets(subtask_ids_by_label(decomposition))
+            session.refuse_secrets(decomposition.ids_by_label())
         return decomposition, error
 
     data = session.prompt_data(task)
@@ -136,7 +133,7 @@ def batch_subtasks(
 
     Dependencies of a subtask are in its own batch or in an earlier one.
     """
-    left = remaining_subtasks(decomposition, finished)
+    left = decomposition.remaining(finished)
     places = {subtask.id: place for place, subtask in enumerate(left)}
     order = topological_order([[places[each] for each in one.dependencies if each in places] for one in left])
     names = [left[place].id for place in order]
@@ -145,7 +142,7 @@ def batch_subtasks(
 
 def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
     """Return one action plan made of the plans of batches."""
-    order = tuple(name for plan in plans for name in subtask_order(plan))
+    order = tuple(name for plan in plans for name in plan.subtask_order)
     return ActionPlan(execution_order=order, actions=tuple(action for plan in plans for action in plan.actions))
 
 
@@ -205,7 +202,7 @@ async def _request_revision(
             resources=session.run.live.pool.capacity,
         )
         _check_plan(session, planned, problems)
-        session.refuse_secrets(subtask_ids_by_label(subtasks))
+        session.refuse_secrets(subtasks.ids_by_label())
         return _phase_output(planned, subtasks)
 
     return await session.ask("revision", data, ReflectionReply, parse)
@@ -235,7 +232,7 @@ def _is_superseded(session: PlanningSession, task: Task) -> bool:
     """Return whether a newer plan does without the failed action that the phase was to replace."""
     notes, live, plans = PlanningTask.of(task), session.run.live, session.state.plans
     after = TaskId(notes.after)
-    if not notes.keeps_finished or after not in live:
+    if notes.target is None or not keeps_finished(notes.target) or after not in live:
         return False
     root = live.entry(after).root
     planned = [root in plan.tasks.values() for plan in plans]
@@ -259,15 +256,9 @@ def _phase_output(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObjec
     return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
 
 
-def _without_finished(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
-    actions = tuple(action for action in planned.actions if action.task_id not in finished)
-    order = tuple(name for name in planned.execution_order if name not in finished)
-    return planned.model_copy(update={"actions": actions, "execution_order": order})
-
-
 def _require_unfinished(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
     """Return a plan without finished subtasks; reject one with no others."""
-    left = _without_finished(planned, finished)
+    left = planned.without(finished)
     if not left.actions:
         raise LLMResponseInvalid(
             "every task of this plan is done already; plan what is to be done instead of what failed"
@@ -292,7 +283,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     finished, earlier = _finished_subtasks(session, task), _earlier_tasks(session, task)
     # A subtask that was running then and has failed since stays: recovery handles that failure by itself.
     served = {action.task_id for action in action_plan.actions}
-    action_plan = _without_finished(action_plan, finished)
+    action_plan = action_plan.without(finished)
     unserved = [one.id for one in subtasks.subtasks if one.id not in served and one.id in earlier]
     finished |= {name: earlier[name] for name in unserved}
     if state.plan is not None and not action_plan.actions:
@@ -404,10 +395,20 @@ async def _escalate_replan(
             session.record_consideration(subject, other)
     if other is not None and other.ruling.is_executable and not other.ruling.questions:
         replan = other.replan_id
-        record = await session.execute_replan(
-            other, lambda decision: _replace_remaining_phases(session, task, phase, replan, decision)
-        )
-        if not record.problem:
+
+        async def apply(decision: ReplanDecision) -> None:
+            """Replace the remaining tasks of the failed replan with the new decision."""
+            live, target = session.run.live, decision.target_phase
+            assert target is not None
+            notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
+            last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
+            tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
+            rest, view = _remaining_phases(session, task), PlanView(live)
+            before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
+            skips = [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
+            session.run.apply([*add_phases(tasks, before), *skips], reason=replan_reason(decision))
+
+        if not (await session.execute_replan(other, apply)).problem:
             return True
     elif other is not None:
         session.manager.record_skipped(other)
@@ -415,22 +416,6 @@ async def _escalate_replan(
             return False  # the model can do without the replan; a failed action is never skipped so
     session.escalate(task.id, f"the replan cannot be done: {reason}")
     return False
-
-
-async def _replace_remaining_phases(
-    session: PlanningSession, task: Task, phase: Phase, replan: str, decision: ReplanDecision
-) -> None:
-    """Replace the remaining tasks of the failed replan with the new decision."""
-    live, target = session.run.live, decision.target_phase
-    if target is None:
-        return
-    notes = PlanningTask(reason=replan_reason(decision), replan=replan, lineage=PlanningTask.of(task).lineage)
-    last = phase if session.state.plan is None else Phase.ACTION_SEQUENCE
-    tasks = repeat_phases(live, target, last, notes=notes, depends_on=[task.id])
-    rest, view = _remaining_phases(session, task), PlanView(live)
-    before = dict.fromkeys(one for done in (task.id, *rest) for one in view.dependents(done) if one not in rest)
-    skips = [SkipTask(task_id=one, reason="another replan has taken its place") for one in rest]
-    session.run.apply([*add_phases(tasks, before), *skips], reason=replan_reason(decision))
 
 
 def _existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:

@@ -91,8 +91,7 @@ class _Recovery:
             return retry
         if held is None:
             reason = task.failure.message if task.failure is not None else "it failed"
-            if session.state.completion is None:
-                session.record_intervention(f"{task.id} failed: {reason}")
+            session.record_intervention(f"{task.id} failed: {reason}", once=True)
             return _alternative([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} failed")
         if held.verdict not in ("", "withdrawn"):
             return self._declined_alternative(task.task, held)
@@ -165,7 +164,7 @@ class _Recovery:
             return _alternative(
                 _replace(task, accepting_task(live, task)), "the replan was declined: what there is counts"
             )
-        self._record_declined(task.id, held)
+        self._session.record_intervention(f"{task.id} cannot go on: a person has declined ({held.text})", once=True)
         return None
 
     def _assume_answers(self, held: TaskHold) -> bool:
@@ -176,10 +175,6 @@ class _Recovery:
         unanswered = [f"there is no answer: {question}" for question in held.questions]
         self._session.record_assumptions([*held.effective_assumptions, *unanswered], held.questions)
         return True
-
-    def _record_declined(self, task: TaskId, held: TaskHold) -> None:
-        if self._session.state.completion is None:
-            self._session.record_intervention(f"{task} cannot go on: a person has declined ({held.text})")
 
     # Actions that failed or whose tool is down
 
@@ -228,7 +223,7 @@ class _Recovery:
         """Return the prompt variables of a failed action, and the cause for its decision."""
         state = self._session.state
         name = state.name_of(task.root)
-        action = action_data(state, task.task, name, f"{task.id}#{task.attempts}")
+        action = action_data(task.task, name, state.calls.get(f"{task.id}#{task.attempts}"))
         data: JsonObject = {**self._session.prompt_data(task.task), "action": action, "errors": error}
         return data, ReplanCause(error, action=name, lineage=state.lineage_of(task.root))
 
@@ -321,7 +316,7 @@ class _Recovery:
 
     def _recover_declined(self, task: TaskView, held: TaskHold) -> Alternative | None:
         if not self._assume_answers(held):
-            self._record_declined(task.id, held)
+            self._session.record_intervention(f"{task.id} cannot go on: a person has declined ({held.text})", once=True)
             return None
         if held.target is not None and not held.is_replan_approval:
             changes = self._replan_changes(task, held.target, held.text, replan="assumed")
@@ -422,12 +417,7 @@ class _Recovery:
 
 
 class PlanningAlternativeProvider:
-    """Provider of the alternatives that planning mode decides on.
-
-    Attributes:
-        name: name in the journal.
-        session: the session of the run; None before it starts.
-    """
+    """Provider of the alternatives that planning mode decides on; it has no session before the run starts."""
 
     name: str = "planning"
 
@@ -447,12 +437,7 @@ class PlanningAlternativeProvider:
 
 
 class LineagePolicy(ReplanPolicy):
-    """Policy of the engine that also blocks a lineage that has used up its replans.
-
-    Args:
-        settings: thresholds and limits.
-        recovery: the provider, with the session of the run.
-    """
+    """Policy of the engine that also blocks a lineage that has used up its replans."""
 
     def __init__(self, settings: Settings, recovery: PlanningAlternativeProvider) -> None:
         super().__init__(settings)

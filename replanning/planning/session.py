@@ -93,6 +93,7 @@ class PlanningSession:
         self.tool_loop_only = is_tool_loop(run.live.plan)
         self.request = request_of(run.live.plan) or TaskRequest(goal=run.live.goal)
         self.prompts = ReplanPromptBuilder(prompt_templates(), settings, tuple(tools.values()), redact=run.redact_value)
+        self.tasks_in_reflection = set[TaskId]()
         self._state = PlanningState()
         self._options = LLMOptions(
             system=self.prompts.system(), meter=run.meter("planning"), max_tokens=min(MAX_PLAN_TOKENS, llm.max_tokens)
@@ -299,9 +300,16 @@ class PlanningSession:
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 
     def record_intervention(
-        self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
+        self,
+        reason: str,
+        recommendations: tuple[str, ...] = (),
+        outcomes: tuple[str, ...] = (),
+        *,
+        once: bool = False,
     ) -> None:
-        """Journal that a person must intervene, with the state of the work."""
+        """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
+        if once and self.state.completion is not None:
+            return
         done, failed = action_counts(self.run.live)
         errors, counts = "; ".join(unresolved_failures(self.run.live)[:5]), self.manager.counts
         current = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Self, TypeVar
 
@@ -95,14 +95,10 @@ class TaskRequest(_FrozenModel):
 
     def truncated(self) -> TaskRequest:
         """Return the request with its latest comments and runs, and with long texts cut and marked."""
-        comments = (
-            IssueComment(
-                author=truncate_text(comment.author, 200),
-                text=truncate_text(comment.text, _MAX_COMMENT_CHARS),
-                at=comment.at,
-            )
-            for comment in self.comments[-200:]
-        )
+        comments = [
+            IssueComment(author=truncate_text(c.author, 200), text=truncate_text(c.text, _MAX_COMMENT_CHARS), at=c.at)
+            for c in self.comments[-200:]
+        ]
         changed: dict[str, object] = {
             "issue_id": truncate_text(self.issue_id, _MAX_COMMENT_CHARS),
             "title": truncate_text(self.title, _MAX_COMMENT_CHARS),
@@ -281,10 +277,8 @@ class PlanningState(_StateModel):
         elif isinstance(body, QuestionAsked):
             changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
             for task in target_task_ids(changes):
-                if task in self.held and self.held[task].verdict in (
-                    "",
-                    "withdrawn",
-                ):  # else it is about something else
+                held = self.held.get(task)
+                if held is not None and held.verdict in ("", "withdrawn"):  # else it is about something else
                     self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
             self._on_answered(self.held[self.questions[body.question]], body)
@@ -392,14 +386,7 @@ class PlanStep(NamedTuple):
 
 
 class PlanProgress(NamedTuple):
-    """Progress of a plan, up to the time when another replaced it.
-
-    Attributes:
-        number: number of the plan, from 1.
-        at: time of its creation, in seconds since the epoch.
-        reason: the reason for replacing the plan before; empty for the first.
-        steps: its tasks; those taken over from an earlier plan come first.
-    """
+    """Progress of a plan, created at a time in seconds since the epoch, up to the time when another replaced it."""
 
     number: int
     at: float
@@ -416,10 +403,6 @@ class PlanningProgress:
     """Progress of the plans of a run, folded from its journal.
 
     A task counts as done if it or its replacement succeeded; a failed or skipped one does not.
-
-    Attributes:
-        state: the state of planning mode.
-        run_opened: the first record of the run; None before it was folded.
     """
 
     def __init__(self) -> None:
@@ -459,15 +442,11 @@ class PlanningProgress:
     @property
     def plans(self) -> tuple[PlanProgress, ...]:
         """All plans, oldest first; the last is the current one."""
-        return tuple(
-            PlanProgress(
-                plan.number,
-                self._created_at[plan.task],
-                plan.reason,
-                self._superseded_steps.get(plan.task) or self._steps(plan),
-            )
-            for plan in self.state.plans
-        )
+        plans = list[PlanProgress]()
+        for plan in self.state.plans:
+            steps = self._superseded_steps.get(plan.task) or self._steps(plan)
+            plans.append(PlanProgress(plan.number, self._created_at[plan.task], plan.reason, steps))
+        return tuple(plans)
 
     @property
     def assumes_on_timeout(self) -> bool:
@@ -478,21 +457,19 @@ class PlanningProgress:
         return value is not False
 
     def _steps(self, plan: PlanVersion) -> tuple[PlanStep, ...]:
-        descriptions = {
-            subtask.id: subtask.description
-            for version in self.state.plans  # the newest counts
-            for subtask in version.decomposition.subtasks
-        }
-        return tuple(self._plan_step(name, TaskId(task), descriptions) for name, task in plan.tasks.items())
-
-    def _plan_step(self, name: str, task_id: TaskId, descriptions: Mapping[str, str]) -> PlanStep:
-        if self._live is None or task_id not in self._live:  # the plan is made, but not installed yet
-            return PlanStep(name, descriptions.get(name, ""), done=False)
-        entry = self._live.entry(task_id)
-        subtask, purpose = PlanningTask.of(entry.task).subtask or name, entry.task.goal or ""
-        description = descriptions.get(subtask, "")
-        text = (description or purpose) if subtask == name else (purpose or description)
-        return PlanStep(name, text, is_action_done(self._live, entry))
+        live, steps, subtasks = self._live, list[PlanStep](), dict[str, str]()
+        for version in self.state.plans:  # the newest counts
+            subtasks |= {subtask.id: subtask.description for subtask in version.decomposition.subtasks}
+        for name, task in plan.tasks.items():
+            if live is None or task not in live:  # the plan is made, but not installed yet
+                steps.append(PlanStep(name, subtasks.get(name, ""), done=False))
+                continue
+            entry = live.entry(TaskId(task))
+            subtask, purpose = PlanningTask.of(entry.task).subtask or name, entry.task.goal or ""
+            description = subtasks.get(subtask, "")
+            text = (description or purpose) if subtask == name else (purpose or description)
+            steps.append(PlanStep(name, text, is_action_done(live, entry)))
+        return tuple(steps)
 
 
 Output = TypeVar("Output", bound=BaseModel)
@@ -503,22 +480,18 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     tasks = state.plan.tasks if state.plan is not None else {}
     planned = {name: live.entry(TaskId(task)) for name, task in tasks.items() if task in live}
     entries = planned or {str(entry.id): entry for entry in live if is_action(entry.task) and not entry.removed}
-    open_states = (*WAITING, TaskState.RUNNING)
     remaining: list[JsonValue] = [
         {"task": name, "tool": tool_name(entry.task), "state": entry.state.value}
         for name, entry in entries.items()
-        if entry.state in open_states
+        if entry.state in WAITING or entry.state is TaskState.RUNNING
     ]
     down: list[JsonValue] = [
         {"name": name, "available": False, **({"reason": reason} if reason else {})}
         for name, reason in state.unavailable_tools.items()
     ]
-    progress: JsonObject = {
-        "done": sum(is_action_done(live, entry) for entry in entries.values()),
-        "of": len(entries),
-        "errors": state.errors,
-        "errors_in_a_row": state.consecutive_errors,
-    }
+    done = sum(is_action_done(live, entry) for entry in entries.values())
+    errors: JsonObject = {"errors": state.errors, "errors_in_a_row": state.consecutive_errors}
+    progress: JsonObject = {"done": done, "of": len(entries), **errors}
     facts: list[JsonValue] = [*live.facts]
     return {"progress": progress if entries else {}, "remaining": remaining, "state": facts, "tool_status": down}
 
@@ -540,11 +513,8 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     for entry in live:
         begun = entry.state not in WAITING or entry.failure is not None
         if is_action(entry.task) and begun and not entry.removed:
-            action: JsonObject = {
-                "task": names.get(entry.id, entry.id),
-                "tool": tool_name(entry.task),
-                "state": entry.state.value,
-            }
+            name, tool = names.get(entry.id, entry.id), tool_name(entry.task)
+            action: JsonObject = {"task": name, "tool": tool, "state": entry.state.value}
             if entry.output is not None:
                 action["output"] = _shorten(entry.output)
             if entry.failure is not None:
@@ -553,13 +523,13 @@ def executed_actions(live: LivePlan, state: PlanningState) -> list[JsonValue]:
     return executed
 
 
-def action_data(state: PlanningState, task: Task, name: str, attempt: str) -> JsonObject:
+def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> JsonObject:
     """Return an action as models are shown it, with the arguments that were chosen when its attempt began."""
     data: JsonObject = {
         "id": name,
         "tool": tool_name(task),
         "purpose": task.goal or "",
-        "arguments": {**planned_arguments(task), **state.calls.get(attempt, {})},
+        "arguments": {**planned_arguments(task), **(chosen or {})},
         "expected_outcome": PlanningTask.of(task).expected_outcome,
     }
     return {key: value for key, value in data.items() if value}

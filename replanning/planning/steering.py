@@ -222,9 +222,8 @@ class Steering:
             return self._decide(run, comment, command, by)
         if command.kind == "text" and (pending := self._planning.engine.pending(run.id)):
             state = self._planning.state
-            clarifications = [question for question in pending if state.accepts_free_text(question.id)]
-            for question in clarifications:
-                if self._is_reply(comment, question):
+            for question in pending:
+                if state.accepts_free_text(question.id) and self._is_reply(comment, question):
                     return self._answer(comment, question, _Command("approve", command.text), by)
         if run.ended:
             return False
@@ -233,7 +232,8 @@ class Steering:
 
     def _decide(self, run: PlanRun, comment: SteeringComment, command: _Command, by: str) -> bool:
         """Answer the pending question that an approval or a rejection is about."""
-        named, rest = _split_first_word(command.text)
+        first_word, rest = [*command.text.split(maxsplit=1), "", ""][:2]
+        named = first_word.strip("`.,:;")  # perhaps the id of a question
         pending = self._planning.engine.pending(run.id)
         state = self._planning.state
         clarifications = {question.id for question in pending if state.accepts_free_text(question.id)}
@@ -300,12 +300,6 @@ def _parse_comment(body: str) -> _Command:
         case ("approve" | "reject" | "replan") as kind:
             return _Command(kind, command["rest"].strip())
     return _Command("other" if command["sign"] == "/" else "text", text)
-
-
-def _split_first_word(text: str) -> tuple[str, str]:
-    """Return the first word of a text without punctuation, which may be the id of a question, and the rest."""
-    word, rest = [*text.split(maxsplit=1), "", ""][:2]
-    return word.strip("`.,:;"), rest
 
 
 def _comments_in_request(records: Sequence[Record], comments: Sequence[SteeringComment]) -> Sequence[str]:

@@ -102,18 +102,13 @@ class PlanningTask(BaseModel):
         except ValidationError:
             return cls()
 
-    @property
-    def keeps_finished(self) -> bool:
-        """Whether the task belongs to a replan that keeps finished work."""
-        return self.target is not None and keeps_finished(self.target)
-
     def to_metadata(self) -> JsonObject:
         """Return the metadata of a task with these notes."""
         return {PLANNING_KEY: self.model_dump(mode="json", exclude_defaults=True)}
 
     def in_round(self) -> PlanningTask:
         """Return the notes that a repetition of the phase shares with it: its lineage and where a clean round began."""
-        clean = self.target is not None and not self.keeps_finished
+        clean = self.target is not None and not keeps_finished(self.target)
         return PlanningTask(lineage=self.lineage, target=self.target if clean else None)
 
 
@@ -172,8 +167,8 @@ def is_tool_loop(plan: Plan) -> bool:
 
 def is_phase_reached(live: LivePlan, phase: Phase, *, besides: TaskId | None = None) -> bool:
     """Return whether a phase is done, or is with the task `besides`, and no task up to that phase is open."""
-    phases = [*PLANNING_PHASES, Phase.EXECUTION, Phase.REFLECTION]
-    upto, done = phases[: phases.index(phase) + 1], False
+    phases, done = list(Phase), False
+    upto = phases[: phases.index(phase) + 1]
     for entry in live:
         current = phase_of(entry.task) or Phase.EXECUTION
         if current not in upto or entry.removed or entry.replaced_by:
@@ -195,13 +190,8 @@ def repeat_phases(
 ) -> tuple[Task, ...]:
     """Return the phases from a target to the last one as new tasks, each waiting for the one before.
 
-    Args:
-        live: the plan under way.
-        target: the first phase; the execution begins with a new action plan.
-        last: the last phase.
-        notes: the notes on each; they may name another target that the replan returned to.
-        depends_on: the tasks that the first one waits for.
-        approved_by: the task at which a person must agree before they enter the plan, if any.
+    An execution is repeated by planning the actions. The notes on each task may name another target that the replan
+    returned to. With `approved_by`, a person must agree at that task before they enter the plan.
     """
     view, tasks = PlanView(live), list[Task]()
     first = target if target in PLANNING_PHASES else Phase.ACTION_SEQUENCE
@@ -302,7 +292,7 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) ->
 
 def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
     """Describe the actions of a plan in their order, one line each, to a person who must approve all of them."""
-    places = {name: place for place, name in enumerate(subtask_order(plan))}
+    places = {name: place for place, name in enumerate(plan.subtask_order)}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
     for number, action in enumerate(actions[:40], 1):
@@ -315,21 +305,6 @@ def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
     return "\n".join(lines)
 
 
-def subtask_order(action_plan: ActionPlan) -> tuple[str, ...]:
-    """Return the subtasks in the order in which they are to run: the stated one, then that of the actions."""
-    return tuple(dict.fromkeys((*action_plan.execution_order, *(action.task_id for action in action_plan.actions))))
-
-
-def remaining_subtasks(decomposition: TaskDecomposition, finished: Container[str]) -> list[Subtask]:
-    """Return the subtasks that are not finished."""
-    return [subtask for subtask in decomposition.subtasks if subtask.id not in finished]
-
-
-def subtask_ids_by_label(decomposition: TaskDecomposition) -> JsonObject:
-    """Return the ids of subtasks, each under a label that identifies it without repeating it."""
-    return {f"the id of subtask {number}": one.id for number, one in enumerate(decomposition.subtasks, 1)}
-
-
 def revise_decomposition(
     decomposition: TaskDecomposition, action_plan: ActionPlan, finished: Iterable[str] = ()
 ) -> TaskDecomposition:
@@ -339,10 +314,10 @@ def revise_decomposition(
     one after it waits for the new one, because the model did not state its dependencies.
     """
     known, done = {subtask.id: subtask for subtask in decomposition.subtasks}, dict.fromkeys(finished)
-    stays = {**done, **dict.fromkeys(subtask_order(action_plan))}
+    stays = {**done, **dict.fromkeys(action_plan.subtask_order)}
     subtasks = [known[name].model_copy(update={"dependencies": ()}) for name in done if name in known]
     before: str | None = None
-    for name in (name for name in subtask_order(action_plan) if name not in done):
+    for name in (name for name in action_plan.subtask_order if name not in done):
         old = known.get(name)
         needed = [each for each in old.dependencies if each in stays] if old else []
         if before is not None and (old is None or before not in known) and before not in needed:
@@ -370,7 +345,7 @@ def plan_problems(
     """
     library, done = {tool.name: tool for tool in tools}, {name: name for name in finished}
     problems = _check_subtasks(decomposition, library, done)
-    left = len(remaining_subtasks(decomposition, done))
+    left = len(decomposition.remaining(done))
     if left > max_subtasks:
         text = f"there are {left} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
         problems.insert(0, Problem("task_decomposition.subtasks", text))
@@ -394,14 +369,8 @@ def compile_action_plan(
     The last action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: dependents of the subtask wait
     for all of them. A fallback strategy that names a tool becomes a fallback. Where some arguments of a tool are not
     known, the task names no tool: then its metadata states under `planning` the `tool`, the known `arguments`, and the
-    `missing` ones.
-
-    Args:
-        action_plan: the actions.
-        decomposition: the subtasks that they serve.
-        tools: the tools that may be used.
-        prefix: prefix of every id, in references as well, so that no id is used again.
-        finished: subtasks done before, each with the id of the task that did it.
+    `missing` ones. Every id begins with the prefix, in references as well, so that no id is used again; finished
+    subtasks have the id of the task that did them.
 
     Raises:
         PlanError: the plan has problems; with all of them.
@@ -432,7 +401,7 @@ def check_and_compile(
 
     Of many subtasks, the actions may serve one batch; `earlier` are the tasks of the batches before.
     """
-    subtasks = remaining_subtasks(decomposition, finished)
+    subtasks = decomposition.remaining(finished)
     if batch is not None:
         subtasks = [subtask for subtask in subtasks if subtask.id in batch]
     found = [
@@ -526,7 +495,7 @@ def _build_tasks(
 
     known = {subtask.id: subtask for subtask in decomposition.subtasks}
     tasks: list[Task] = []
-    for name in subtask_order(action_plan):
+    for name in action_plan.subtask_order:
         actions = [action for action in action_plan.actions if action.task_id == name]
         numbered = (f"{name}-{number}" for number in count(1))
         free = (each for each in numbered if each not in known and each not in finished)
