@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from opentelemetry.exporter.otlp.proto.http import metric_exporter, trace_exporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -16,6 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 _MAX_REASON_CHARS: Final = 300
+
+_Result = TypeVar("_Result")
 
 
 class LossCounter:
@@ -39,27 +40,20 @@ class LossCounter:
         lost = " and ".join(f"{count} {kind}" for kind, count in self._lost.items())
         return f"{lost} could not be sent to {endpoint}; is a collector listening there? ({self._reason})"
 
-    @contextmanager
-    def track(self, kind: str, count: int) -> Iterator[BatchOutcome]:
-        """Count a batch as lost unless it is marked as accepted; exceptions of the sender are suppressed."""
-        outcome = BatchOutcome()
-        messages: list[str] = []
+    def send(self, export: Callable[[], _Result], failure: _Result, kind: str, count: int) -> _Result:
+        """Export a batch and return its result; count it as lost if that is `failure` or if the sender raises."""
+        result, messages = failure, list[str]()
         _thread_state.messages = messages
         try:
-            yield outcome
+            result = export()
         except Exception as error:  # noqa: BLE001 - a failing collector must not end the thread that sends
             messages.append(repr(error))
         finally:
             _thread_state.messages = None
-        if not outcome.accepted:
+        if result is failure:
             self._lost[kind] = self._lost.get(kind, 0) + count
             self._reason = (messages or ["unknown reason"])[0][:_MAX_REASON_CHARS]
-
-
-class BatchOutcome:
-    """Outcome of a batch."""
-
-    accepted = False
+        return result
 
 
 class SpanSender(OTLPSpanExporter):
@@ -79,11 +73,8 @@ class SpanSender(OTLPSpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
-        result = SpanExportResult.FAILURE
-        with self._losses.track("spans", len(spans)) as outcome:
-            result = super().export(spans)
-            outcome.accepted = result is SpanExportResult.SUCCESS
-        return result
+        send = super().export
+        return self._losses.send(lambda: send(spans), SpanExportResult.FAILURE, "spans", len(spans))
 
 
 class MetricSender(OTLPMetricExporter):
@@ -97,11 +88,8 @@ class MetricSender(OTLPMetricExporter):
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
         """Send a batch."""
-        result = MetricExportResult.FAILURE
-        with self._losses.track("batches of metrics", 1) as outcome:
-            result = super().export(metrics_data, timeout_millis, **kwargs)
-            outcome.accepted = result is MetricExportResult.SUCCESS
-        return result
+        send, failure = super().export, MetricExportResult.FAILURE
+        return self._losses.send(lambda: send(metrics_data, timeout_millis, **kwargs), failure, "batches of metrics", 1)
 
 
 class _ThreadState(threading.local):

@@ -11,7 +11,6 @@ from replanning.errors import JournalCorrupt, ReplanningError
 from replanning.history.diff import change_json
 from replanning.history.events import PlanEdit, ReplanEvent
 from replanning.history.history import MAX_EVENTS, ReplanHistory
-from replanning.history.metrics import ReplanMetrics
 from replanning.history.wording import format_iso_time
 from replanning.journal.records import Candidate, Record, RunOpened, Trigger
 from replanning.journal.store import decode_body, encode_body
@@ -40,6 +39,7 @@ def history_json(history: ReplanHistory) -> JsonObject:
 
 def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonObject:
     """Return the metrics and the given replans, with all other entries."""
+    metrics = history.metrics
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -52,7 +52,7 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
         "started": format_iso_time(history.started),
         "updated": format_iso_time(history.updated),
         "revision": history.revision,
-        "metrics": metrics_json(history.metrics),
+        "metrics": {**asdict(metrics), "success_rate": metrics.success_rate},  # null if no outcome is known
         "events": [event_json(event) for event in events],
         "edits": [edit_json(edit) for edit in history.edits],
         "goals": [
@@ -70,11 +70,6 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
             for drop in history.dropped_triggers
         ],
     }
-
-
-def metrics_json(metrics: ReplanMetrics) -> JsonObject:
-    """Return metrics as JSON; the success rate is null if no outcome is known."""
-    return {**asdict(metrics), "success_rate": metrics.success_rate}
 
 
 def event_json(event: ReplanEvent) -> JsonObject:

@@ -34,7 +34,17 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         history: the history.
         events: the replans to show, instead of all entries and dropped triggers.
     """
-    lines = [*header_lines(history), ""]
+    plan, forked_from = history.plan, history.forked_from
+    name = f" {printable_line(plan.name)!r}" if plan.name else ""
+    status = f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
+    origin = f", forked from revision {forked_from[1]} of {printable_line(forked_from[0])}" if forked_from else ""
+    lines = [
+        f"run {printable_line(history.run)}{name}: {status}",
+        f"  goal:     {printable_line(history.goal.objective)}",
+        f"  started:  {format_time(history.started)}{origin}",
+        f"  replans:  {metrics_line(history.metrics)}",
+        "",
+    ]
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else timeline(history)
     for entry in entries:
         lines += [*entry_lines(entry), ""]
@@ -69,24 +79,6 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     for title, content in [*parts, ("Plan", plan)]:
         lines += ["", title, *(f"  {line}" for line in content)]
     return "\n".join(lines) + "\n"
-
-
-def header_lines(history: ReplanHistory) -> list[str]:
-    """Return the head of a report: run, goal, start and metrics."""
-    plan = history.plan
-    name = f" {printable_line(plan.name)!r}" if plan.name else ""
-    status = f"{history.status}: {printable_line(history.reason)}" if history.reason else history.status
-    origin = (
-        f", forked from revision {history.forked_from[1]} of {printable_line(history.forked_from[0])}"
-        if history.forked_from
-        else ""
-    )
-    return [
-        f"run {printable_line(history.run)}{name}: {status}",
-        f"  goal:     {printable_line(history.goal.objective)}",
-        f"  started:  {format_time(history.started)}{origin}",
-        f"  replans:  {metrics_line(history.metrics)}",
-    ]
 
 
 def metrics_line(metrics: ReplanMetrics) -> str:
@@ -158,7 +150,10 @@ def _event_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
         for n, c in enumerate(event.candidates, 1)
         for line in candidate_lines(n, c, chosen=c == event.chosen and event.executed)
     ]
-    rejected = [line for c in event.rejected[:_MAX_ITEMS] for line in rejected_lines(c)]
+    rejected: list[str] = []
+    for c in event.rejected[:_MAX_ITEMS]:
+        rejected += [_candidate_text(c), f"   rejected: {printable_line(c.rejected)}"]
+        rejected += [f"   {_score_text(c.score)}"] if c.score is not None else []
     if len(event.rejected) > _MAX_ITEMS:
         rejected.append(f"… and {len(event.rejected) - _MAX_ITEMS} more")
     outcome = [f"outcome: {event.outcome}"] if event.executed else []
@@ -180,12 +175,6 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
         f"{number}. {_candidate_text(candidate)}{mark}",
         f"   {_score_text(candidate.score) if candidate.score is not None else 'not scored'}",
     ]
-
-
-def rejected_lines(candidate: Candidate) -> list[str]:
-    """Return lines about a rejected alternative, with the reason and its score, if it has one."""
-    score = [f"   {_score_text(candidate.score)}"] if candidate.score is not None else []
-    return [_candidate_text(candidate), f"   rejected: {printable_line(candidate.rejected)}", *score]
 
 
 def _candidate_text(candidate: Candidate) -> str:
