@@ -11,7 +11,7 @@ farthest, the oldest or the last stated; a line says how much was cut. Long valu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Self, cast
 
@@ -125,16 +125,30 @@ class PromptBuilder:
             StaleView: the plan has changed meanwhile.
         """
         builder = cls(request, size, redact)
-        kinds: dict[str, tuple[int, Iterator[JsonValue]]] = {
-            "goal": (4000, builder._goal()),
+        view = request.view
+        goal, budget = view.goal, view.original_plan.budget
+        criteria = list(goal.success_criteria)
+        stated = _non_empty(objective=goal.objective, facts=list(goal.facts), success_criteria=criteria)
+        around = (
+            _non_empty(**_task_summary(task), error=_error_fields(task.failure), replaced_by=list(task.replaced_by))
+            for task in builder._nearby
+        )
+        limits = _non_empty(
+            tasks={state.value: count for state, count in view.counts.items() if count},
+            resources=dict(islice(view.capacity.items(), _MAX_KEYS)),
+            budget=budget.model_dump(mode="json", exclude_none=True) if budget is not None else {},
+            revision=view.revision,
+        )
+        kinds: dict[str, tuple[int, Iterable[JsonValue]]] = {
+            "goal": (4000, [stated]),
             "happened": (1500, builder._triggers()),
             "tasks": (2500, builder._concerned_tasks()),
-            "around": (700, builder._nearby_tasks()),
+            "around": (700, around),
             "results": (1500, builder._results()),
             "tools": (1200, builder._tools()),
-            "limits": (1000, builder._limits()),
+            "limits": (1000, [limits]),
             "facts": (200, builder._facts()),
-            "context": (400, ({key: value} for key, value in islice(builder._view.context.items(), _MAX_KEYS))),
+            "context": (400, ({key: value} for key, value in islice(view.context.items(), _MAX_KEYS))),
             "earlier": (1200, map(_record_summary, islice(reversed(request.history), _MAX_EARLIER_RECORDS))),
         }
         for name, (room, values) in kinds.items():
@@ -172,10 +186,6 @@ class PromptBuilder:
         if sum(self._view.counts.values()) <= _SMALL_PLAN_TASKS:
             yield from (task for task in self._view.tasks() if task.id not in seen)
 
-    def _goal(self) -> Iterator[JsonValue]:
-        goal = self._view.goal
-        yield _non_empty(objective=goal.objective, facts=list(goal.facts), success_criteria=list(goal.success_criteria))
-
     def _triggers(self) -> Iterator[JsonValue]:
         hidden = {"kind", "id", "run", "at", "root", "cause", "revision"}
         triggers: Sequence[Trigger] = self._request.triggers[:_MAX_TRIGGERS]
@@ -204,11 +214,6 @@ class PromptBuilder:
                 free_id=self._view.unused_id(task.id),
             )
 
-    def _nearby_tasks(self) -> Iterator[JsonValue]:
-        for task in self._nearby:
-            error = _error_fields(task.failure)
-            yield _non_empty(**_task_summary(task), error=error, replaced_by=list(task.replaced_by))
-
     def _results(self) -> Iterator[JsonValue]:
         for task in (*self._concerned, *self._nearby):
             if task.state is TaskState.DONE:
@@ -227,16 +232,6 @@ class PromptBuilder:
         if not tools:
             names = dict.fromkeys(task.task.tool for task in (*self._concerned, *self._nearby))
             yield from (_non_empty(name=name) for name in names)
-
-    def _limits(self) -> Iterator[JsonValue]:
-        """Yield the progress of the plan, and its resources and budget."""
-        budget = self._view.original_plan.budget
-        yield _non_empty(
-            tasks={state.value: count for state, count in self._view.counts.items() if count},
-            resources=dict(islice(self._view.capacity.items(), _MAX_KEYS)),
-            budget=budget.model_dump(mode="json", exclude_none=True) if budget is not None else {},
-            revision=self._view.revision,
-        )
 
     def _facts(self) -> Iterator[JsonValue]:
         """Yield the facts, those that share words with the goal or the tasks concerned first."""

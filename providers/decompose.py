@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from pydantic import Field
@@ -108,7 +109,10 @@ class Decomposer:
             "log": _lineage_log(task, view),
             "results": _dependency_results(task, view),
             "context": ({key: value} for key, value in view.context.items()),
-            "tools": _tool_fields(view),
+            "tools": (
+                tool.model_dump(mode="json", include={"name", "parameters", "description", "available", "dangerous"})
+                for tool in islice(view.tools.values(), _MAX_TOOLS)
+            ),
         }
         lines = {name: [encode_line(value, room, redact) for value in values] for name, values in data.items()}
         sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
@@ -149,17 +153,6 @@ def _dependency_results(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
     for task_id in task.task.depends_on[:_MAX_RESULTS]:
         with suppress(NoResult):  # it has not ended, or its output could not be recorded
             yield {"task": task_id, "output": view.result(task_id)}
-
-
-def _tool_fields(view: PlanView) -> Iterator[JsonValue]:
-    for tool in list(view.tools.values())[:_MAX_TOOLS]:
-        yield {
-            "name": tool.name,
-            "parameters": dict(tool.parameters),
-            "description": tool.description,
-            "available": tool.available,
-            "dangerous": tool.dangerous,
-        }
 
 
 _SYSTEM_PROMPT: Final = """\

@@ -142,7 +142,10 @@ class OpenAIProvider(HTTPLLMProvider):
         return result.data[0].embedding, completion
 
     def _request_body(self, prompt: str, options: LLMOptions, left_out: frozenset[str]) -> JsonObject:
-        body: JsonObject = {"model": options.model, self._max_tokens_field(left_out): options.max_tokens}
+        # OpenAI has a new name for the limit of tokens, which few other services know.
+        has_new_name = (self.base_url == OpenAIProvider.default_url) is ("limit" not in left_out)
+        limit = "max_completion_tokens" if has_new_name else "max_tokens"
+        body: JsonObject = {"model": options.model, limit: options.max_tokens}
         system = system_prompt(options, schema_in_prompt="schema" in left_out)
         if options.schema is not None and "schema" not in left_out:
             strict = strict_schema(options.schema)
@@ -158,8 +161,3 @@ class OpenAIProvider(HTTPLLMProvider):
             system, prompt = "", f"{system}\n\n{prompt}"
         messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
         return body | {"messages": [*messages, {"role": "user", "content": prompt}]}
-
-    def _max_tokens_field(self, left_out: frozenset[str]) -> str:
-        """Return the name of the limit of tokens: OpenAI has a new one, which few other services know."""
-        new = (self.base_url == OpenAIProvider.default_url) is ("limit" not in left_out)
-        return "max_completion_tokens" if new else "max_tokens"
