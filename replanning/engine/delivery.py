@@ -13,7 +13,6 @@ import anyio.abc
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.redaction import Redactor
-from replanning.plugins import load_plugin
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle
 from replanning.telemetry.exporter import Exporter
@@ -25,15 +24,6 @@ EXPORTER_TIMEOUT_SECONDS: Final = 5.0
 """Seconds for which an exporter may hold up the closing of a run, and then of the engine."""
 
 _log = logging.getLogger("replanning")
-
-
-def resolve_exporters(specs: Sequence[Exporter | str]) -> tuple[Exporter, ...]:
-    """Return the exporters of specs; those that are named are made without arguments.
-
-    Raises:
-        PluginError: a plugin is missing or does not load.
-    """
-    return tuple(load_plugin("exporters", spec)() if isinstance(spec, str) else spec for spec in specs)
 
 
 class ExporterDelivery:

@@ -16,7 +16,7 @@ from replanning.decision.answers import answer_changes, closed_error, validate_a
 from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.policy import ReplanPolicy, redact_changes
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
-from replanning.engine.delivery import ExporterDelivery, close_exporters, resolve_exporters
+from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor
 from replanning.engine.questions import Questions
@@ -122,7 +122,7 @@ class ReplanningEngine:
         self.store = store or MemoryStore()
         self.monitor = monitor or PlanMonitor()
         self.policy = policy or ReplanPolicy(self.settings)
-        self.exporters = resolve_exporters(exporters)
+        self.exporters = tuple(load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters)
         environment, redactor = environment or Environment(), redactor_for(self.settings)
         self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
         if isinstance(providers, AlternativeGenerator):

@@ -320,17 +320,27 @@ class _Conversation:
 
     async def run_until_closed(self) -> bool:
         """Ask until the question is closed; returns whether its time was up before."""
-        question, remind_at = self._with_deadline()
+        asked, life = self.asked, self._lifecycle
+        approval, now = life.settings.approval, life.clock.now()
+        question, remind_at = self._questions.question(asked), asked.remind_at
+        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
+            # It has passed before the question was put, and is renewed.
+            question = replace(question, deadline=now + approval.timeout)
+            remind_at = now + approval.timeout * approval.remind_after
 
         def remind() -> None:
             if not self._timed_out:
                 group.start_soon(self._remind, question)
 
-        timer = self._lifecycle.timer
-        alarms = [] if question.deadline is None else [timer.call_at(question.deadline, self._expire)]
+        def expire() -> None:
+            self._timed_out = True
+            self._scope.cancel()
+
+        timer = life.timer
+        alarms = [] if question.deadline is None else [timer.call_at(question.deadline, expire)]
         with self._scope:
             async with anyio.create_task_group() as group:
-                if remind_at is not None:
+                if remind_at is not None and asked.question not in life.ledger.reminded_questions:
                     alarms.append(timer.call_at(remind_at, remind))
                 try:
                     await self._ask_until_accepted(question)
@@ -339,20 +349,6 @@ class _Conversation:
                         alarm.cancel()  # before the group closes, which then takes no reminder any more
                 group.cancel_scope.cancel()
         return self._timed_out
-
-    def _expire(self) -> None:
-        self._timed_out = True
-        self._scope.cancel()
-
-    def _with_deadline(self) -> tuple[Question, float | None]:
-        """Return the question and the time of its reminder; a deadline that has passed before it was put is renewed."""
-        asked, life = self.asked, self._lifecycle
-        approval, now = life.settings.approval, life.clock.now()
-        question, remind_at = self._questions.question(asked), asked.remind_at
-        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
-            question = replace(question, deadline=now + approval.timeout)
-            remind_at = now + approval.timeout * approval.remind_after
-        return question, None if asked.question in life.ledger.reminded_questions else remind_at
 
     async def _ask_until_accepted(self, question: Question) -> None:
         try:

@@ -78,7 +78,10 @@ class TriggerQueue:
     def add(self, trigger: Trigger) -> None:
         """Queue a trigger."""
         self._waiting.append(trigger)
-        self._hold(trigger)
+        if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and self._hold_tasks:
+            live = self._lifecycle.live
+            self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
+            live.hold(self._held_tasks[trigger.id])
         self._nonempty.set()
 
     def reload(self) -> None:
@@ -86,10 +89,10 @@ class TriggerQueue:
         ledger = self._lifecycle.ledger
         parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
         elsewhere = {trigger.id for trigger in self.in_progress} | self._deferred.keys() | parked
-        self._waiting = [trigger for trigger in ledger.open_triggers.values() if trigger.id not in elsewhere]
-        for trigger in self._waiting:
-            self._hold(trigger)
-        self._nonempty.set()
+        self._waiting = []
+        for trigger in ledger.open_triggers.values():
+            if trigger.id not in elsewhere:
+                self.add(trigger)
 
     async def wait(self) -> None:
         """Wait until there is a trigger to decide."""
@@ -151,12 +154,6 @@ class TriggerQueue:
         assert isinstance(record.body, TriggerDropped)
         dropped = record.body.trigger
         self._waiting = [trigger for trigger in self._waiting if trigger.id != dropped]
-
-    def _hold(self, trigger: Trigger) -> None:
-        if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and self._hold_tasks:
-            live = self._lifecycle.live
-            self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
-            live.hold(self._held_tasks[trigger.id])
 
     def _drop(self, trigger: Trigger, reason: str) -> None:
         self._lifecycle.commit(TriggerDropped(trigger.id, reason))
@@ -263,28 +260,22 @@ class Replanner:
             await self.queue.wait()
             try:
                 await yielding(self._lifecycle.live.compute_hash())
-                await self._consider_next()
+                if (trigger := self.queue.take()) is not None:
+                    self.record_pending_decisions()
+                    if triggers := self.queue.collect_batch(trigger):
+                        await self._replan(triggers)
+            except RecordNotSerializable as error:  # the proposals cannot be recorded, however often that is tried
+                self._drop_failed_batch(error)
+            except (StoreError, NotRunning):
+                with suppress(NotRunning):  # the run has ended, and nothing more is decided
+                    await self._lifecycle.wait_for_store()
+                    self.queue.in_progress = []
+                    self.queue.reload()  # everything that was recorded before the store failed need not be done again
+            except Exception as error:  # noqa: BLE001 - the engine never makes things worse
+                self._drop_failed_batch(error)
             finally:
                 self.queue.finish_batch()
             self._lifecycle.check_completion()
-
-    async def _consider_next(self) -> None:
-        trigger = self.queue.take()
-        if trigger is None:
-            return
-        try:
-            self.record_pending_decisions()
-            if triggers := self.queue.collect_batch(trigger):
-                await self._replan(triggers)
-        except RecordNotSerializable as error:  # the proposals cannot be put on record, however often that is tried
-            self._drop_failed_batch(error)
-        except (StoreError, NotRunning):
-            with suppress(NotRunning):  # the run has ended, and nothing more is decided
-                await self._lifecycle.wait_for_store()
-                self.queue.in_progress = []
-                self.queue.reload()  # everything that was recorded before the store failed need not be done again
-        except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-            self._drop_failed_batch(error)
 
     def _drop_failed_batch(self, error: Exception) -> None:
         self._lifecycle.record_error("replanning", repr(error))
@@ -319,31 +310,25 @@ class Replanner:
             if refusal is None:
                 allowed.append(trigger)
                 continue
-            replan = self._next_replan_id()
+            replan = ReplanId(f"r{len(life.ledger.replan_ids) + 1}")
             with life.spans.replan_span(replan, [trigger]):
                 self._record_decision(replan, [trigger], refusal, began)
-        if allowed:
-            replan = self._next_replan_id()
-            with life.spans.replan_span(replan, allowed):
-                await self._generate_and_decide(replan, allowed, began)
-
-    def _next_replan_id(self) -> ReplanId:
-        return ReplanId(f"r{len(self._lifecycle.ledger.replan_ids) + 1}")
-
-    async def _generate_and_decide(self, replan: ReplanId, triggers: list[Trigger], began: float) -> None:
-        life = self._lifecycle
-        while triggers:
-            try:
-                ranked = await self._generator.generate(triggers, life, past=self._outcome_history, began=began)
-            except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
-                triggers = [trigger for trigger in triggers if self.queue.check_current(trigger)]
-                continue
-            if life.end is None:  # an edit may have settled the matter meanwhile
-                current = [trigger for trigger in triggers if self.queue.check_current(trigger)]
-                if current:
-                    with life.batch():
-                        self._decide(replan, current, ranked, began)
+        if not allowed:
             return
+        replan = ReplanId(f"r{len(life.ledger.replan_ids) + 1}")
+        with life.spans.replan_span(replan, allowed):
+            while allowed:
+                try:
+                    ranked = await self._generator.generate(allowed, life, past=self._outcome_history, began=began)
+                except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
+                    allowed = [trigger for trigger in allowed if self.queue.check_current(trigger)]
+                    continue
+                if life.end is None:  # an edit may have settled the matter meanwhile
+                    current = [trigger for trigger in allowed if self.queue.check_current(trigger)]
+                    if current:
+                        with life.batch():
+                            self._decide(replan, current, ranked, began)
+                return
 
     def _decide(self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float) -> None:
         life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
