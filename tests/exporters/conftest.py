@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from replanning.journal import Record
 from replanning.testing import VirtualClock
 from tests.support.forges import FakeForge, FakeGitHub, FakeGitLab, on
 from tests.support.notices import EVENTFUL, Issue, carried_out
-
-
-@pytest.fixture
-async def clock() -> AsyncIterator[VirtualClock]:
-    """A clock that jumps to what is waited for."""
-    async with VirtualClock() as running:
-        yield running
 
 
 @pytest.fixture(params=[FakeGitHub, FakeGitLab])

@@ -63,7 +63,7 @@ async def test_after_the_commit() -> None:
     assert set(seen) == {True}
 
 
-async def test_where_an_exporter_finds_itself() -> None:
+async def test_where_an_exporter_finds_itself(clock: VirtualClock) -> None:
     """Before any run is opened, an exporter is told of the engine's store and clock, where the past of runs can be read."""
     store, told = MemoryStore(), list[ExporterContext]()
 
@@ -73,10 +73,9 @@ async def test_where_an_exporter_finds_itself() -> None:
         def attach(self, surroundings: ExporterContext) -> None:
             told.append(surroundings)
 
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([], store=store, exporters=[Curious()], environment=virtual_environment(clock=clock))
-        (found,) = told
-        run = (await engine.execute(chain("a"), failing())).run
+    engine = ReplanningEngine([], store=store, exporters=[Curious()], environment=virtual_environment(clock=clock))
+    (found,) = told
+    run = (await engine.execute(chain("a"), failing())).run
     assert (found.store, found.clock) == (store, clock)
     assert list(found.store.read(run))
 
@@ -106,55 +105,51 @@ async def test_failing_exporter() -> None:
     assert len(bad.records) == len(good.records) == len(list(engine.store.read(result.run)))
 
 
-async def test_slow_exporter() -> None:
+async def test_slow_exporter(clock: VirtualClock) -> None:
     """A run does not wait for a slow exporter; what is left at its end is handed over."""
-    async with VirtualClock() as clock:
-        exporter = Slow(clock, 0.5)
-        engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
-        async with engine.open(chain("a", "b")) as run:
-            async for task in run.ready():
-                async with run.attempt(task):
-                    pass
-            finished = clock.elapsed
+    exporter = Slow(clock, 0.5)
+    engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
+    async with engine.open(chain("a", "b")) as run:
+        async for task in run.ready():
+            async with run.attempt(task):
+                pass
+        finished = clock.elapsed
     assert finished == 0
     assert [record for _, record in exporter.records] == list(engine.store.read(run.id))
 
 
-async def test_hanging_exporter() -> None:
+async def test_hanging_exporter(clock: VirtualClock) -> None:
     """An exporter that never comes back holds up the end of a run for five seconds, and other exporters not at all."""
-    async with VirtualClock() as clock:
-        hanging, good = Slow(clock, float("inf")), RecordingExporter()
-        engine = ReplanningEngine([], exporters=[hanging, good], environment=virtual_environment(clock=clock))
-        result = await engine.execute(chain("a", "b"), failing())
-        elapsed = clock.elapsed
+    hanging, good = Slow(clock, float("inf")), RecordingExporter()
+    engine = ReplanningEngine([], exporters=[hanging, good], environment=virtual_environment(clock=clock))
+    result = await engine.execute(chain("a", "b"), failing())
+    elapsed = clock.elapsed
     assert (result.status, hanging.records, elapsed) == ("succeeded", [], 5)
     assert isinstance(good.records[-1][1].body, RunEnded)
 
 
-async def test_hanging_exporter_is_given_up_once() -> None:
+async def test_hanging_exporter_is_given_up_once(clock: VirtualClock) -> None:
     """An exporter that was given up while a run was closed is not waited for again, also by one with a shorter limit."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
-        async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
-            delivery = ExporterDelivery(run._lifecycle, [Slow(clock, float("inf"))])
-            delivery.start(group)
-            async for task in run.ready():
-                async with run.attempt(task):
-                    pass
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await delivery.close()
-            await delivery.flush()
-            group.cancel_scope.cancel()
-        assert clock.elapsed == 0
+    engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
+    async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
+        delivery = ExporterDelivery(run._lifecycle, [Slow(clock, float("inf"))])
+        delivery.start(group)
+        async for task in run.ready():
+            async with run.attempt(task):
+                pass
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await delivery.close()
+        await delivery.flush()
+        group.cancel_scope.cancel()
+    assert clock.elapsed == 0
 
 
-async def test_bounded_queue() -> None:
+async def test_bounded_queue(clock: VirtualClock) -> None:
     """Beyond ten thousand waiting records, further ones are dropped, which is recorded once."""
-    async with VirtualClock() as clock:
-        exporter = Slow(clock, float("inf"))
-        engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
-        result = await engine.execute(plan(*(Task(id=f"t{n}") for n in range(5_100))), failing())
+    exporter = Slow(clock, float("inf"))
+    engine = ReplanningEngine([], exporters=[exporter], environment=virtual_environment(clock=clock))
+    result = await engine.execute(plan(*(Task(id=f"t{n}") for n in range(5_100))), failing())
     assert result.status == "succeeded"
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert contained.error == "more than 10000 records wait for it; further ones are dropped"
@@ -174,7 +169,7 @@ async def test_cancelled_run() -> None:
     assert exporter.bodies(RunEnded)
 
 
-async def test_closing_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_the_engine(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
     """Closing the engine closes every exporter; one that raises or hangs is logged and keeps nobody from it."""
 
     class Broken(Exporter):
@@ -190,10 +185,9 @@ async def test_closing_the_engine(caplog: pytest.LogCaptureFixture) -> None:
             await anyio.sleep_forever()
 
     good = RecordingExporter()
-    async with VirtualClock() as clock:
-        environment = virtual_environment(clock=clock)
-        await ReplanningEngine([], exporters=[Broken(), Hanging(), good], environment=environment).aclose()
-        assert clock.elapsed == 5
+    environment = virtual_environment(clock=clock)
+    await ReplanningEngine([], exporters=[Broken(), Hanging(), good], environment=environment).aclose()
+    assert clock.elapsed == 5
     assert good.closed
     assert [record.message for record in caplog.records] == [
         "exporter 'broken' failed when it was closed: OSError('gone, token=[redacted]')",
@@ -201,18 +195,17 @@ async def test_closing_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-async def test_console_lines() -> None:
+async def test_console_lines(clock: VirtualClock) -> None:
     """The console has one line for each record: when, which run, its number, its kind, and what it is about."""
     stream = io.StringIO()
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine(
-            [Proposer(again)],
-            settings=Settings(retry=Retry(max_attempts=1)),
-            exporters=[ConsoleExporter(stream)],
-            environment=virtual_environment(clock=clock),
-        )
-        script = {"a": raises(ValueError("broken"), after=1.25), "a~2": returns(after=2)}
-        await engine.execute(plan(Task(id="a"), name="release"), ScriptedExecutor(script, clock=clock))
+    engine = ReplanningEngine(
+        [Proposer(again)],
+        settings=Settings(retry=Retry(max_attempts=1)),
+        exporters=[ConsoleExporter(stream)],
+        environment=virtual_environment(clock=clock),
+    )
+    script = {"a": raises(ValueError("broken"), after=1.25), "a~2": returns(after=2)}
+    await engine.execute(plan(Task(id="a"), name="release"), ScriptedExecutor(script, clock=clock))
     assert stream.getvalue().splitlines() == [
         "22:13:20.000 run-1 1 run-opened 1 tasks: release",
         "22:13:20.000 run-1 2 attempt-started a#1 a",

@@ -36,17 +36,16 @@ from tests.support.resume import cut
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_file_holds_the_same_comments(tmp_path: Path) -> None:
+async def test_a_file_holds_the_same_comments(clock: VirtualClock, tmp_path: Path) -> None:
     """A file has every comment that a forge would have; a resumed run goes on in it; what people add stays."""
     records, expected = await whole()
     path = tmp_path / "new" / "notices.md"
-    async with VirtualClock() as clock:
-        for length in (len(records) // 2, len(records)):
-            notifier = FileNotifier(path)
-            notifier.attach(ExporterContext(cut(records[:length]), clock))
-            await notifier.export(RUN, records[length - 1])
-            await notifier.aclose()
-            path.write_text(f"# My notes\n\n{path.read_text()}")
+    for length in (len(records) // 2, len(records)):
+        notifier = FileNotifier(path)
+        notifier.attach(ExporterContext(cut(records[:length]), clock))
+        await notifier.export(RUN, records[length - 1])
+        await notifier.aclose()
+        path.write_text(f"# My notes\n\n{path.read_text()}")
     comments = await FileForge(path).comments()
     hint = "\n\n*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
     assert [find_marker(one.body) for one in comments] == marks(expected)
@@ -55,13 +54,12 @@ async def test_a_file_holds_the_same_comments(tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["notices.md"]
 
 
-async def test_a_folder_has_a_file_for_each_run(tmp_path: Path) -> None:
+async def test_a_folder_has_a_file_for_each_run(clock: VirtualClock, tmp_path: Path) -> None:
     """In a folder each run has a file under its id, wherever that id points to."""
     records, _ = await whole()
-    async with VirtualClock() as clock:
-        notifier = FileNotifier.from_target(f"{tmp_path}/notices/")
-        notifier.attach(ExporterContext(cut(records), clock))
-        await notifier.export(RUN, records[-1])
+    notifier = FileNotifier.from_target(f"{tmp_path}/notices/")
+    notifier.attach(ExporterContext(cut(records), clock))
+    await notifier.export(RUN, records[-1])
     assert [one.name for one in (tmp_path / "notices").iterdir()] == [f"{RUN}.md"]
     assert notifier._index_for(RunId("../x")).forge.name.endswith("..%2Fx.md")
 
@@ -145,15 +143,14 @@ async def test_console_lines() -> None:
     ]
 
 
-async def test_the_console_does_not_repeat_itself_after_a_resume() -> None:
+async def test_the_console_does_not_repeat_itself_after_a_resume(clock: VirtualClock) -> None:
     """Of a run that is resumed the console tells what is new."""
     records, _ = await whole()
     stream = io.StringIO()
     notifier = ConsoleNotifier(stream)
-    async with VirtualClock() as clock:
-        notifier.attach(ExporterContext(cut(records), clock))
-        for record in records[-4:]:
-            await notifier.export(RUN, record)
+    notifier.attach(ExporterContext(cut(records), clock))
+    for record in records[-4:]:
+        await notifier.export(RUN, record)
     assert "Decided" not in stream.getvalue()
 
 

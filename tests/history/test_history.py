@@ -73,12 +73,11 @@ async def test_replan_is_one_event() -> None:
     assert history.entry(1) == event
 
 
-async def test_executed_is_truthful() -> None:
+async def test_executed_is_truthful(clock: VirtualClock) -> None:
     """What was only considered, or only would have been done, is not recorded as executed."""
-    async with VirtualClock() as clock:
-        watching = ReplanningEngine([Proposer(again)], mode="observe", environment=environment(clock))
-        result = await watching.execute(chain("a"), failing("a"))
-        observed = watching.history(result.run).filter(trigger="task-failed")
+    watching = ReplanningEngine([Proposer(again)], mode="observe", environment=environment(clock))
+    result = await watching.execute(chain("a"), failing("a"))
+    observed = watching.history(result.run).filter(trigger="task-failed")
     kept = (await history_of(chain("a"), "a", propose=lambda request: [])).filter(trigger="task-failed")
     assert [(e.decision, e.by, e.executed, e.outcome) for e in observed] == [("execute", "observe", False, "unknown")]
     assert [(e.decision, e.rule, e.executed) for e in kept] == [("keep", "no-alternative", False)]
@@ -117,25 +116,24 @@ async def test_open_question() -> None:
     assert "SKIPPED" in question.diffs[1]
 
 
-async def test_what_befalls_a_question() -> None:
+async def test_what_befalls_a_question(clock: VirtualClock) -> None:
     """A refused answer and a trigger that waits for the same answer are noted with the replan."""
     tools = [{"name": "x", "kind": "shell", "command": "x"}]
     both = (RetryTask(task_id="a"), ModifyTask(task_id="b", fields={"name": "later"}))
-    async with VirtualClock() as clock:
-        unsure = Proposer(lambda request: [alternative(*both, confidence=0.4)])
-        engine = ReplanningEngine([unsure], environment=environment(clock))
-        document = plan(Task(id="a"), Task(id="b", tool="x"), Task(id="c"), tools=tools)
-        async with engine.open(document) as run:
-            run.failed(run.started("a"), "broken")
-            await anyio.wait_all_tasks_blocked()
-            run.change_resource("x", available=False)
-            await anyio.wait_all_tasks_blocked()
-            with pytest.raises(ChangeRejected):
-                engine.answer("run-1.q1", "approve", by="eve", choice=7)
-            (event, *_) = run.history.events
-        assert run.history.status == "paused"
-        async with engine.resume("run-1") as again_run:
-            assert again_run.history.status == "running"
+    unsure = Proposer(lambda request: [alternative(*both, confidence=0.4)])
+    engine = ReplanningEngine([unsure], environment=environment(clock))
+    document = plan(Task(id="a"), Task(id="b", tool="x"), Task(id="c"), tools=tools)
+    async with engine.open(document) as run:
+        run.failed(run.started("a"), "broken")
+        await anyio.wait_all_tasks_blocked()
+        run.change_resource("x", available=False)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(ChangeRejected):
+            engine.answer("run-1.q1", "approve", by="eve", choice=7)
+        (event, *_) = run.history.events
+    assert run.history.status == "paused"
+    async with engine.resume("run-1") as again_run:
+        assert again_run.history.status == "running"
     assert event.notes[0].startswith("resource-changed t2 waits for the same answer")
     assert event.notes[1].startswith("the answer of eve was refused: ")
 
@@ -148,36 +146,34 @@ async def test_refusals_have_their_own_ids() -> None:
     assert len({event.replan for event in history.events}) == history.metrics.replans
 
 
-async def test_dropped_triggers() -> None:
+async def test_dropped_triggers(clock: VirtualClock) -> None:
     """A trigger that nothing followed from is in the history with the reason."""
 
     def too_late(request: ReplanRequest) -> Sequence[Alternative]:
         run.apply([RetryTask(task_id="a")], reason="by hand")
         return []
 
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(too_late)], environment=environment(clock))
-        async with engine.open(chain("a")) as run:
-            run.failed(run.started("a"), "broken")
-            await anyio.wait_all_tasks_blocked()
-        history = run.history
+    engine = ReplanningEngine([Proposer(too_late)], environment=environment(clock))
+    async with engine.open(chain("a")) as run:
+        run.failed(run.started("a"), "broken")
+        await anyio.wait_all_tasks_blocked()
+    history = run.history
     assert [(drop.trigger.kind, bool(drop.reason)) for drop in history.dropped_triggers] == [("task-failed", True)]
     assert history.metrics.dropped == 1
 
 
-async def test_filter() -> None:
+async def test_filter(clock: VirtualClock) -> None:
     """Entries are found by trigger, decision, success and time, and all conditions must be met."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
-        async with engine.open(chain("a", "b")) as run:
-            run.failed(run.started("a"), "broken")
-            await anyio.wait_all_tasks_blocked()
-            run.succeeded(run.started("a~2"))
-            middle = clock.now() + 50
-            clock.advance(100)
-            run.request_replan("because", tasks=["b"])
-            await anyio.wait_all_tasks_blocked()
-        history = run.history
+    engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
+    async with engine.open(chain("a", "b")) as run:
+        run.failed(run.started("a"), "broken")
+        await anyio.wait_all_tasks_blocked()
+        run.succeeded(run.started("a~2"))
+        middle = clock.now() + 50
+        clock.advance(100)
+        run.request_replan("because", tasks=["b"])
+        await anyio.wait_all_tasks_blocked()
+    history = run.history
     first, second = history.events
     assert history.filter(trigger="human-request") == (second,)
     assert history.filter(decision="execute") == (first, second)
@@ -205,19 +201,18 @@ async def test_plan_and_diff_of_any_revision() -> None:
         history.diff(0, 3)
 
 
-async def test_diff_shows_what_documents_do_not() -> None:
+async def test_diff_shows_what_documents_do_not(clock: VirtualClock) -> None:
     """A retry and a skip, which leave the document as it was, are differences; so are tools and context."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([], environment=environment(clock))
-        tools = [{"name": "x", "kind": "shell", "command": "x"}]
-        tasks = (Task(id="a", tool="x"), Task(id="b", depends_on=("a",), tool="x"), Task(id="c", tool="x"))
-        async with engine.open(plan(*tasks, tools=tools)) as run:
-            run.failed(run.started("a"), "broken")
-            run.change_context({"region": "eu"})
-            run.change_resource("x", available=False)
-            run.apply([RetryTask(task_id="a", delay=2), SkipTask(task_id="c", reason="late")])
-            history = run.history
-            lines = str(history.diff(0, 1)).splitlines()
+    engine = ReplanningEngine([], environment=environment(clock))
+    tools = [{"name": "x", "kind": "shell", "command": "x"}]
+    tasks = (Task(id="a", tool="x"), Task(id="b", depends_on=("a",), tool="x"), Task(id="c", tool="x"))
+    async with engine.open(plan(*tasks, tools=tools)) as run:
+        run.failed(run.started("a"), "broken")
+        run.change_context({"region": "eu"})
+        run.change_resource("x", available=False)
+        run.apply([RetryTask(task_id="a", delay=2), SkipTask(task_id="c", reason="late")])
+        history = run.history
+        lines = str(history.diff(0, 1)).splitlines()
     assert lines == [
         "~ tool x: available: none → false",
         '~ context.region: none → "eu"',
@@ -244,16 +239,15 @@ async def test_skip_works_out_at_once() -> None:
     assert ([event.outcome for event in history.events], history.metrics.success_rate) == (["success"], 1.0)
 
 
-async def test_times() -> None:
+async def test_times(clock: VirtualClock) -> None:
     """Waiting for a person and deciding are measured apart from one another."""
-    async with VirtualClock() as clock:
 
-        async def slow(question: Question) -> Answer:
-            await clock.sleep(42)
-            return Answer("approve")
+    async def slow(question: Question) -> Answer:
+        await clock.sleep(42)
+        return Answer("approve")
 
-        engine = ReplanningEngine([Proposer(doubtful)], gate=CallbackGate(slow), environment=environment(clock))
-        result = await engine.execute(chain("a"), failing("a"))
+    engine = ReplanningEngine([Proposer(doubtful)], gate=CallbackGate(slow), environment=environment(clock))
+    result = await engine.execute(chain("a"), failing("a"))
     metrics = engine.history(result.run).metrics
     assert (metrics.asked, metrics.waiting, metrics.deciding) == (1, 42.0, 0.0)
     assert (metrics.by_trigger, metrics.by_decision) == ({"task-failed": 1}, {"execute": 1})
@@ -305,28 +299,26 @@ async def test_live() -> None:
     assert (follower.events, follower.metrics) == (read.events, read.metrics)
 
 
-async def test_run_has_its_history() -> None:
+async def test_run_has_its_history(clock: VirtualClock) -> None:
     """A run tells its history while it runs, always up to date."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
-        async with engine.open(chain("a", "b")) as run:
-            assert not run.history.events
-            run.failed(run.started("a"), "broken")
-            await anyio.wait_all_tasks_blocked()
-            assert [event.outcome for event in run.history.events] == ["unknown"]
-            run.succeeded(run.started("a~2"))
-            assert [event.outcome for event in run.history.events] == ["success"]
+    engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
+    async with engine.open(chain("a", "b")) as run:
+        assert not run.history.events
+        run.failed(run.started("a"), "broken")
+        await anyio.wait_all_tasks_blocked()
+        assert [event.outcome for event in run.history.events] == ["unknown"]
+        run.succeeded(run.started("a~2"))
+        assert [event.outcome for event in run.history.events] == ["success"]
     assert run.history is run.history
     assert (run.history.run, run.history.status) == (run.id, "paused")
 
 
-async def test_fork() -> None:
+async def test_fork(clock: VirtualClock) -> None:
     """A fork tells where it comes from, and its history begins with what it inherited."""
     history_store = MemoryStore()
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(again)], store=history_store, environment=environment(clock))
-        result = await engine.execute(chain("a", "b"), failing("a", "b"))
-        forked = engine.history(engine.fork(result.run, 1))
+    engine = ReplanningEngine([Proposer(again)], store=history_store, environment=environment(clock))
+    result = await engine.execute(chain("a", "b"), failing("a", "b"))
+    forked = engine.history(engine.fork(result.run, 1))
     assert forked.forked_from == (result.run, 1)
     assert (forked.revision, [(e.decision, e.executed) for e in forked.events]) == (1, [("execute", True)])
 

@@ -111,12 +111,11 @@ async def test_person_in_text() -> None:
     assert "not on a Friday" in why_report(history, history.events[0])
 
 
-async def test_edits() -> None:
+async def test_edits(clock: VirtualClock) -> None:
     """Edits by hand are no replans: they stand in the order of time, with who, what, why and the difference."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([], environment=environment(clock))
-        async with engine.open(chain("a")) as run:
-            run.add_task(Task(id="c"), before=["a"], reason="forgotten")
+    engine = ReplanningEngine([], environment=environment(clock))
+    async with engine.open(chain("a")) as run:
+        run.add_task(Task(id="c"), before=["a"], reason="forgotten")
     (edit,) = run.history.edits
     assert (edit.before, edit.after, edit.reason, edit.by, len(edit.changes)) == (0, 1, "forgotten", "edit", 1)
     assert (run.history.metrics.replans, run.history.metrics.edits) == (0, 1)
@@ -179,16 +178,15 @@ async def test_markdown_holds_any_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred\x1b[0m", "a\nb\r\nc", "bell\x07", "\x9b31m", "null\x00", "long " * 1000])
-async def test_terminals_are_not_steered(text: str) -> None:
+async def test_terminals_are_not_steered(clock: VirtualClock, text: str) -> None:
     """Nothing that a task or a provider says reaches a terminal as more than text on one line, cut where it is long."""
 
     async def work(task: Task, context: object) -> None:
         raise ValueError(text)
 
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(messages(text))], environment=environment(clock))
-        result = await engine.execute(chain("a"), work)
-        history = engine.history(result.run)
+    engine = ReplanningEngine([Proposer(messages(text))], environment=environment(clock))
+    result = await engine.execute(chain("a"), work)
+    history = engine.history(result.run)
     lines = (text_report(history) + why_report(history, history.events[0]) + markdown_report(history)).split("\n")
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 4000

@@ -47,23 +47,22 @@ async def test_function_of_the_prompt() -> None:
     assert (asked.options.temperature, asked.options.max_tokens) == (0.1, 50)
 
 
-async def test_answers_take_their_time() -> None:
+async def test_answers_take_their_time(clock: VirtualClock) -> None:
     """Steps wait on the clock, and a call that takes longer than its limit has ended there."""
-    async with VirtualClock() as clock:
-        script = [
-            returns("slow", after=20),
-            raises(LLMUnavailable("busy"), after=5),
-            returns("late", after=40),
-            hangs(),
-        ]
-        model = ScriptedLLM(script, environment=virtual_environment(clock=clock))
-        assert (await model.complete("a"), clock.elapsed) == ("slow", 20)
-        with pytest.raises(LLMUnavailable):
-            await model.complete("b")
-        for elapsed in (55, 85):
-            with pytest.raises(LLMTimeout):
-                await model.complete("c")
-            assert clock.elapsed == elapsed
+    script = [
+        returns("slow", after=20),
+        raises(LLMUnavailable("busy"), after=5),
+        returns("late", after=40),
+        hangs(),
+    ]
+    model = ScriptedLLM(script, environment=virtual_environment(clock=clock))
+    assert (await model.complete("a"), clock.elapsed) == ("slow", 20)
+    with pytest.raises(LLMUnavailable):
+        await model.complete("b")
+    for elapsed in (55, 85):
+        with pytest.raises(LLMTimeout):
+            await model.complete("c")
+        assert clock.elapsed == elapsed
 
 
 async def test_shaped_answers() -> None:

@@ -72,18 +72,17 @@ async def test_time_stands_still_while_anything_happens() -> None:
         assert clock.elapsed == 0
 
 
-async def test_cancelled_sleeper_is_forgotten() -> None:
+async def test_cancelled_sleeper_is_forgotten(clock: VirtualClock) -> None:
     """A nap that was cancelled holds nobody up, and time does not stop at its end."""
-    async with VirtualClock() as clock:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(clock.sleep, 5)
-                group.start_soon(clock.sleep, math.inf)
-                await clock.sleep(2)
-                scope.cancel()
-        assert repr(clock) == "<VirtualClock at +2 s, running, sleepers=0>"
-        await clock.sleep(10)
-        assert clock.elapsed == 12
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(clock.sleep, 5)
+            group.start_soon(clock.sleep, math.inf)
+            await clock.sleep(2)
+            scope.cancel()
+    assert repr(clock) == "<VirtualClock at +2 s, running, sleepers=0>"
+    await clock.sleep(10)
+    assert clock.elapsed == 12
 
 
 async def test_sleep_that_nobody_waits_for() -> None:
@@ -107,18 +106,17 @@ async def test_sleep_that_nobody_waits_for() -> None:
     assert woken == {"a": 20, "b": 50}
 
 
-async def test_time_does_not_jump_to_what_was_called_off() -> None:
+async def test_time_does_not_jump_to_what_was_called_off(clock: VirtualClock) -> None:
     """While work waits for something real, time does not move for the deadline of a provider that has answered."""
-    async with VirtualClock() as clock:
 
-        async def work(task: Task, context: TaskContext) -> None:
-            if task.id == "a":
-                raise ValueError("no")
-            await anyio.run_process([sys.executable, "-c", "pass"])
+    async def work(task: Task, context: TaskContext) -> None:
+        if task.id == "a":
+            raise ValueError("no")
+        await anyio.run_process([sys.executable, "-c", "pass"])
 
-        engine = ReplanningEngine([ScriptedProvider(again)], environment=virtual_environment(clock=clock))
-        result = await engine.execute(chain("a"), work)
-        assert (result.status, list(result.outputs), clock.elapsed) == ("succeeded", ["a"], 0)
+    engine = ReplanningEngine([ScriptedProvider(again)], environment=virtual_environment(clock=clock))
+    result = await engine.execute(chain("a"), work)
+    assert (result.status, list(result.outputs), clock.elapsed) == ("succeeded", ["a"], 0)
 
 
 async def test_time_moved_by_hand() -> None:
@@ -141,18 +139,17 @@ async def test_time_moved_by_hand() -> None:
     assert (clock.now(), sorted(woken)) == (107.0, [1.0, 3.0, 7.0])
 
 
-async def test_clock_refuses_what_makes_no_sense() -> None:
+async def test_clock_refuses_what_makes_no_sense(clock: VirtualClock) -> None:
     """Time goes forward by a number of seconds, and a clock runs once at a time."""
-    async with VirtualClock() as clock:
-        for seconds in (-1, math.nan, math.inf):
-            with pytest.raises(ValueError, match="advance takes a finite number of seconds"):
-                clock.advance(seconds)
-        with pytest.raises(ValueError, match="nan"):
-            await clock.sleep(math.nan)
-        with pytest.raises(RuntimeError, match="is running already"):
-            await clock.__aenter__()
-        await clock.sleep(-1)
-        assert clock.elapsed == 0
+    for seconds in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="advance takes a finite number of seconds"):
+            clock.advance(seconds)
+    with pytest.raises(ValueError, match="nan"):
+        await clock.sleep(math.nan)
+    with pytest.raises(RuntimeError, match="is running already"):
+        await clock.__aenter__()
+    await clock.sleep(-1)
+    assert clock.elapsed == 0
 
 
 async def test_clock_passes_errors_on() -> None:
@@ -171,17 +168,16 @@ async def test_clock_passes_errors_on() -> None:
     assert clock.elapsed == 5
 
 
-async def test_deadlines_of_a_run_on_the_clock() -> None:
+async def test_deadlines_of_a_run_on_the_clock(clock: VirtualClock) -> None:
     """Timeouts and retries of a run take their virtual time, to the second."""
-    async with VirtualClock() as clock:
-        flaky = [raises(TransientError("busy"), after=1), returns("fine")]
-        work = ScriptedExecutor({"slow": hangs(), "flaky": flaky}, clock=clock)
-        engine = ReplanningEngine([], environment=virtual_environment(clock=clock), monitor=PlanMonitor([]))
-        retry = {"delay": 600.0, "jitter": False}
-        tasks = [{"id": "flaky", "retry": retry}, {"id": "slow", "timeout": 3_600.0, "depends_on": ["flaky"]}]
-        result = await engine.execute(plan(*map(Task.model_validate, tasks)), work)
-        assert (result.status, clock.elapsed) == ("failed", 1 + 600 + 3_600)
-        assert [body.timeout for body in bodies(engine.store, result.run, AttemptTimedOut)] == [3_600.0]
+    flaky = [raises(TransientError("busy"), after=1), returns("fine")]
+    work = ScriptedExecutor({"slow": hangs(), "flaky": flaky}, clock=clock)
+    engine = ReplanningEngine([], environment=virtual_environment(clock=clock), monitor=PlanMonitor([]))
+    retry = {"delay": 600.0, "jitter": False}
+    tasks = [{"id": "flaky", "retry": retry}, {"id": "slow", "timeout": 3_600.0, "depends_on": ["flaky"]}]
+    result = await engine.execute(plan(*map(Task.model_validate, tasks)), work)
+    assert (result.status, clock.elapsed) == ("failed", 1 + 600 + 3_600)
+    assert [body.timeout for body in bodies(engine.store, result.run, AttemptTimedOut)] == [3_600.0]
 
 
 async def run(work: ScriptedExecutor, *tasks: Task) -> RunResult:
@@ -221,21 +217,20 @@ async def test_steps_take_time() -> None:
     assert "give the fake a clock" in result.reason
 
 
-async def test_provider_answers_in_order() -> None:
+async def test_provider_answers_in_order(clock: VirtualClock) -> None:
     """A provider gives its answers one after another and then none; errors and silence are contained."""
-    async with VirtualClock() as clock:
-        replacing = alternative(SkipTask(task_id="d"))
-        script = [raises(ConnectionError("gone")), hangs(), returns([replacing], after=5)]
-        provider = ScriptedProvider(script, clock=clock, estimate=Usage(calls=2), usage=Usage(calls=1))
-        engine = ReplanningEngine([provider], environment=virtual_environment(clock=clock))
-        work = ScriptedExecutor(lambda call: raises(ValueError(call.task.id)), clock=clock)
-        tasks = [Task(id=name, optional=True) for name in "bcde"]
-        result = await engine.execute(plan(*tasks), work, max_concurrency=1)
-        assert result.status == "succeeded"
-        assert [body.changes for body in result.revisions] == [replacing.changes]
-        assert [request.triggers[0].tasks for request in provider.requests] == [("b",), ("c",), ("d",), ("e",)]
-        assert result.spent == Usage(calls=4)
-        assert repr(provider) == "<ScriptedProvider 'scripted' requests=4>"
+    replacing = alternative(SkipTask(task_id="d"))
+    script = [raises(ConnectionError("gone")), hangs(), returns([replacing], after=5)]
+    provider = ScriptedProvider(script, clock=clock, estimate=Usage(calls=2), usage=Usage(calls=1))
+    engine = ReplanningEngine([provider], environment=virtual_environment(clock=clock))
+    work = ScriptedExecutor(lambda call: raises(ValueError(call.task.id)), clock=clock)
+    tasks = [Task(id=name, optional=True) for name in "bcde"]
+    result = await engine.execute(plan(*tasks), work, max_concurrency=1)
+    assert result.status == "succeeded"
+    assert [body.changes for body in result.revisions] == [replacing.changes]
+    assert [request.triggers[0].tasks for request in provider.requests] == [("b",), ("c",), ("d",), ("e",)]
+    assert result.spent == Usage(calls=4)
+    assert repr(provider) == "<ScriptedProvider 'scripted' requests=4>"
 
 
 async def test_provider_as_a_function() -> None:
@@ -247,19 +242,18 @@ async def test_provider_as_a_function() -> None:
     assert single.estimate(single.requests[0]) == Usage()
 
 
-async def test_gate_answers_in_its_time() -> None:
+async def test_gate_answers_in_its_time(clock: VirtualClock) -> None:
     """A gate is asked, reminded, and answers after the time that its script says."""
-    async with VirtualClock() as clock:
-        gate = ScriptedGate([returns(Answer("approve", by="ada"), after=290)], clock=clock)
-        settings = Settings.model_validate({"alternatives": {"require_approval": True}})
-        environment = virtual_environment(clock=clock)
-        engine = ReplanningEngine([ScriptedProvider(again)], gate=gate, settings=settings, environment=environment)
-        work = ScriptedExecutor({"a": raises(ValueError("no"))}, clock=clock)
-        result = await engine.execute(chain("a"), work)
-        assert (result.status, clock.elapsed) == ("succeeded", 290)
-        assert [question.id for question in gate.questions] == [question.id for question in gate.reminders]
-        assert [body.by for body in bodies(engine.store, result.run, QuestionAnswered)] == ["ada"]
-        assert repr(gate) == "<ScriptedGate questions=1 reminders=1>"
+    gate = ScriptedGate([returns(Answer("approve", by="ada"), after=290)], clock=clock)
+    settings = Settings.model_validate({"alternatives": {"require_approval": True}})
+    environment = virtual_environment(clock=clock)
+    engine = ReplanningEngine([ScriptedProvider(again)], gate=gate, settings=settings, environment=environment)
+    work = ScriptedExecutor({"a": raises(ValueError("no"))}, clock=clock)
+    result = await engine.execute(chain("a"), work)
+    assert (result.status, clock.elapsed) == ("succeeded", 290)
+    assert [question.id for question in gate.questions] == [question.id for question in gate.reminders]
+    assert [body.by for body in bodies(engine.store, result.run, QuestionAnswered)] == ["ada"]
+    assert repr(gate) == "<ScriptedGate questions=1 reminders=1>"
 
 
 async def test_gate_asked_twice_at_once() -> None:
@@ -305,15 +299,14 @@ async def test_exporter_keeps_everything() -> None:
     assert exporter.tracer_provider() is None
 
 
-async def test_store_fails_on_schedule() -> None:
+async def test_store_fails_on_schedule(clock: VirtualClock) -> None:
     """A flaky store refuses exactly the calls that it was told to, writes nothing then, and a run outlives it."""
-    async with VirtualClock() as clock:
-        store = FlakyStore(fails=lambda operation, number: operation == "append" and 3 <= number <= 5, durable=True)
-        engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
-        result = await engine.execute(chain("a", "b"), ScriptedExecutor(clock=clock))
-        assert (result.status, store.failures, store.durable) == ("succeeded", 3, True)
-        assert [record.seq for record in store.read(result.run)] == [1, 2, 3, 4, 5, 6]
-        assert repr(store) == "<FlakyStore before <MemoryStore runs=1> failures=3>"
+    store = FlakyStore(fails=lambda operation, number: operation == "append" and 3 <= number <= 5, durable=True)
+    engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
+    result = await engine.execute(chain("a", "b"), ScriptedExecutor(clock=clock))
+    assert (result.status, store.failures, store.durable) == ("succeeded", 3, True)
+    assert [record.seq for record in store.read(result.run)] == [1, 2, 3, 4, 5, 6]
+    assert repr(store) == "<FlakyStore before <MemoryStore runs=1> failures=3>"
 
 
 def test_store_fails_in_every_method() -> None:
