@@ -27,7 +27,7 @@ from replanning.exporters._forge_http import (
     objects_in,
     text_at,
 )
-from replanning.http import url_problem
+from replanning.http import is_valid_token, url_problem
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, TaskRequest
@@ -374,7 +374,7 @@ def _parse_logins(names: str | Iterable[str]) -> frozenset[str]:
 
 def _validated_token(token: str, variable: str) -> str:
     token = token.strip()
-    if not (token.isascii() and token.isprintable()) or " " in token:
+    if not is_valid_token(token):
         problem = "the token has characters that are not allowed in tokens; copy exactly the token"
         raise SettingsError([Problem(variable, problem)])
     return token

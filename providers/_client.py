@@ -21,6 +21,7 @@ from replanning.http import (
     RequestFailed,
     RetryPolicy,
     create_client,
+    is_valid_token,
     read_body,
     retry_after_seconds,
     url_problem,
@@ -143,7 +144,7 @@ class HTTPLLMProvider(LLMProvider):
             return f"its address {problem}; set {self.url_variable} or base_url to something like {self.default_url}"
         if not self._key and self.needs_key():
             return f"{self.key_variable} is not set"
-        if not (self._key.isascii() and self._key.isprintable()) or " " in self._key:
+        if not is_valid_token(self._key):
             return f"the key in {self.key_variable} has characters that no key has; check that it was copied exactly"
         return ""
 

@@ -225,6 +225,11 @@ def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
     return 0.0
 
 
+def is_valid_token(token: str) -> bool:
+    """Return whether a key or token has only characters that such a thing can have."""
+    return token.isascii() and token.isprintable() and " " not in token
+
+
 def url_problem(address: str) -> str:
     """Return the problem with the address of a service; an empty text if there is none."""
     try:

@@ -25,7 +25,6 @@ class Asker:
         self.model, self.prompts, self.system = model, prompts or ("what now?",), system
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
-        """Ask as a provider should: with the meter and the deadline of the request."""
         for prompt in self.prompts:
             options = LLMOptions(system=self.system, meter=request.meter, deadline=request.deadline)
             await self.model.complete(prompt, options)
