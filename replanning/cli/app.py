@@ -6,7 +6,6 @@ import ast
 import platform
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from replanning.cli.options import (
     CommandGroup,
     JsonOption,
     Program,
-    paragraphs,
+    epilog,
     print_json,
     print_result,
     unwrap_paragraphs,
@@ -69,35 +68,23 @@ class LazyCommandGroup(CommandGroup):
         count = 2 if len(args) > 1 and " ".join(args[:2]) in _MODULES else 1
         name = " ".join(args[:count])
         if name in _MODULES:
-            return name, load_command(name), args[count:]
+            commands: typer.Typer = import_module(f"replanning.cli.{_MODULES[name]}").commands
+            group: Any = typer.main.get_group(commands)
+            return name, group.commands[name], args[count:]
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # likewise
-        """Write the help, in which each command is described by the docstring of its function."""
+        """Write the help, in which each command is described by the docstring of its function.
+
+        The modules are read, not imported, so that help appears at once.
+        """
         for name, command in self.commands.items():
             if name in _MODULES:
-                command.help = _command_docstring(name)
+                source = Path(__file__).with_name(f"{_MODULES[name]}.py").read_bytes()
+                functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+                (function,) = (node for node in functions if node.name == name.replace(" ", "_"))
+                command.help = unwrap_paragraphs(ast.get_docstring(function))
         super().format_help(ctx, formatter)
-
-
-def load_command(name: str) -> Any:  # likewise
-    """Import the module of a command and return the command."""
-    program: typer.Typer = import_module(f"replanning.cli.{_MODULES[name]}").commands
-    group: Any = typer.main.get_group(program)
-    return group.commands[name]
-
-
-def _command_docstring(name: str) -> str:
-    """Return the docstring of a command without importing its module, so that help appears at once."""
-    spec = find_spec(f"replanning.cli.{_MODULES[name]}")
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_bytes())
-    function = name.replace(" ", "_")
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return unwrap_paragraphs(ast.get_docstring(node))
-    raise AssertionError(f"{spec.origin} has no function {function}")
 
 
 app = Program(
@@ -106,12 +93,12 @@ app = Program(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Keeps a plan alive while it runs: repairs it in place when reality departs from it.",
-    epilog=paragraphs(
-        "[bold]First steps[/bold]",
+    epilog=epilog(
         "replanning demo  —  see a real plan repair itself",
         "replanning run plan.yaml  —  run a plan of your own",
         "replanning why RUN  —  see what was changed, and why",
-        *RUN_EXIT_CODES_HELP,
+        title="First steps",
+        codes=RUN_EXIT_CODES_HELP,
     ),
 )
 

@@ -7,8 +7,8 @@ import os
 import shlex
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +17,8 @@ import anyio
 from replanning import Answer, PlanRun, Question, ReplanningError, StoreGate, TaskState
 from replanning.changes import PlanChange, parse_changes
 from replanning.cli.lookup import user_name
-from replanning.cli.narrator import Line, Narrator, format_score, only_continues_planning, usage_words
-from replanning.cli.options import DIFF_STYLES, AskMode, console, escape_control
+from replanning.cli.narrator import Line, Narrator, print_question, usage_words
+from replanning.cli.options import AskMode, console, escape_control
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
@@ -257,7 +257,7 @@ def create_gate(
         raise SettingsError([Problem("--ask", problem)])
     if ask == "console" or (ask is None and at_terminal and default_to_terminal):
         display.questions_on_terminal = True
-        return ConsoleGate(display.clock, display.suspend, user_name(None))
+        return ConsoleGate(display, user_name(None))
     return StoreGate() if ask == "store" or remote_answers else None
 
 
@@ -265,14 +265,12 @@ class ConsoleGate:
     """Gate that asks questions on the terminal, one after another.
 
     Args:
-        clock: measures the time that is left.
-        suspend_display: keeps the display from writing to the terminal while a question is asked.
+        display: leaves the terminal to the questions.
         by: the name of the person who answers.
     """
 
-    def __init__(self, clock: Clock, suspend_display: Callable[[], AbstractContextManager[None]], by: str) -> None:
-        self._clock = clock
-        self._suspend_display = suspend_display
+    def __init__(self, display: Display, by: str) -> None:
+        self._display = display
         self._by = by
         self._lock = anyio.Lock()
         self._console = console(error=True)
@@ -280,8 +278,12 @@ class ConsoleGate:
     async def ask(self, question: Question) -> Answer:
         """Show a question and return the answer."""
         async with self._lock:
-            with self._suspend_display():
-                self._show_question(question)
+            with self._display.suspend():
+                out = self._console
+                out.print(f"\nQuestion {question.id}{self._time_left(question)}", style="bold yellow")
+                print_question(out, question)
+                if not question.candidates:
+                    out.print("\n  No provider has proposed an alternative.")
                 while True:
                     answer = await self._read_answer(question)
                     if answer is not None:
@@ -290,26 +292,6 @@ class ConsoleGate:
     async def remind(self, question: Question) -> None:
         """Print a reminder with the time that is left."""
         self._console.print(f"\nQuestion {question.id} is still open{self._time_left(question)}.", style="bold yellow")
-
-    def _show_question(self, question: Question) -> None:
-        out = self._console
-        out.print(f"\nQuestion {question.id}{self._time_left(question)}", style="bold yellow")
-        for line in question.text.splitlines():
-            out.print(f"  {escape_control(line)}")
-        for number, candidate in enumerate(question.candidates, 1):
-            alternative = candidate.alternative
-            if only_continues_planning(alternative):
-                continue
-            out.print(
-                f"\n  {number}. {escape_control(alternative.reason)}  (from {escape_control(alternative.source)})",
-                style="bold",
-            )
-            if candidate.score is not None:
-                out.print(f"     {format_score(candidate.score)}", style="dim")
-            for line in question.diffs[number - 1].splitlines() if number <= len(question.diffs) else ():
-                out.print(f"     {escape_control(line)}", style=DIFF_STYLES.get(line[:1], ""))
-        if not question.candidates:
-            out.print("\n  No provider has proposed an alternative.")
 
     async def _read_answer(self, question: Question) -> Answer | None:
         """Read one answer; return None where it is not valid."""
@@ -353,7 +335,7 @@ class ConsoleGate:
     def _time_left(self, question: Question) -> str:
         if question.deadline is None:
             return ""
-        return f" ({max(0.0, question.deadline - self._clock.now()):.0f} s left)"
+        return f" ({max(0.0, question.deadline - self._display.clock.now()):.0f} s left)"
 
 
 async def _read_line() -> str:

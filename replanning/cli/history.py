@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Final, get_args
 
 import typer
@@ -18,9 +19,9 @@ from replanning.cli.options import (
     SettingsOption,
     StoreOption,
     console,
+    epilog,
     escape_control,
     fail,
-    paragraphs,
     print_json,
     print_message,
     print_result,
@@ -28,7 +29,6 @@ from replanning.cli.options import (
 )
 from replanning.errors import JournalCorrupt
 from replanning.history import (
-    Calibration,
     PlanEdit,
     Prediction,
     ReplanEvent,
@@ -45,12 +45,13 @@ from replanning.history.wording import pluralise
 from replanning.journal import RunStore
 from replanning.journal.records import DecisionKind, TriggerKind
 from replanning.plan.messages import did_you_mean
-from replanning.plan.types import JsonObject
 
 commands = Program()
 
 MAX_REPLANS: Final = 1_000_000
 """Largest number of replans that a command keeps in memory."""
+
+_epilog = partial(epilog, codes="0 done · 1 there is no such run, revision or replan · 2 wrong usage or store")
 
 _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
@@ -63,18 +64,12 @@ class HistoryFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
-def _epilog(*examples: str) -> str:
-    codes = "0 done · 1 there is no such run, revision or replan · 2 wrong usage or store"
-    lines = [f"replanning {example}" for example in examples]
-    return paragraphs("[bold]Examples[/bold]", *lines, "[bold]Exit codes[/bold]", codes)
-
-
 @commands.command(
     epilog=_epilog(
-        "history",
-        "history 20250131 --trigger task-failed --decision execute",
-        "history --format markdown > history.md",
-        "history --calibration    how well confidence predicted success, over all runs",
+        "replanning history",
+        "replanning history 20250131 --trigger task-failed --decision execute",
+        "replanning history --format markdown > history.md",
+        "replanning history --calibration    how well confidence predicted success, over all runs",
     )
 )
 def history(
@@ -111,16 +106,29 @@ def history(
     if as_json:
         form = HistoryFormat.JSON
     with existing_store(store) as opened:
-        over_all_runs = calibration and run is None
-        loaded = list(_readable_histories(opened)) if over_all_runs else [_load_history(opened, run)]
+        if run is not None or not calibration:
+            loaded = [_load_history(opened, run)]
+        else:
+            loaded = []
+            for info in opened.runs():
+                try:
+                    loaded += [_load_history(opened, info.run)] if info.records else []
+                except JournalCorrupt as error:
+                    print_message(f"run {info.run!r} is left out: {error}")
         filtered = [found.filter(trigger=trigger, decision=decision) for found in loaded]  # type: ignore[arg-type] # checked
         if calibration:
             where = f"run {loaded[0].run}" if run is not None else pluralise(len(loaded), "run")
             events = [event for found in filtered for event in found]
             _print_calibration(events, where, len(loaded), as_json=form is HistoryFormat.JSON)
             return
-        only = filtered[0] if trigger is not None or decision is not None else None
-        _print_history(loaded[0], only, form)
+        found, only = loaded[0], filtered[0] if trigger is not None or decision is not None else None
+        match form:
+            case HistoryFormat.JSON:
+                print_json(history_json(found) if only is None else summary_json(found, only))
+            case HistoryFormat.MARKDOWN:
+                _print_report(markdown_report(found, only))
+            case HistoryFormat.TEXT:
+                _print_report(text_report(found, only))
 
 
 def _check_kind(option: str, kind: str | None, kinds: Sequence[str]) -> None:
@@ -134,34 +142,15 @@ def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
     return ReplanHistory.of(store, find_run(store, run).run, max_events=MAX_REPLANS)
 
 
-def _readable_histories(store: RunStore) -> Iterator[ReplanHistory]:
-    """Yield the histories of all runs; print a message for each damaged one."""
-    for info in store.runs():
-        try:
-            if info.records:
-                yield _load_history(store, info.run)
-        except JournalCorrupt as error:
-            print_message(f"run {info.run!r} is left out: {error}")
-
-
-def _print_history(history: ReplanHistory, only: Sequence[ReplanEvent] | None, form: HistoryFormat) -> None:
-    """Print a history in a format, or only some of its replans."""
-    match form:
-        case HistoryFormat.JSON:
-            print_json(history_json(history) if only is None else summary_json(history, only))
-        case HistoryFormat.MARKDOWN:
-            _print_report(markdown_report(history, only))
-        case HistoryFormat.TEXT:
-            _print_report(text_report(history, only))
-
-
 def _print_calibration(events: Sequence[ReplanEvent], where: str, runs: int, *, as_json: bool) -> None:
     """Print how well confidence, its parts, and the claims of each source predicted success."""
     parts = {part: calibrate(events, of=part) for part in get_args(Prediction)}
     sources = calibrate_sources(events)
     if as_json:
-        by_part = {part: _calibration_json(found) for part, found in parts.items()}
-        by_source = {source: _calibration_json(found) for source, found in sources.items()}
+        by_part, by_source = (
+            {name: {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]} for name, found in table.items()}
+            for table in (parts, sources)
+        )
         print_json({"runs": runs, "calibration": by_part, "sources": by_source})
         return
     tables = [calibration_lines(parts["total"])]
@@ -170,12 +159,12 @@ def _print_calibration(events: Sequence[ReplanEvent], where: str, runs: int, *, 
     _print_report("\n\n".join([where, *("\n".join(lines) for lines in tables)]) + "\n")
 
 
-def _calibration_json(found: Calibration) -> JsonObject:
-    return {**asdict(found), "bins": [bin_._asdict() for bin_ in found.bins]}
-
-
 @commands.command(
-    epilog=_epilog("why    the last replan of the newest run", "why 20250131 2    the reasons for revision 2", "why r3")
+    epilog=_epilog(
+        "replanning why    the last replan of the newest run",
+        "replanning why 20250131 2    the reasons for revision 2",
+        "replanning why r3",
+    )
 )
 def why(
     what: Annotated[
@@ -197,7 +186,7 @@ def why(
         if len(rest) > 1:
             fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
         history = _load_history(opened, run)
-        entry = _find_entry(history, rest[0]) if rest else _last_entry(history, store)
+        entry = _find_entry(history, rest[0] if rest else None, store)
         if as_json:
             found = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
             diff = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""
@@ -206,27 +195,24 @@ def why(
             _print_report(why_report(history, entry))
 
 
-def _find_entry(history: ReplanHistory, word: str) -> ReplanEvent | PlanEdit:
+def _find_entry(history: ReplanHistory, word: str | None, place: str) -> ReplanEvent | PlanEdit:
+    if word is None:
+        if history.entries:
+            return history.entries[-1]
+        status = f"{history.status}: {history.reason}" if history.reason else history.status
+        count, see = len(history.dropped_triggers), command_line(place, "history", history.run)
+        dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
+        refuse(f"nothing was replanned in run {history.run!r}, which is {status}{dropped}")
     if word.startswith("r"):
-        event = next((event for event in history.events if event.replan == word), None)
-        if event is None:
-            last = ", ".join(event.replan for event in history.events[-8:]) or "none"
-            refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
-        return event
+        for event in history.events:
+            if event.replan == word:
+                return event
+        last = ", ".join(event.replan for event in history.events[-8:]) or "none"
+        refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
     entry = history.entry(_parse_revision(history, word))
     if entry is None:
         refuse(f"revision 0 is the original plan; run {history.run!r} has revisions 0 to {history.revision}")
     return entry
-
-
-def _last_entry(history: ReplanHistory, place: str) -> ReplanEvent | PlanEdit:
-    if not history.entries:
-        status = f"{history.status}: {history.reason}" if history.reason else history.status
-        count = len(history.dropped_triggers)
-        see = command_line(place, "history", history.run)
-        dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
-        refuse(f"nothing was replanned in run {history.run!r}, which is {status}{dropped}")
-    return history.entries[-1]
 
 
 def _parse_revision(history: ReplanHistory, word: str) -> int:
@@ -239,9 +225,9 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
 
 @commands.command(
     epilog=_epilog(
-        "diff    the original plan and the current one",
-        "diff 2    the changes of revision 2",
-        "diff 20250131 1 3",
+        "replanning diff    the original plan and the current one",
+        "replanning diff 2    the changes of revision 2",
+        "replanning diff 20250131 1 3",
     )
 )
 def diff(
@@ -290,8 +276,7 @@ def _print_report(text: str) -> None:
 
 @commands.command(
     "history prune",
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning history prune --dry-run",
         "replanning history prune --days 30 --json",
         "The setting planning.history.archive_directory names the folder to which they are moved.",

@@ -4,45 +4,29 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from replanning import Task, TaskState
+from replanning import Task, TaskState, journal
 from replanning.changes import Alternative, ReplaceTask
-from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, goal_line, pluralise
-from replanning.journal import (
-    AlternativesConsidered,
-    AnswerRefused,
-    AttemptFailed,
-    AttemptFenced,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    Candidate,
-    ConditionEvaluated,
-    ContextUpdated,
-    DecisionMade,
-    ErrorContained,
-    FactsObserved,
-    GoalChanged,
-    PlanningNoted,
-    PlanRevised,
-    QuestionAnswered,
-    QuestionAsked,
-    QuestionReminded,
-    ReplanRequested,
-    ResourceUpdated,
-    RunPaused,
-    RunResumed,
-    Score,
-    TriggerDropped,
-    TriggerEvent,
-    Usage,
+from replanning.cli.options import DIFF_STYLES, escape_control
+from replanning.history.reports import candidate_lines
+from replanning.history.wording import (
+    HELD_FAILURE_TYPE,
+    edit_author,
+    goal_line,
+    pluralise,
+    printable_line,
+    trigger_line,
 )
 from replanning.live import PlanView
 from replanning.plan.messages import brief_repr, one_line
 from replanning.plan.tasks import PLANNING_KEY, Budget
 from replanning.plan.types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from replanning.decision import Question
 
 _MAX_TEXT_CHARS: Final = 300
 """Longest text of a tool, a person or an error in one line, in characters."""
@@ -82,67 +66,67 @@ class Narrator:
 
     def __init__(self, view: Callable[[], PlanView]) -> None:
         self._view = view
-        self._candidates: dict[str, tuple[Candidate, ...]] = {}
+        self._candidates: dict[str, tuple[journal.Candidate, ...]] = {}
         self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
 
     def line_for(self, event: object) -> Line | None:  # noqa: C901, PLR0912, PLR0915 # one case for each kind of event
         """Return the line for an event; None for events that need no line."""
         match event:
-            case TriggerEvent():
+            case journal.TriggerEvent():
                 if event.kind == "task-failed" and self._held.issuperset(event.tasks):
                     return None
                 cause = _one_line(event.reason)
                 if event.kind in ("task-failed", "timeout") and event.tasks:  # the line before shows how it failed
                     cause = f"looking for another way to do {', '.join(event.tasks)}"
                 return Line("!", f"{event.kind}: {cause}", "yellow")
-            case AttemptStarted():
+            case journal.AttemptStarted():
                 tool = self._view().task(event.task).task.tool
                 again = f", attempt {event.number}" if event.number > 1 else ""
                 return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}")
-            case AttemptSucceeded():
+            case journal.AttemptSucceeded():
                 return Line("✓", f"{event.task} done in {self._view().task(event.task).duration:.1f} s", "green")
-            case AttemptFailed() if event.failure.type == HELD_FAILURE_TYPE:
+            case journal.AttemptFailed() if event.failure.type == HELD_FAILURE_TYPE:
                 self._held.add(event.task)
                 return None
-            case AttemptFailed():
+            case journal.AttemptFailed():
                 error = _one_line(event.failure.message)
                 if event.failure.kind == "unfinished":
                     return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")
                 again = "; it is tried again" if event.retry_at is not None else ""
                 return Line("✗", f"{event.task} failed: {error}{again}", "red")
-            case AttemptTimedOut():
+            case journal.AttemptTimedOut():
                 again = "; it is tried again" if event.retry_at is not None else ""
                 return Line("✗", f"{event.task} did not finish within {event.timeout:g} s{again}", "red")
-            case AttemptInterrupted():
+            case journal.AttemptInterrupted():
                 return Line("✗", f"{event.task} was cut off: {_one_line(event.reason)}", "red")
-            case AttemptFenced():
+            case journal.AttemptFenced():
                 return Line("·", f"{event.task}: a late report was set aside ({event.report})", "dim")
-            case ConditionEvaluated(value=None):
+            case journal.ConditionEvaluated(value=None):
                 return Line("✗", f"the condition of {event.task} cannot be evaluated: {_one_line(event.error)}", "red")
-            case ConditionEvaluated(value=False):
+            case journal.ConditionEvaluated(value=False):
                 when = brief_repr(self._view().task(event.task).task.when)
                 return Line("↷", f"{event.task} skipped: its condition {when} does not hold", "dim")
-            case ContextUpdated():
+            case journal.ContextUpdated():
                 parts = [f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()]
                 parts += [f"{key} is gone" for key in event.removed]
                 return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
-            case ResourceUpdated():
+            case journal.ResourceUpdated():
                 parts = [] if event.available is None else ["available" if event.available else "unavailable"]
                 parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]
                 why = f": {_one_line(event.reason)}" if event.reason else ""
                 return Line("•", f"{event.name} is {' and '.join(parts)}{why}", "cyan")
-            case FactsObserved():
+            case journal.FactsObserved():
                 parts = [f"{fact} holds" for fact in event.holds] + [f"{fact} holds no longer" for fact in event.ceased]
                 return Line("•", f"observed: {', '.join(parts[:5])}{', …' if len(parts) > 5 else ''}", "cyan")
-            case GoalChanged():
+            case journal.GoalChanged():
                 who = f" by {event.by}" if event.by else ""
                 goal = _one_line(goal_line(event.goal, event.changed))
                 return Line("•", f"the goal was changed{who}: {goal}", "cyan")
-            case ReplanRequested():
+            case journal.ReplanRequested():
                 return Line("•", f"{event.by or 'somebody'} asked for replanning: {_one_line(event.reason)}", "cyan")
-            case TriggerDropped():
+            case journal.TriggerDropped():
                 return Line("·", f"trigger {event.trigger} dropped: {_one_line(event.reason)}", "dim")
-            case AlternativesConsidered():
+            case journal.AlternativesConsidered():
                 self._candidates[event.replan] = event.candidates
                 rejected = sum(bool(candidate.rejected) for candidate in event.candidates)
                 if not event.notes and not rejected and len(event.candidates) == 1:
@@ -151,41 +135,41 @@ class Narrator:
                 text = pluralise(len(event.candidates) - rejected, "alternative")
                 text += f", {rejected} rejected" if rejected else ""
                 return Line("?", f"{text}{f' ({notes})' if notes else ''}", "dim")
-            case DecisionMade(by="observe") if event.chosen is not None:
+            case journal.DecisionMade(by="observe") if event.chosen is not None:
                 reason = self._reason_with_score(event)
                 return Line("⟳", f"would have changed the plan (observing only): {reason}", "magenta")
-            case DecisionMade(decision="keep"):
+            case journal.DecisionMade(decision="keep"):
                 return Line("·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow")
-            case PlanRevised():
+            case journal.PlanRevised():
                 by = event.by if event.by != "edit" else edit_author(event.changes)
                 reason = self._reason_with_score(event)
                 return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
-            case QuestionAsked():
+            case journal.QuestionAsked():
                 return Line("?", f"question {event.question}: {_one_line(event.text)}", "bold yellow")
-            case QuestionReminded():
+            case journal.QuestionReminded():
                 return Line("?", f"question {event.question} still waits for an answer", "bold yellow")
-            case QuestionAnswered():
+            case journal.QuestionAnswered():
                 return Line("•", f"question {event.question}: {event.verdict} (by {event.by or 'a person'})", "cyan")
-            case AnswerRefused():
+            case journal.AnswerRefused():
                 reason = _one_line(event.reason)
                 return Line("✗", f"the answer to {event.question} was not taken: {reason}", "red")
-            case RunPaused():
+            case journal.RunPaused():
                 running = self._view().counts[TaskState.RUNNING]
                 waits = f"; waiting for {pluralise(running, 'task')} to finish" if running else ""
                 again = "; once more stops it at once" if running and event.reason in _SIGNAL_REASONS else ""
                 return Line("‖", f"pausing: {_one_line(event.reason)}{waits}{again}", "yellow")
-            case RunResumed():
+            case journal.RunResumed():
                 return Line("▶", "the run goes on", "cyan")
-            case ErrorContained():
+            case journal.ErrorContained():
                 if event.where.startswith(("the plan", "the arguments of")):
                     return Line("!", f"{event.where}: {_one_line(event.error)}", "yellow")
                 return Line("✗", f"{event.where} failed, the run goes on: {_one_line(event.error)}", "yellow")
-            case PlanningNoted():
+            case journal.PlanningNoted():
                 text = _planning_text(event.type, event.data)
                 return Line("◆", text, "cyan") if text else None
         return None
 
-    def _reason_with_score(self, event: DecisionMade | PlanRevised) -> str:
+    def _reason_with_score(self, event: journal.DecisionMade | journal.PlanRevised) -> str:
         candidates = self._candidates.get(event.replan or "", ())
         if event.chosen is None or event.chosen >= len(candidates):
             return _one_line(event.reason)
@@ -194,18 +178,22 @@ class Narrator:
         return f"{_one_line(candidate.alternative.reason)}{score}"
 
 
-def format_score(score: Score) -> str:
-    """Return a confidence score with its parts."""
-    parts = (
-        f"self-assessment {score.self_assessment:.2f}",
-        f"past success {score.past_success:.2f}",
-        f"availability {score.availability:.2f}",
-        f"simplicity {score.simplicity:.2f}",
-    )
-    return f"confidence {score.total:.2f} ({', '.join(parts)})"
+def print_question(out: Console, question: Question) -> None:
+    """Print a question with its causes, and its candidates with their scores and changes."""
+    for line in question.text.splitlines():
+        out.print(f"  {escape_control(line)}")
+    for trigger in question.triggers:
+        if question.text.partition("\n")[0] not in trigger.reason:
+            out.print(f"  because   {trigger_line(trigger)}")
+    for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
+        if not only_continues_planning(candidate.alternative):
+            for line in candidate_lines(number, candidate):
+                out.print(f"  {line}")
+            for line in diff.splitlines():
+                out.print(f"       {line[:2]}{printable_line(line[2:])}", style=DIFF_STYLES.get(line[:1], ""))
 
 
-def usage_words(spent: Usage, budget: Budget) -> list[str]:
+def usage_words(spent: journal.Usage, budget: Budget) -> list[str]:
     """Return the calls and tokens that were spent, with their limits, such as `2 of 20 calls`."""
     used = (("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens))
     return [pluralise(count, unit) if most is None else f"{count} of {most} {unit}s" for unit, count, most in used]

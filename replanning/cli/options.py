@@ -13,10 +13,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -114,11 +115,8 @@ DEFAULT_CONCURRENCY: Final = 8
 """Tasks that run at the same time where the command line does not say otherwise."""
 
 RUN_EXIT_CODES_HELP: Final = (
-    "[bold]Exit codes[/bold]",
-    (
-        "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
-        " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed."
-    ),
+    "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
+    " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed."
 )
 
 
@@ -160,22 +158,6 @@ PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", help="The plan file: YAML, or JSON where its name ends in .json.")
 ]
 
-ReplanOption = Annotated[
-    bool | None,
-    typer.Option("--replan/--no-replan", help="Repair the plan when something goes wrong, or leave it as it is."),
-]
-
-ProviderOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--replan-provider",
-        metavar="NAME",
-        help="The provider of alternatives: repair, or a language model (openai, anthropic, github-copilot, ollama,"
-        " local; NAME:MODEL for one of its models; NAME,NAME to fall back to the second); repeat for several."
-        " auto is repair and the first model whose key is in the environment.",
-    ),
-]
-
 SequentialOption = Annotated[bool, typer.Option("--sequential", help="Run one task at a time.")]
 
 ConcurrencyOption = Annotated[
@@ -183,73 +165,93 @@ ConcurrencyOption = Annotated[
     typer.Option("--max-concurrency", metavar="N", min=1, help="Run at most this many tasks at the same time (8)."),
 ]
 
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="context.KEY=VALUE", help="Set a value of the context; repeat for several."),
-]
 
-ObserveOption = Annotated[bool, typer.Option("--observe", help="Record the changes that would be made; make none.")]
-
-TraceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--trace", metavar="WHERE", help="Send spans: console, or otlp=ADDRESS, such as otlp=http://localhost:4318."
-    ),
-]
-
-NotifyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--notify",
-        metavar="TARGET",
-        help="Write notices and the plan as a checklist to a Markdown file, or to a folder with a file for each run;"
-        " github=owner/repo#12 or gitlab=group/project!7 for comments there; console for lines on standard error;"
-        " repeat for several.",
-    ),
-]
-
-AskOption = Annotated[
-    AskMode | None,
-    typer.Option(
-        "--ask",
-        help="Ask a person at the console (the default on a terminal), or through the store, where replanning approve"
-        " answers; never ends the run with code 4 when a decision is needed.",
-    ),
-]
-
-NoAskOption = Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")]
-
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class RunOptions:
-    """Options of the commands that carry out a run; the names are those of the options."""
+    """Options that carry out a run; a command with a parameter `options` of this type has all of them.
 
-    store: str = DEFAULT_STORE
-    settings: str | None = None
-    replan: bool | None = None
-    observe: bool = False
-    providers: Sequence[str] = ()
-    max_concurrency: int = DEFAULT_CONCURRENCY
-    context: Sequence[str] = ()
-    trace: str | None = None
-    notify: Sequence[str] = ()
-    ask: AskMode | None = None
-    json: bool = False
-    quiet: bool = False
+    Attributes:
+        concurrency: tasks that may run at the same time.
+        ask: also says what `no_ask` says.
+    """
+
+    replan: Annotated[
+        bool | None,
+        typer.Option("--replan/--no-replan", help="Repair the plan when something goes wrong, or leave it as it is."),
+    ] = None
+    providers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replan-provider",
+            metavar="NAME",
+            help="The provider of alternatives: repair, or a language model (openai, anthropic, github-copilot, ollama,"
+            " local; NAME:MODEL for one of its models; NAME,NAME to fall back to the second); repeat for several."
+            " auto is repair and the first model whose key is in the environment.",
+        ),
+    ] = None
+    store: StoreOption = DEFAULT_STORE
+    sequential: SequentialOption = False
+    max_concurrency: ConcurrencyOption = None
+    context: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="context.KEY=VALUE", help="Set a value of the context; repeat for several."),
+    ] = None
+    settings: SettingsOption = None
+    observe: Annotated[bool, typer.Option("--observe", help="Record the changes that would be made; make none.")] = (
+        False
+    )
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            "--trace", metavar="WHERE", help="Send spans: console, or otlp=ADDRESS, such as otlp=http://localhost:4318."
+        ),
+    ] = None
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="TARGET",
+            help="Write notices and the plan as a checklist to a Markdown file, or to a folder with a file for each run;"
+            " github=owner/repo#12 or gitlab=group/project!7 for comments there; console for lines on standard error;"
+            " repeat for several.",
+        ),
+    ] = None
+    ask: Annotated[
+        AskMode | None,
+        typer.Option(
+            "--ask",
+            help="Ask a person at the console (the default on a terminal), or through the store, where replanning approve"
+            " answers; never ends the run with code 4 when a decision is needed.",
+        ),
+    ] = None
+    no_ask: Annotated[bool, typer.Option("--no-ask", help="The same as --ask never.")] = False
+    json: JsonOption = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
+
+    concurrency: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.concurrency = concurrency(sequential=self.sequential, max_concurrency=self.max_concurrency)
+        if self.no_ask and self.ask is not None:
+            fail("--ask and --no-ask contradict each other; give one of them")
+        self.ask = AskMode.NEVER if self.no_ask else self.ask
 
     def resume_options(self) -> list[str]:
         """Return the options that a later `resume` needs as well."""
         words: list[str] = []
         words += ["--settings", self.settings] if self.settings else []
-        words += [word for name in self.providers for word in ("--replan-provider", name)]
-        if self.max_concurrency != DEFAULT_CONCURRENCY:
-            words += ["--max-concurrency", str(self.max_concurrency)]
+        words += [word for name in self.providers or () for word in ("--replan-provider", name)]
+        if self.concurrency != DEFAULT_CONCURRENCY:
+            words += ["--max-concurrency", str(self.concurrency)]
         words += ["--trace", self.trace] if self.trace else []
-        words += [word for target in self.notify for word in ("--notify", target)]
+        words += [word for target in self.notify or () for word in ("--notify", target)]
         words += ["--ask", self.ask] if self.ask else []
         return words
+
+
+def all_except(*names: str) -> list[str]:
+    """Return the names of all run options but these."""
+    return [option.name for option in fields(RunOptions) if option.name not in names]
 
 
 def concurrency(*, sequential: bool, max_concurrency: int | None) -> int:
@@ -257,13 +259,6 @@ def concurrency(*, sequential: bool, max_concurrency: int | None) -> int:
     if sequential and max_concurrency is not None:
         fail("--sequential and --max-concurrency contradict each other; give one of them")
     return 1 if sequential else DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency
-
-
-def ask_mode(ask: AskMode | None, *, no_ask: bool) -> AskMode | None:
-    """Return the place where a person is asked; None for the default."""
-    if no_ask and ask is not None:
-        fail("--ask and --no-ask contradict each other; give one of them")
-    return AskMode.NEVER if no_ask else ask
 
 
 def decode_argument(text: str, option: str) -> str:
@@ -278,9 +273,9 @@ def decode_argument(text: str, option: str) -> str:
         raise SettingsError([Problem(option, f"it is not UTF-8: {error.reason} at byte {error.start}")]) from error
 
 
-def paragraphs(*lines: str) -> str:
-    """Return the text of an epilog in which each line is a paragraph."""
-    return "\n\n".join(lines)
+def epilog(*examples: str, title: str = "Examples", codes: str = "") -> str:
+    """Return the text below the help of a command: examples, and what its exit codes mean; each line a paragraph."""
+    return "\n\n".join([f"[bold]{title}[/bold]", *examples, *(["[bold]Exit codes[/bold]", codes] if codes else ())])
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -330,14 +325,47 @@ class Program(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"cls": CommandGroup, "no_args_is_help": True, "rich_markup_mode": "rich", **settings})
 
-    def command(self, *args: Any, **settings: Any) -> Callable[[FunctionT], FunctionT]:
-        """Return a decorator that registers a function as a command; arguments are those of `Typer.command`."""
+    def command(self, *args: Any, without: Sequence[str] = (), **settings: Any) -> Callable[[FunctionT], FunctionT]:
+        """Return a decorator that registers a function as a command; arguments are those of `Typer.command`.
+
+        Args:
+            args: positional arguments of `Typer.command`.
+            without: fields of the parameter `options` that are no options of the command, which has the others.
+            settings: named arguments of `Typer.command`.
+        """
         register = super().command
 
         def decorate(function: FunctionT) -> FunctionT:
-            return register(*args, cls=Command, help=unwrap_paragraphs(function.__doc__), **settings)(function)
+            expanded = _expand_options(function, without)
+            register(*args, cls=Command, help=unwrap_paragraphs(function.__doc__), **settings)(expanded)
+            return function
 
         return decorate
+
+
+def _expand_options(function: Callable[..., Any], without: Sequence[str]) -> Callable[..., Any]:
+    """Return a function that takes the fields of its parameter `options`, a dataclass, in place of that, if it has one."""
+    signature = inspect.signature(function, eval_str=True)
+    if "options" not in signature.parameters:
+        return function
+    group = signature.parameters["options"].annotation
+    hints = get_type_hints(group, include_extras=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(option.name, keyword, default=option.default, annotation=hints[option.name])
+        for option in fields(group)
+        if option.init and option.name not in without
+    ]
+
+    @wraps(function)
+    def command(**values: Any) -> Any:
+        given = {option.name: values.pop(option.name) for option in options}
+        return function(**values, options=group(**given))
+
+    parameters = [*(one for one in signature.parameters.values() if one.name != "options"), *options]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] # inspect reads it
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
 
 
 def unwrap_paragraphs(docstring: str | None) -> str:

@@ -25,8 +25,8 @@ from replanning.cli.options import (
     SettingsOption,
     concurrency,
     console,
+    epilog,
     escape_control,
-    paragraphs,
     print_json,
     print_message,
     print_result,
@@ -35,7 +35,7 @@ from replanning.cli.options import (
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
 from replanning.plan.document import plan_schema
-from replanning.plan.messages import did_you_mean, format_path, parse_path, truncate
+from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
@@ -57,12 +57,10 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning validate plan.yaml",
         "replanning validate plan.yaml --json",
-        "[bold]Exit codes[/bold]",
-        "0 the plan is valid · 2 it is not, or cannot be read",
+        codes="0 the plan is valid · 2 it is not, or cannot be read",
     ),
 )
 def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
@@ -121,19 +119,17 @@ def _valid_parts(document: JsonObject, group: str, model: type[ModelT]) -> dict[
     return valid
 
 
-@commands.command(epilog=paragraphs("[bold]Example[/bold]", "replanning schema > plan.schema.json"))
+@commands.command(epilog=epilog("replanning schema > plan.schema.json"))
 def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON either way
     """Print the JSON Schema of plan files, for editors and for programs that write plans."""
     print_json(plan_schema())
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning tools plan.yaml",
         "replanning tools tools.yaml --json",
-        "[bold]Exit codes[/bold]",
-        "0 done · 2 wrong usage, file or tools",
+        codes="0 done · 2 wrong usage, file or tools",
     ),
 )
 def tools(
@@ -146,10 +142,17 @@ def tools(
     The servers are started to ask for their tools, and stopped again; no tool is used.
     """
     described = read_tools(file, "FILE", planning=False)
-    plan, unavailable = anyio.run(_discover_and_close, described)
-    missing = _missing_requirements(plan)
-    reasons = {tool.name: _unavailable_reason(tool, plan, described, unavailable) for tool in plan.tools}
-    rows = [_tool_json(tool, plan, missing.get(tool.name) or reasons[tool.name]) for tool in plan.tools]
+
+    async def discover() -> tuple[Plan, dict[str, str]]:
+        async with ToolExecutor(described) as executor:
+            return await discover_tools(executor, described), dict(executor.unavailable_servers)
+
+    plan, unavailable = anyio.run(discover)
+    notes = check_machine(plan)
+    rows: list[JsonObject] = []
+    for index, tool in enumerate(plan.tools):
+        own = [note.message.removeprefix(f"tool {tool.name!r} ") for note in notes if note.place == f"tools[{index}]"]
+        rows.append(_tool_json(tool, plan, "; ".join(own) or _unavailable_reason(tool, plan, described, unavailable)))
     if as_json:
         servers = {name: {"available": name not in unavailable, "why": unavailable.get(name, "")} for name in plan.mcp}
         print_json({"tools": rows, "servers": servers})
@@ -181,33 +184,26 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
     try:
         document = read_document(text, format=format_of(path), source=str(path))
         if not isinstance(document, dict) or not (document.get("tools") or document.get("mcp")):
-            problem = (
-                "expected a section `tools` with at least one tool, or a section `mcp` with servers that have some"
-            )
-            raise PlanError([Problem(str(path), problem)])
-        plan = _parse_tools(document, path)
+            expected = "a section `tools` with at least one tool, or a section `mcp` with servers that have some"
+            raise PlanError([Problem(str(path), f"expected {expected}")])
+        try:
+            sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
+            plan = Plan.model_validate({"goal": {"objective": ""}, **sections})
+        except PlanError as error:
+            problems = (Problem(f"{path} {problem.place}", problem.message) for problem in error.problems)
+            raise PlanError(list(problems)) from None
+        if wrong := check_tools(plan):
+            raise PlanError(wrong)
     except PlanError as error:
         raise _InvalidTools(error.problems) from None
-    if planning or not document.get("tasks"):
-        return plan.model_copy(update={"tools": tuple(map(_mark_dangerous, plan.tools))})
-    return plan
+    if not planning and document.get("tasks"):
+        return plan
+    harmful = [tool.model_copy(update={"dangerous": True}) if _is_harmful(tool) else tool for tool in plan.tools]
+    return plan.model_copy(update={"tools": tuple(harmful)})
 
 
-def _parse_tools(document: JsonObject, path: Path) -> Plan:
-    try:
-        sections = {name: document[name] for name in _TOOL_SECTIONS if name in document}
-        plan = Plan.model_validate({"goal": {"objective": ""}, **sections})
-    except PlanError as error:
-        problems = [Problem(f"{path} {problem.place}", problem.message) for problem in error.problems]
-        raise PlanError(problems) from None
-    if problems := check_tools(plan):
-        raise PlanError(problems)
-    return plan
-
-
-def _mark_dangerous(tool: ToolSpec) -> ToolSpec:
-    unstated = "dangerous" not in tool.model_fields_set
-    return tool.model_copy(update={"dangerous": True}) if unstated and danger_reason(tool) else tool
+def _is_harmful(tool: ToolSpec) -> bool:
+    return "dangerous" not in tool.model_fields_set and bool(danger_reason(tool))
 
 
 async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = False) -> Plan:
@@ -220,23 +216,6 @@ async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = Fa
     for name, reason in {} if quiet else executor.unavailable_servers.items():
         print_message(f"note: MCP server {name!r} is not there: {reason}")
     return with_tools
-
-
-async def _discover_and_close(plan: Plan) -> tuple[Plan, dict[str, str]]:
-    """Return the plan with the tools of its servers, and the unavailable servers with the reasons."""
-    async with ToolExecutor(plan) as executor:
-        return await discover_tools(executor, plan), dict(executor.unavailable_servers)
-
-
-def _missing_requirements(plan: Plan) -> dict[str, str]:
-    """Return the requirements of tools that this machine lacks, by tool."""
-    notes = check_machine(plan)
-    missing: dict[str, str] = {}
-    for index, tool in enumerate(plan.tools):
-        own = [note.message.removeprefix(f"tool {tool.name!r} ") for note in notes if note.place == f"tools[{index}]"]
-        if own:
-            missing[tool.name] = "; ".join(own)
-    return missing
 
 
 def _unavailable_reason(tool: ToolSpec, plan: Plan, described: Plan, servers: Mapping[str, str]) -> str:
@@ -276,24 +255,20 @@ def _print_tool(row: JsonObject) -> None:
     assert isinstance(parameters, dict)
     assert isinstance(optional, list)
     signature = ", ".join(f"{name}{'?' if name in optional else ''}: {kind}" for name, kind in parameters.items())
-    kind = f"{row['kind']}{', dangerous' if row['dangerous'] else ''}"
-    lines = [f"{row['name']}({signature})  {kind}  from {row['from']}"]
-    if description := " ".join(str(row["description"]).split()):
-        lines.append(f"    {truncate(description, MAX_DESCRIPTION_CHARS)}")
-    lines += [f"    dangerous: {row['harm']}"] if row["harm"] else []
-    lines += [f"    not available: {row['why']}"] if row["why"] else []
-    for line in lines:
-        print_result(escape_control(line))
+    dangerous = ", dangerous" if row["dangerous"] else ""
+    print_result(escape_control(f"{row['name']}({signature})  {row['kind']}{dangerous}  from {row['from']}"))
+    details = {"": one_line(str(row["description"]), MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
+    for label, text in (details | {"not available: ": row["why"]}).items():
+        if text:
+            print_result(escape_control(f"    {label}{text}"))
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning simulate plan.yaml --fail build --runs 200",
         "replanning simulate plan.yaml --fail deploy=0.3 --flaky '*=0.05' --hang download=0.1 --json",
         "A task is named by its id, by its tool, or * for all. A chance of 1 may be left out.",
-        "[bold]Exit codes[/bold]",
-        "0 every run succeeded · 1 some did not · 2 wrong usage, plan or settings",
+        codes="0 every run succeeded · 1 some did not · 2 wrong usage, plan or settings",
     ),
 )
 def simulate(
@@ -330,12 +305,17 @@ def simulate(
     No tool is really used; plan, engine and providers are the real ones.
     """
     from replanning import testing  # the other commands of this module need none of these
-    from replanning.engine.engine import ReplanningEngine
+    from replanning.engine.engine import REPAIR_PLUGIN, ReplanningEngine
+    from replanning.llm.selection import AUTO, is_llm
 
     limit = concurrency(sequential=sequential, max_concurrency=max_concurrency)
     document = read_plan(str(plan))
     loaded = read_settings(settings)
-    providers = _simulation_providers(replan_provider or loaded.provider)
+    names = replan_provider or loaded.provider
+    if models := [name for name in names if is_llm(name)]:  # they cost money and have no virtual time
+        message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
+        raise SettingsError([Problem("--replan-provider", message)])
+    providers = list(dict.fromkeys(REPAIR_PLUGIN if name == AUTO else name for name in names))
     schedule = testing.FaultSchedule(
         fail=_parse_chances("fail", fail or ()),
         flaky=_parse_chances("flaky", flaky or ()),
@@ -354,17 +334,6 @@ def simulate(
     else:
         _print_simulation(report, document)
     raise typer.Exit(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
-
-
-def _simulation_providers(names: Sequence[str]) -> list[str]:
-    """Return the providers for a simulation; refuse language models, which cost money and have no virtual time."""
-    from replanning.engine.engine import REPAIR_PLUGIN
-    from replanning.llm.selection import AUTO, is_llm
-
-    if models := [name for name in names if is_llm(name)]:
-        message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
-        raise SettingsError([Problem("--replan-provider", message)])
-    return list(dict.fromkeys(REPAIR_PLUGIN if name == AUTO else name for name in names))
 
 
 def _parse_chances(option: str, texts: Sequence[str]) -> dict[str, float]:

@@ -21,42 +21,18 @@ import anyio
 import typer
 
 from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
+from replanning.cli import lookup
 from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.lookup import (
-    find_run,
-    open_notifiers,
-    open_store,
-    open_trace_exporter,
-    read_plan,
-    read_settings,
-    validate_run_id,
-)
 from replanning.cli.narrator import is_phase_task
 from replanning.cli.options import (
-    DEFAULT_STORE,
     RUN_EXIT_CODES_HELP,
-    AskOption,
-    ConcurrencyOption,
-    JsonOption,
-    NoAskOption,
-    NotifyOption,
-    ObserveOption,
     PlanArgument,
     Program,
-    ProviderOption,
-    QuietOption,
-    ReplanOption,
     RunArgument,
     RunOptions,
-    SequentialOption,
-    SetOption,
-    SettingsOption,
-    StoreOption,
-    TraceOption,
-    ask_mode,
-    concurrency,
+    all_except,
+    epilog,
     fail,
-    paragraphs,
     print_message,
 )
 from replanning.cli.plans import discover_tools
@@ -105,8 +81,7 @@ _ZPAQ_INSTALLED: Final = "(the step 'pack' needs the program zpaq; it is install
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning run plan.yaml",
         "replanning run plan.yaml --set context.region=eu --max-concurrency 4",
         "replanning run plan.yaml --observe --trace otlp=http://localhost:4318",
@@ -114,67 +89,42 @@ _ZPAQ_INSTALLED: Final = "(the step 'pack' needs the program zpaq; it is install
         "replanning run plan.yaml --ask store    then elsewhere: replanning approve QUESTION",
         "replanning run plan.yaml --no-replan --json > result.json",
         "Ctrl-C pauses: running tasks are finished first. A second Ctrl-C stops them at once.",
-        *RUN_EXIT_CODES_HELP,
+        codes=RUN_EXIT_CODES_HELP,
     ),
+    without=["notify"],
 )
 def run(
     plan: PlanArgument,
     *,
-    replan: ReplanOption = None,
-    replan_provider: ProviderOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    sequential: SequentialOption = False,
-    max_concurrency: ConcurrencyOption = None,
-    values: SetOption = None,
-    settings: SettingsOption = None,
-    observe: ObserveOption = False,
-    trace: TraceOption = None,
-    ask: AskOption = None,
-    no_ask: NoAskOption = False,
     run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="The id of the run.")] = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    options: RunOptions,
 ) -> None:
     """Run a plan, and repair it while it runs.
 
     Commands run in the current directory. A command changes the context by appending lines key=value to the file
     that the variable REPLANNING_CONTEXT names.
     """
-    options = RunOptions(
-        store=store,
-        settings=settings,
-        replan=replan,
-        observe=observe,
-        providers=replan_provider or (),
-        max_concurrency=concurrency(sequential=sequential, max_concurrency=max_concurrency),
-        context=values or (),
-        trace=trace,
-        ask=ask_mode(ask, no_ask=no_ask),
-        json=as_json,
-        quiet=quiet,
-    )
     path = str(plan)
-    document = read_plan(path)
-    if changes := parse_context_options(options.context):
+    document = lookup.read_plan(path)
+    if changes := parse_context_options(options.context or ()):
         changed = document.model_copy(update={"context": {**document.context, **changes}})
         document = Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
-    if not quiet:
+    if not options.quiet:
         for note in (*check_unused_arguments(document), *check_machine(document)):
             print_message(f"note: {note.message}")
-    run_id = validate_run_id(run_id)
+    run_id = lookup.validate_run_id(run_id)
     summary = _carry_out(options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id))
-    raise typer.Exit(summary.report(json=as_json))
+    raise typer.Exit(summary.report(json=options.json))
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning resume latest",
         "replanning resume 20250131-120000-1a2b3c --set context.region=us",
         "replanning resume 20250131-120000-1a2b3c --from 2    a new run of the tasks that revision 2 had left",
-        *RUN_EXIT_CODES_HELP,
+        codes=RUN_EXIT_CODES_HELP,
     ),
 )
 def resume(
@@ -184,41 +134,14 @@ def resume(
         int | None,
         typer.Option("--from", metavar="REVISION", min=0, help="Start a new run from this revision of the old one."),
     ] = None,
-    replan: ReplanOption = None,
-    replan_provider: ProviderOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    sequential: SequentialOption = False,
-    max_concurrency: ConcurrencyOption = None,
-    values: SetOption = None,
-    settings: SettingsOption = None,
-    observe: ObserveOption = False,
-    trace: TraceOption = None,
-    notify: NotifyOption = None,
-    ask: AskOption = None,
-    no_ask: NoAskOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    options: RunOptions,
 ) -> None:
     """Resume a run that was paused or stopped, that waits for a person, or whose process died.
 
     Tasks that have finished are not run again.
     """
-    options = RunOptions(
-        store=store,
-        settings=settings,
-        replan=replan,
-        observe=observe,
-        providers=replan_provider or (),
-        max_concurrency=concurrency(sequential=sequential, max_concurrency=max_concurrency),
-        context=values or (),
-        trace=trace,
-        notify=notify or (),
-        ask=ask_mode(ask, no_ask=no_ask),
-        json=as_json,
-        quiet=quiet,
-    )
-    with closing(open_store(store, must_exist=True)) as opened_store:
-        info = find_run(opened_store, run)
+    with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
+        info = lookup.find_run(opened_store, run)
         opened = next(iter(opened_store.read(info.run))).body
         assert isinstance(opened, RunOpened)
     if revision is None and info.status in ("succeeded", "aborted"):
@@ -230,45 +153,44 @@ def resume(
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
     was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
+    options.replan = was_enabled if options.replan is None else options.replan
+    options.observe = options.observe or opened.mode == "observe"
     summary = _carry_out(
-        replace(
-            options,
-            replan=was_enabled if replan is None else replan,
-            observe=observe or opened.mode == "observe",
-        ),
+        options,
         opened.plan,
         lambda engine, _: engine.resume(info.run if revision is None else engine.fork(info.run, revision)),
-        context=parse_context_options(options.context),
+        context=parse_context_options(options.context or ()),
     )
-    raise typer.Exit(summary.report(json=as_json))
+    raise typer.Exit(summary.report(json=options.json))
 
 
-@commands.command(epilog=paragraphs("[bold]Example[/bold]", "replanning demo --folder /tmp/demo", *RUN_EXIT_CODES_HELP))
+@commands.command(
+    epilog=epilog("replanning demo --folder /tmp/demo", codes=RUN_EXIT_CODES_HELP),
+    without=all_except("trace", "json", "quiet"),
+)
 def demo(
     *,
     folder: Annotated[
         str | None,
         typer.Option("--folder", metavar="FOLDER", help="The folder for its files; by default ./replanning-demo."),
     ] = None,
-    trace: TraceOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    options: RunOptions,
 ) -> None:
     """Run a real plan on real files, and see it repaired three times; needs no key and no network.
 
     A program is missing, a step takes too long, and an assumption turns out to be wrong.
     """
     place = _prepare_folder(folder)
-    if not quiet:
+    if not options.quiet:
         again = f"cd {shlex.quote(str(place))} && replanning run plan.yaml"  # its commands use relative paths
         print_message(
             _INTRODUCTION.format(first=_ZPAQ_INSTALLED if shutil.which("zpaq") else _ZPAQ_MISSING, again=again)
         )
     # Its python3 is the one that runs this program, so that the demo needs nothing else on the PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    store = str(place / ".replanning" / "history.db")
+    options.store, options.providers = str(place / ".replanning" / "history.db"), ["repair"]
     summary = _carry_out(
-        RunOptions(store=store, providers=["repair"], trace=trace, json=as_json, quiet=quiet),
+        options,
         Plan.load(place / "plan.yaml"),
         lambda engine, with_tools: engine.open(with_tools),
         settings=Settings(),
@@ -276,7 +198,7 @@ def demo(
         environ={**os.environ, "PATH": path},
     )
     notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
-    raise typer.Exit(replace(summary, notes=notes).report(json=as_json))
+    raise typer.Exit(replace(summary, notes=notes).report(json=options.json))
 
 
 def _prepare_folder(folder: str | None) -> Path:
@@ -298,21 +220,17 @@ def _prepare_folder(folder: str | None) -> Path:
     for file in _DEMO_FILES.iterdir():
         if file.is_file():
             shutil.copyfile(file, place / file.name)
-    _copy_sources(place / "input")
-    return place
-
-
-def _copy_sources(place: Path) -> None:
-    """Copy the files that the demo works on: modules of Python's standard library, and this package."""
+    # What the demo works on: modules of Python's standard library, and this package.
     library, package = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
-    for name, folder, files in (
+    for name, sources, files in (
         ("python", library, library.glob("*.py")),
         ("replanning", package, package.rglob("*.py")),
     ):
         for file in files:
-            copy = place / name / file.relative_to(folder)
+            copy = place / "input" / name / file.relative_to(sources)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
+    return place
 
 
 def _carry_out(
@@ -336,11 +254,11 @@ def _carry_out(
         environ: the environment of the tools; by default that of the program.
         context: values that change in the context as soon as the run is open.
     """
-    settings = settings or read_settings(options.settings, quiet=options.quiet)
+    settings = settings or lookup.read_settings(options.settings, quiet=options.quiet)
     if options.replan is False:
         settings = settings.model_copy(update={"enabled": False})
-    exporters = [open_trace_exporter(options.trace)] if options.trace else []
-    exporters += open_notifiers(options.notify)
+    exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
+    exporters += lookup.open_notifiers(options.notify or ())
     environment = Environment()
     display = create_display(environment.clock, settings.budget, quiet=options.quiet)
     run: PlanRun | None = None
@@ -373,10 +291,10 @@ def _carry_out(
                 display.watch(run, engine)
             if context:
                 run.change_context(context)
-            await run_workers(run, JudgedWork(executor, judge), options.max_concurrency)
+            await run_workers(run, JudgedWork(executor, judge), options.concurrency)
             executor.watch(None)
 
-    with closing(open_store(options.store)) as store:
+    with closing(lookup.open_store(options.store)) as store:
         engine = ReplanningEngine(
             list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
             settings=settings,
@@ -403,8 +321,7 @@ class ContextShell:
         on_change: called with the new values; None ignores them.
     """
 
-    def __init__(self) -> None:
-        self.on_change: Callable[[JsonObject], None] | None = None
+    on_change: Callable[[JsonObject], None] | None = None
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Run the command of a tool and apply its context file.

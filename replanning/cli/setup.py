@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import anyio
 import typer
@@ -20,26 +21,22 @@ from replanning.cli.options import (
     Program,
     SettingsOption,
     console,
+    epilog,
     escape_control,
-    paragraphs,
     print_json,
     print_message,
     print_result,
     problems_json,
 )
-from replanning.config import LoadedSettings, load_settings, misspelt, values
+from replanning.config import load_settings, misspelt, values
 from replanning.engine.engine import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
 from replanning.plan.redaction import Redactor
-from replanning.plan.types import JsonValue
 from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
-
-if TYPE_CHECKING:
-    pass
 
 LANGUAGE_MODEL: Final = "language model"
 
@@ -68,8 +65,7 @@ commands.add_typer(config_commands, name="config")
 
 
 @config_commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning config show",
         "replanning config show --changed --settings ci.yaml",
         "REPLANNING_PROVIDER=openai replanning config show --json",
@@ -92,19 +88,32 @@ def show(
             key: {"value": value, "source": loaded.kind(key), "place": loaded.sources.get(key)}
             for key, value in shown.items()
         }
-        print_json({"file": _file_name(loaded), "settings": rows, "warnings": problems_json(loaded.warnings)})
-    else:
-        print_warnings(loaded.warnings)
-        _print_settings(shown, loaded)
+        print_json(
+            {
+                "file": str(loaded.file) if loaded.file is not None else None,
+                "settings": rows,
+                "warnings": problems_json(loaded.warnings),
+            }
+        )
+        return
+    print_warnings(loaded.warnings)
+    from rich.text import Text
+
+    out = console()
+    for key, value in shown.items():
+        kind, place = loaded.kind(key), loaded.sources.get(key, "")
+        source = f"file {place}" if kind == "file" else place or kind
+        if not isinstance(value, str):
+            value = "none" if value is None or value in ([], {}) else json.dumps(value, ensure_ascii=False)  # noqa: PLW2901
+        line = Text(f"{key}: {escape_control(value)}", "" if kind == "default" else "bold")
+        out.print(line.append(f"  # {escape_control(source)}", "dim"))
 
 
 @config_commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning config check",
         "replanning config check ci.yaml --json",
-        "[bold]Exit codes[/bold]",
-        "0 the settings are valid · 2 they are not",
+        codes="0 the settings are valid · 2 they are not",
     ),
 )
 def check(
@@ -128,7 +137,7 @@ def check(
     try:
         loaded = load_settings(file)
         warnings = [warning for warning in loaded.warnings if warning not in problems]
-        name, given = _file_name(loaded), len(loaded.sources)
+        name, given = str(loaded.file) if loaded.file is not None else None, len(loaded.sources)
     except SettingsError as error:
         problems = [*error.problems, *problems]
     if as_json:
@@ -143,13 +152,11 @@ def check(
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning providers --check",
         "replanning providers --json",
         "An unavailable plugin is shown with the key or package that it needs. A fallback replaces a model that fails.",
-        "[bold]Exit codes[/bold]",
-        "0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
+        codes="0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
         " 2 wrong usage or settings",
     ),
 )
@@ -164,19 +171,31 @@ def providers(
 ) -> None:
     """Show the installed plugins: which are used, which are available, and which are broken and why."""
     loaded = read_settings(settings)
-    selected = _selected_clients(loaded)
+    named = [part.partition(":")[0] for name in loaded.provider for part in name.split(",")]
     used: dict[str, list[str]] = {
-        "providers": [REPAIR_PLUGIN if name == AUTO else name for name in _configured_providers(loaded)],
+        "providers": [REPAIR_PLUGIN if name == AUTO else name for name in named],
         "triggers": list(loaded.triggers),
         "stores": ["sqlite"],
     }
+    selected: dict[str, tuple[LLMProvider, str]] = {}  # the language models that a run would ask, with their states
+    for name in loaded.provider:
+        with suppress(NoLLMProvider, PluginError):  # shown with the plugin
+            clients = create_clients(name, settings=loaded) if name == AUTO or is_llm(name) else []
+            for number, client in enumerate(clients):
+                selected.setdefault(client.name, (client, "fallback" if number else "used"))
     inspected = [
         _inspect_plugin(group, point, used.get(group, []), selected, loaded)
         for group in PLUGIN_GROUPS
         for point in installed_plugins(group).values()
     ]
     plugins = anyio.run(_probe_models, inspected) if check else [plugin for plugin, _ in inspected]
-    plugins += _missing_plugins([*used["providers"], *map(_plugin_name, loaded.llm.fallback)])
+    wanted = [*used["providers"], *(name.partition(":")[0] for name in loaded.llm.fallback)]
+    missing = "the settings name it, but it is not installed"
+    plugins += [
+        PluginStatus("providers", name, "", "", "missing", missing)
+        for name in dict.fromkeys(wanted)
+        if name not in installed_plugins("providers")
+    ]
     if as_json:
         print_json([asdict(plugin) for plugin in plugins])
     else:
@@ -184,23 +203,6 @@ def providers(
     answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
     usable = any(answered for _, answered in answers) and ("used", False) not in answers
     raise typer.Exit(ExitCode.FAILED if check and not usable else ExitCode.OK)
-
-
-def _file_name(loaded: LoadedSettings) -> str | None:
-    return None if loaded.file is None else str(loaded.file)
-
-
-def _print_settings(shown: Mapping[str, JsonValue], loaded: LoadedSettings) -> None:
-    from rich.text import Text
-
-    out = console()
-    for key, value in shown.items():
-        kind, place = loaded.kind(key), loaded.sources.get(key, "")
-        source = f"file {place}" if kind == "file" else place or kind
-        if not isinstance(value, str):
-            value = "none" if value is None or value in ([], {}) else json.dumps(value, ensure_ascii=False)  # noqa: PLW2901
-        line = Text(f"{key}: {escape_control(value)}", "" if kind == "default" else "bold")
-        out.print(line.append(f"  # {escape_control(source)}", "dim"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,33 +250,6 @@ class PluginStatus:
         return ", ".join(filter(None, parts))
 
 
-def _plugin_name(name: str) -> str:
-    return name.partition(":")[0]
-
-
-def _configured_providers(settings: Settings) -> list[str]:
-    return [_plugin_name(part) for name in settings.provider for part in name.split(",")]
-
-
-def _missing_plugins(names: Sequence[str]) -> list[PluginStatus]:
-    problem = "the settings name it, but it is not installed"
-    missing = [name for name in dict.fromkeys(names) if name not in installed_plugins("providers")]
-    return [PluginStatus("providers", name, "", "", "missing", problem) for name in missing]
-
-
-def _selected_clients(settings: Settings) -> dict[str, tuple[LLMProvider, str]]:
-    """Return the language models that a run would ask, by name, each with its state `used` or `fallback`."""
-    selected: dict[str, tuple[LLMProvider, str]] = {}
-    for name in settings.provider:
-        try:
-            clients = create_clients(name, settings=settings) if name == AUTO or is_llm(name) else []
-        except (NoLLMProvider, PluginError):
-            continue  # shown with the plugin
-        for number, client in enumerate(clients):
-            selected.setdefault(client.name, (client, "fallback" if number else "used"))
-    return selected
-
-
 def _inspect_plugin(
     group: str,
     point: EntryPoint,
@@ -285,55 +260,40 @@ def _inspect_plugin(
     """Load and create a plugin to find out its state; return it with its client, if it is a language model."""
     package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
     plugin = PluginStatus(group, point.name, package, point.value, "available")
+    loadable = False
     try:
         if group == "providers" and is_llm(point.name):
-            client, state = selected.get(point.name) or (_unselected_client(point.name, settings), "available")
-            return _with_model_details(replace(plugin, state=state), client), client
-        _create_plugin(group, point.name)
+            # A model that no run would ask goes without the model and address that the settings give another.
+            own = settings.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
+            unselected = settings.model_copy(update={"llm": own})
+            loadable = True
+            client, state = selected.get(point.name) or (
+                create_clients(point.name, settings=unselected)[0],
+                "available",
+            )
+            problem = client.unavailable_reason()
+            details = replace(
+                plugin,
+                kind=LANGUAGE_MODEL,
+                state="unavailable" if problem else state,
+                problem=problem,
+                model=client.model,
+                key=str(getattr(client, "key_variable", "")),
+                address=Redactor().text(str(getattr(client, "base_url", ""))),
+            )
+            return details, client
+        create, loadable = load_plugin(group, point.name), True
+        if group in ("providers", "triggers") and point.name != LLM_PROVIDER_PLUGIN:  # which needs a language model
+            create()
+        elif group == "exporters":
+            anyio.run(create().aclose)
     except PluginError as error:
-        state = "unavailable" if _can_load(group, point.name) else "broken"
-        return replace(plugin, state=state, problem=str(error)), None
+        return replace(plugin, state="unavailable" if loadable else "broken", problem=str(error)), None
     except SettingsError as error:  # it works, and needs an option, such as the issue to write to
         return replace(plugin, problem="; ".join(problem.message for problem in error.problems)), None
     except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
         return replace(plugin, state="broken", problem=f"it cannot be created: {error!r}"), None
     return replace(plugin, state="used" if point.name in used else "available"), None
-
-
-def _can_load(group: str, name: str) -> bool:
-    try:
-        load_plugin(group, name)
-    except PluginError:
-        return False
-    return True
-
-
-def _create_plugin(group: str, name: str) -> None:
-    plugin = load_plugin(group, name)
-    if group in ("providers", "triggers"):
-        if name != LLM_PROVIDER_PLUGIN:  # it needs a language model
-            plugin()
-    elif group == "exporters":
-        anyio.run(plugin().aclose)
-
-
-def _unselected_client(name: str, settings: Settings) -> LLMProvider:
-    """Create a language model that no run would ask, without the model and address that the settings give another."""
-    own = settings.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
-    return create_clients(name, settings=settings.model_copy(update={"llm": own}))[0]
-
-
-def _with_model_details(plugin: PluginStatus, client: LLMProvider) -> PluginStatus:
-    problem = client.unavailable_reason()
-    return replace(
-        plugin,
-        kind=LANGUAGE_MODEL,
-        state="unavailable" if problem else plugin.state,
-        problem=problem,
-        model=client.model,
-        key=str(getattr(client, "key_variable", "")),
-        address=Redactor().text(str(getattr(client, "base_url", ""))),
-    )
 
 
 async def _probe_models(inspected: Sequence[tuple[PluginStatus, LLMProvider | None]]) -> list[PluginStatus]:
@@ -344,9 +304,19 @@ async def _probe_models(inspected: Sequence[tuple[PluginStatus, LLMProvider | No
         for number, (plugin, client) in enumerate(inspected)
         if client is not None and plugin.state != "unavailable"
     }
+    clock = Environment().clock
 
     async def ask(number: int, client: LLMProvider) -> None:
-        results[number] = await _probe_model(results[number], client)
+        began = clock.now()
+        try:
+            await client.complete(_PROBE_PROMPT, LLMOptions(max_tokens=16, max_attempts=1))
+        except ReplanningError as error:
+            problem = str(error).removeprefix(f"{client.name}: ")
+            results[number] = replace(results[number], answers=False, problem=problem)
+        else:
+            results[number] = replace(results[number], answers=True, seconds=round(clock.now() - began, 3))
+        finally:
+            await client.aclose()
 
     if available:
         print_message(f"asking whether they answer: {', '.join(client.name for client in available.values())}")
@@ -354,18 +324,6 @@ async def _probe_models(inspected: Sequence[tuple[PluginStatus, LLMProvider | No
         for number, client in available.items():
             group.start_soon(ask, number, client)
     return results
-
-
-async def _probe_model(plugin: PluginStatus, client: LLMProvider) -> PluginStatus:
-    clock = Environment().clock
-    began = clock.now()
-    try:
-        await client.complete(_PROBE_PROMPT, LLMOptions(max_tokens=16, max_attempts=1))
-    except ReplanningError as error:
-        return replace(plugin, answers=False, problem=str(error).removeprefix(f"{client.name}: "))
-    finally:
-        await client.aclose()
-    return replace(plugin, answers=True, seconds=round(clock.now() - began, 3))
 
 
 def _print_plugins(plugins: Sequence[PluginStatus]) -> None:

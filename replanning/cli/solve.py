@@ -14,44 +14,20 @@ import anyio
 import typer
 
 from replanning import Environment, Goal, Plan, PlanRun, Settings
+from replanning.cli import lookup
 from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.lookup import (
-    FINISHED_STATUSES,
-    FORGES,
-    IssueNotifier,
-    create_exporter,
-    open_notifiers,
-    open_store,
-    open_trace_exporter,
-    read_settings,
-    read_text_argument,
-    store_may_exist,
-    validate_run_id,
-)
 from replanning.cli.narrator import Line, as_object
 from replanning.cli.options import (
-    DEFAULT_STORE,
     RUN_EXIT_CODES_HELP,
     AskMode,
-    AskOption,
-    ConcurrencyOption,
     ExitCode,
-    JsonOption,
-    NoAskOption,
-    NotifyOption,
     Program,
-    QuietOption,
     RunOptions,
-    SetOption,
-    SettingsOption,
-    StoreOption,
-    TraceOption,
-    ask_mode,
-    concurrency,
+    all_except,
     decode_argument,
+    epilog,
     escape_control,
     fail,
-    paragraphs,
     print_json,
     print_message,
 )
@@ -141,15 +117,15 @@ PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning solve --goal 'Make the failing test pass' --tools tools.yaml",
         "replanning solve issue.txt --tools tools.yaml --llm anthropic --run-id fix-12",
         "replanning solve --issue owner/repo#12 --tools tools.yaml    people follow and steer it there",
         "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
         "replanning resume fix-12    resumes it, with its plan and the rest of its limits",
-        *RUN_EXIT_CODES_HELP,
+        codes=RUN_EXIT_CODES_HELP,
     ),
+    without=["replan", "providers", "sequential", "observe"],
 )
 def solve(
     file: GoalFileArgument = None,
@@ -171,14 +147,6 @@ def solve(
     ] = False,
     tools: ToolsOption = None,
     llm: LlmOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    max_concurrency: ConcurrencyOption = None,
-    values: SetOption = None,
-    settings: SettingsOption = None,
-    trace: TraceOption = None,
-    notify: NotifyOption = None,
-    ask: AskOption = None,
-    no_ask: NoAskOption = False,
     run_id: Annotated[
         str | None,
         typer.Option(
@@ -197,8 +165,7 @@ def solve(
         ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    options: RunOptions,
 ) -> None:
     """Achieve a goal in words: a language model plans it, tools carry it out, and the model judges each phase.
 
@@ -206,44 +173,33 @@ def solve(
     """
     if dry_run and run_id is not None:
         fail("--dry-run keeps no run that --run-id could name: leave one of them out")
-    targets = tuple(notify or ())
     if issue is not None:
         if goal is not None or file is not None or issue_id:
             fail("--issue states the goal: leave out --goal, FILE and --issue-id")
         comment = not (no_comment or dry_run)
-        job, issue_target = _read_issue(issue, tools, llm, quiet=quiet, comment=comment)
-        targets += (issue_target,) if comment else ()
+        job, issue_target = _read_issue(issue, tools, llm, quiet=options.quiet, comment=comment)
+        if comment:
+            options.notify = [*(options.notify or ()), issue_target]
     else:
-        job = _read_goal(goal, file, tools, llm, quiet=quiet, issue_id=issue_id)
-    options = RunOptions(
-        store="memory" if dry_run else store,
-        settings=settings,
-        providers=[llm] if llm else (),
-        max_concurrency=concurrency(sequential=False, max_concurrency=max_concurrency),
-        context=values or (),
-        trace=trace,
-        notify=targets,
-        ask=ask_mode(ask, no_ask=no_ask),
-        json=as_json,
-        quiet=quiet,
-    )
+        job = _read_goal(goal, file, tools, llm, quiet=options.quiet, issue_id=issue_id)
+    options.providers = [llm] if llm else None
     if dry_run:
+        options.store = "memory"
         raise typer.Exit(_make_plan(job, options))
-    run_id = validate_run_id(run_id)
-    loaded = read_settings(settings, quiet=quiet)
-    run, model = _existing_run(job.request, run_id, loaded, store)
+    run_id = lookup.validate_run_id(run_id)
+    loaded = lookup.read_settings(options.settings, quiet=options.quiet)
+    run, model = _existing_run(job.request, run_id, loaded, options.store)
     job = replace(job, llm=job.llm or model)
     raise typer.Exit(_solve_and_report(job, options, loaded, lambda planning: planning.execute_with_planning(run)))
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Examples[/bold]",
+    epilog=epilog(
         "replanning plan --goal 'Publish a release' --tools tools.yaml --save plan.yaml",
         "replanning run plan.yaml    carries it out, without asking again about tools that may do harm",
-        "[bold]Exit codes[/bold]",
-        "0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person must decide something",
+        codes="0 there is a plan · 1 there is none · 2 wrong usage, tools or settings · 4 a person must decide something",
     ),
+    without=all_except("settings", "ask", "no_ask", "json", "quiet"),
 )
 def plan(
     file: GoalFileArgument = None,
@@ -252,18 +208,21 @@ def plan(
     tools: ToolsOption = None,
     llm: LlmOption = None,
     save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the plan into this file.")] = None,
-    settings: SettingsOption = None,
-    ask: AskOption = None,
-    no_ask: NoAskOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    options: RunOptions,
 ) -> None:
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
-    mode = ask_mode(ask, no_ask=no_ask)
-    options = RunOptions(store="memory", settings=settings, ask=mode, json=as_json, quiet=quiet)
-    job = _read_goal(goal, file, tools, llm, quiet=quiet)
-    if save is not None:
-        _check_writable(save)
+    options.store = "memory"
+    job = _read_goal(goal, file, tools, llm, quiet=options.quiet)
+    if save is not None:  # before a model is asked and paid
+        problem = ""
+        if save.is_dir():
+            problem = "is a folder; name a file"
+        elif not save.parent.is_dir():
+            problem = f"cannot be written: there is no folder {str(save.parent)!r}"
+        elif not os.access(save if save.exists() else save.parent, os.W_OK):
+            problem = "cannot be written: permission denied"
+        if problem:
+            raise SettingsError([Problem("--save", f"{save} {problem}; no model was asked")])
     raise typer.Exit(_make_plan(job, options, save=save))
 
 
@@ -279,14 +238,14 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
     Raises:
         ReplanningError: it cannot be resumed.
     """
-    with closing(open_store(options.store, must_exist=True)) as store:
-        model = next(iter(options.providers), None) or _recorded_model(store.read(run))
+    with closing(lookup.open_store(options.store, must_exist=True)) as store:
+        model = next(iter(options.providers or ()), None) or _recorded_model(store.read(run))
     job = _Job(request_of(opened) or TaskRequest(goal=opened.goal), opened, model)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         return planning.execute_with_planning(run if revision is None else planning.engine.fork(run, revision))
 
-    return _solve_and_report(job, options, read_settings(options.settings, quiet=options.quiet), start)
+    return _solve_and_report(job, options, lookup.read_settings(options.settings, quiet=options.quiet), start)
 
 
 # The goal and its tools
@@ -305,7 +264,8 @@ def _read_goal(
         what = "give the goal in words with --goal, or in a FILE" + (", and not both" if file is not None else "")
         raise SettingsError([Problem("--goal", what)])
     library = _read_tools(tools, quiet=quiet)
-    text = (read_text_argument(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")).strip()
+    text = lookup.read_text_argument(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")
+    text = text.strip()
     if not text or len(text) > MAX_GOAL_CHARS:
         problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
         place, what = ("--goal", "it") if file is None else ("FILE", str(file))
@@ -339,25 +299,24 @@ def _read_issue(issue: str, tools: Path | None, llm: str | None, *, quiet: bool,
     library = _read_tools(tools, quiet=quiet)
     name = issue.strip()
     family = "gitlab" if name.startswith("gitlab:") or "!" in name or "/-/" in name else "github"
-    exporter = create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
-    if not (isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue)):
+    exporter = lookup.create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
+    if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):
         raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])
     forge = exporter.forge
     if comment and (problem := forge.write_error()):
         raise SettingsError([Problem("--issue", f"{problem}; to only read the issue, use --no-comment")])
     if not quiet:
         print_message(f"reading {name}")
-    request, comments = anyio.run(_fetch_request, forge)
+
+    async def fetch() -> tuple[TaskRequest, tuple[str, ...]]:
+        try:
+            comments = tuple(comment.id for comment in await forge.comments())
+            return await forge.issue(), comments
+        finally:
+            await forge.aclose()
+
+    request, comments = anyio.run(fetch)
     return _Job(request, library, llm, comments), f"{family}={request.issue_id}"
-
-
-async def _fetch_request(forge: Issue) -> tuple[TaskRequest, tuple[str, ...]]:
-    """Return the goal in an issue, and the ids of its comments."""
-    try:
-        comments = tuple(comment.id for comment in await forge.comments())
-        return await forge.issue(), comments
-    finally:
-        await forge.aclose()
 
 
 # Earlier runs
@@ -375,9 +334,9 @@ def _existing_run(
         NotRunning: the run was aborted.
         StoreError: the store cannot be read.
     """
-    if not store_may_exist(place):
+    if not lookup.store_may_exist(place):
         return run_id, None
-    with closing(open_store(place)) as store:
+    with closing(lookup.open_store(place)) as store:
         statuses = {str(info.run): info.status for info in store.runs()}
         if run_id is None and request.issue_id:
             earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
@@ -443,7 +402,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         made = await planning.make_plan()
         questions.extend(question.text for question in planning.engine.pending(planning.result.run))
 
-    settings = read_settings(options.settings, quiet=options.quiet)
+    settings = lookup.read_settings(options.settings, quiet=options.quiet)
     summary, _ = _run_planning(job, options, settings, start, {})
     if made is None:
         result, reason = summary.result, summary.result.reason
@@ -475,26 +434,9 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     return ExitCode.OK
 
 
-def _check_writable(save: Path) -> None:
-    """Check that a file can be written, before a model is asked and paid.
-
-    Raises:
-        SettingsError: it cannot.
-    """
-    problem = ""
-    if save.is_dir():
-        problem = "is a folder; name a file"
-    elif not save.parent.is_dir():
-        problem = f"cannot be written: there is no folder {str(save.parent)!r}"
-    elif not os.access(save if save.exists() else save.parent, os.W_OK):
-        problem = "cannot be written: permission denied"
-    if problem:
-        raise SettingsError([Problem("--save", f"{save} {problem}; no model was asked")])
-
-
 def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
-    summary, completion = _run_planning(job, options, settings, start, parse_context_options(options.context))
+    summary, completion = _run_planning(job, options, settings, start, parse_context_options(options.context or ()))
     if options.json:
         print_json({**_separate_phases(summary_json(summary), summary.live), "completion": completion})
         return summary.exit_code
@@ -548,7 +490,7 @@ def _run_planning(
     model = create_llm_provider(
         job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
     )
-    on_issue = any(target.partition("=")[0] in FORGES for target in options.notify)
+    on_issue = any(target.partition("=")[0] in lookup.FORGES for target in options.notify or ())
     reads_replies = on_issue and options.ask != AskMode.NEVER
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
@@ -574,12 +516,12 @@ def _run_planning(
                 ),
                 store=store,
                 exporters=[
-                    *([open_trace_exporter(options.trace)] if options.trace else []),
+                    *([lookup.open_trace_exporter(options.trace)] if options.trace else []),
                     PlanningHistoryExporter(PlanningHistoryStore(history)),
-                    *open_notifiers(options.notify),
+                    *lookup.open_notifiers(options.notify or ()),
                 ],
                 environment=environment,
-                max_concurrency=options.max_concurrency,
+                max_concurrency=options.concurrency,
                 wait_for_answers=reads_replies,
             )
 
@@ -607,7 +549,7 @@ def _run_planning(
                 executor.watch(None)
             return planning, interrupted
 
-    with closing(open_store(options.store)) as store:
+    with closing(lookup.open_store(options.store)) as store:
         display = create_display(environment.clock, settings.budget, quiet=options.quiet)
         if not options.quiet:
             resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
@@ -618,7 +560,7 @@ def _run_planning(
         run = planning.run
         assert run is not None
         summary = summarize(run, options, planning.engine, display.elapsed, interrupted=interrupted)
-        if not store.durable and run.result.status not in FINISHED_STATUSES:
+        if not store.durable and run.result.status not in lookup.FINISHED_STATUSES:
             _record_completion(run, history, environment)
         return summary, planning.state.completion
 
@@ -627,7 +569,7 @@ async def _listen_for_comments(planning: PlanningCoordinator, job: _Job, display
     """Steer the run by the comments on each issue to which it writes."""
     async with anyio.create_task_group() as group:
         for exporter in planning.engine.exporters:
-            if isinstance(exporter, IssueNotifier) and isinstance(exporter.forge, Issue):
+            if isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue):
                 exporter.hint = REPLY_HINT.format(exporter.forge.command)
                 steering = Steering(
                     planning,

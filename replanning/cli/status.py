@@ -5,36 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
 import typer
 
 from replanning.changes import parse_changes
-from replanning.cli.lookup import (
-    FINISHED_STATUSES,
-    NO_RUNS,
-    command_line,
-    existing_store,
-    find_question,
-    find_run,
-    open_questions_by_run,
-    user_name,
-)
-from replanning.cli.narrator import only_continues_planning, usage_words
+from replanning.cli import lookup
+from replanning.cli.narrator import print_question, usage_words
 from replanning.cli.options import (
     DEFAULT_STORE,
-    DIFF_STYLES,
     JsonOption,
     Program,
     RunArgument,
     StoreOption,
     console,
     decode_argument,
-    escape_control,
+    epilog,
     fail,
-    paragraphs,
     print_json,
     print_message,
     print_result,
@@ -45,7 +35,6 @@ from replanning.environment import SystemClock
 from replanning.errors import ChangeRejected, NotRunning, PlanError, ReplanningError, UnknownTask
 from replanning.history import ReplanHistory, RunStatusReport, run_status
 from replanning.history.export import candidate_json
-from replanning.history.reports import candidate_lines
 from replanning.history.status import is_owner_alive
 from replanning.history.wording import (
     format_duration,
@@ -53,7 +42,6 @@ from replanning.history.wording import (
     format_time,
     pluralise,
     printable_line,
-    trigger_line,
 )
 from replanning.journal import InboxMessage, RunInfo, RunStore
 from replanning.journal.records import (
@@ -77,9 +65,9 @@ commands = Program()
 POLL_INTERVAL: Final = 0.1
 """Seconds between two reads of the journal while a command waits for the run to react."""
 
-RESUMABLE_STATUSES: Final = ("paused", "needs_human")
-
-_EXIT_CODES_HELP: Final = "0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store"
+_epilog = partial(
+    epilog, codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store"
+)
 
 AnyRunArgument = Annotated[
     str | None,
@@ -97,26 +85,31 @@ QuestionArgument = Annotated[
     ),
 ]
 
-ByOption = Annotated[
-    str | None,
-    typer.Option("--by", metavar="NAME", help="The name of the person, for the history; by default the current user."),
-]
 
-CommentOption = Annotated[
-    str, typer.Option("--comment", "-m", metavar="TEXT", help="The reason, for the history; or the answer in words.")
-]
+@dataclass(kw_only=True, slots=True)
+class MessageOptions:
+    """Options of the commands that send a message to a run."""
 
-WaitOption = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for the run to react.")
-]
+    comment: Annotated[
+        str,
+        typer.Option("--comment", "-m", metavar="TEXT", help="The reason, for the history; or the answer in words."),
+    ] = ""
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by", metavar="NAME", help="The name of the person, for the history; by default the current user."
+        ),
+    ] = None
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for the run to react.")
+    ] = 5.0
+    store: StoreOption = DEFAULT_STORE
+    json: JsonOption = False
 
 
-def _epilog(*examples: str) -> str:
-    lines = [f"replanning {example}" for example in examples]
-    return paragraphs("[bold]Examples[/bold]", *lines, "[bold]Exit codes[/bold]", _EXIT_CODES_HELP)
-
-
-@commands.command(epilog=_epilog("status", "status 20250131-120000-1a2b3c", "status latest --json"))
+@commands.command(
+    epilog=_epilog("replanning status", "replanning status 20250131-120000-1a2b3c", "replanning status latest --json")
+)
 def status(
     run: AnyRunArgument = None,
     *,
@@ -129,8 +122,8 @@ def status(
     if run is None:
         _list_runs(store, limit, now, as_json=as_json)
         return
-    with existing_store(store) as opened:
-        report = run_status(opened, find_run(opened, run), now)
+    with lookup.existing_store(store) as opened:
+        report = run_status(opened, lookup.find_run(opened, run), now)
         waiting = _pending_questions(opened, report.questions)
     if as_json:
         print_json(_status_json(report, now))
@@ -141,7 +134,7 @@ def status(
 
 def _list_runs(place: str, limit: int, now: float, *, as_json: bool) -> None:
     reports: list[RunStatusReport] = []
-    with existing_store(place) as store:
+    with lookup.existing_store(place) as store:
         runs = store.runs()
         for info in runs[:limit]:
             try:
@@ -152,25 +145,24 @@ def _list_runs(place: str, limit: int, now: float, *, as_json: bool) -> None:
         print_json([_status_json(report, now) for report in reports])
         return
     if not runs:
-        refuse(NO_RUNS)
+        refuse(lookup.NO_RUNS)
     rows: list[tuple[str, ...]] = [("RUN", "STATUS", "TASKS", "REVISION", "ASKS", "UPDATED")]
-    rows += [_table_row(report, now) for report in reports]
+    rows += [
+        (
+            printable_line(report.run),
+            "process gone" if _is_abandoned(report) else report.status,
+            _task_counts(report),
+            str(report.revision),
+            pluralise(len(report.questions), "question") if report.questions else "",
+            f"{_age(now, report.updated)} ago",
+        )
+        for report in reports
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         console().print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if len(runs) > limit:
         console().print(f"… and {len(runs) - limit} older; --limit shows more")
-
-
-def _table_row(report: RunStatusReport, now: float) -> tuple[str, ...]:
-    return (
-        printable_line(report.run),
-        "process gone" if _is_abandoned(report) else report.status,
-        _task_counts(report),
-        str(report.revision),
-        pluralise(len(report.questions), "question") if report.questions else "",
-        f"{_age(now, report.updated)} ago",
-    )
 
 
 def _age(now: float, then: float) -> str:
@@ -213,13 +205,19 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
     name = f" {printable_line(report.name)!r}" if report.name else ""
     reason = f": {printable_line(report.reason)}" if report.reason else ""
     state = "was running when its process ended" if abandoned else f"is {report.status}"
+    owner = printable_line(report.owner.partition(" (")[0]) if report.owner is not None else "none"
+    gone = ", which is gone" if report.owner is not None and not report.owner_alive else ""
+    budget = report.budget
+    spent = [*usage_words(report.spent, budget), f"{report.spent.money:g} money", format_duration(report.elapsed)]
+    spent[-2] += f" of {budget.money:g}" if budget.money is not None else ""
+    spent[-1] += f" of {format_duration(budget.wall_clock)}" if budget.wall_clock is not None else ""
     yield f"run {printable_line(report.run)}{name} {state}{reason}"
     yield f"  goal      {printable_line(report.objective)}"
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
-    yield f"  owner     {_owner_text(report)}"
+    yield f"  owner     {owner}{gone}"
     yield f"  tasks     {_task_counts(report)}"
     yield f"  plan      revision {report.revision}, after {pluralise(report.replans, 'replan')}"
-    yield f"  spent     {_spent_text(report)}"
+    yield f"  spent     {', '.join(spent)}"
     for task in report.running_tasks:
         label = f"{printable_line(task.id)}, attempt {task.attempt}"
         age = _age(now, task.since)
@@ -230,21 +228,14 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""
         yield f"  question  {question.id}: {task_waits}{printable_line(question.text)}{answered}"
-        yield f"            {command_line(place, 'approve', question.id)}"
-    resumable = report.status in RESUMABLE_STATUSES or abandoned
+        yield f"            {lookup.command_line(place, 'approve', question.id)}"
+    resumable = report.status in ("paused", "needs_human") or abandoned
     if resumable and all(answer is not None for _, answer in waiting):
-        yield f"  go on     {command_line(place, 'resume', report.run)}"
+        yield f"  go on     {lookup.command_line(place, 'resume', report.run)}"
 
 
 def _is_abandoned(report: RunStatusReport) -> bool:
     return report.status == "running" and not report.owner_alive
-
-
-def _owner_text(report: RunStatusReport) -> str:
-    if report.owner is None:
-        return "none"
-    owner = printable_line(report.owner.partition(" (")[0])
-    return owner if report.owner_alive else f"{owner}, which is gone"
 
 
 def _task_counts(report: RunStatusReport) -> str:
@@ -255,13 +246,6 @@ def _task_counts(report: RunStatusReport) -> str:
     return ", ".join([*words, *waiting]) or "no tasks"
 
 
-def _spent_text(report: RunStatusReport) -> str:
-    budget = report.budget
-    money = f"{report.spent.money:g} money" + (f" of {budget.money:g}" if budget.money is not None else "")
-    limit = f" of {format_duration(budget.wall_clock)}" if budget.wall_clock is not None else ""
-    return ", ".join([*usage_words(report.spent, budget), money, f"{format_duration(report.elapsed)}{limit}"])
-
-
 class PendingQuestion(NamedTuple):
     """An open question, with the answer that was posted for it, if the run has not read that yet."""
 
@@ -270,7 +254,7 @@ class PendingQuestion(NamedTuple):
 
 
 @commands.command("questions", hidden=True)
-@commands.command(epilog=_epilog("pending", "pending 20250131-120000-1a2b3c --json"))
+@commands.command(epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c --json"))
 def pending(
     run: AnyRunArgument = None,
     *,
@@ -279,17 +263,23 @@ def pending(
 ) -> None:
     """Show the questions that wait for a person, with the choices and the changes that each one makes."""
     now = SystemClock().now()
-    with existing_store(store) as opened:
-        only = None if run is None else find_run(opened, run).run
-        by_run = list(open_questions_by_run(opened, only))
+    with lookup.existing_store(store) as opened:
+        only = None if run is None else lookup.find_run(opened, run).run
+        by_run = list(lookup.open_questions_by_run(opened, only))
         waiting = [entry for _, questions in by_run for entry in _pending_questions(opened, questions)]
     if as_json:
         print_json([_question_json(entry, now) for entry in waiting])
         return
     if not waiting:
         console().print("no question is open")
-    for entry in waiting:
-        _show_question(entry, store, now)
+    out = console()
+    for question, answer in waiting:
+        left = "" if question.deadline is None else f", {_age(question.deadline, now)} left"
+        out.print(f"{question.id}: asked {_age(now, question.asked_at)} ago{left}", style="bold")
+        print_question(out, question)
+        ways = "or reject, or modify --changes FILE; --comment answers in words"
+        how = f"{lookup.command_line(store, 'approve', question.id)}    {ways}"
+        out.print(f"  {_posted_answer_text(answer) if answer is not None else how}")
 
 
 def _pending_questions(store: RunStore, questions: Sequence[Question]) -> list[PendingQuestion]:
@@ -323,31 +313,9 @@ def _question_json(waiting: PendingQuestion, now: float) -> JsonObject:
     }
 
 
-def _show_question(waiting: PendingQuestion, place: str, now: float) -> None:
-    question, answer = waiting
-    out = console()
-    left = "" if question.deadline is None else f", {_age(question.deadline, now)} left"
-    out.print(f"{question.id}: asked {_age(now, question.asked_at)} ago{left}", style="bold")
-    for line in question.text.splitlines():
-        out.print(f"  {escape_control(line)}")
-    for trigger in question.triggers:
-        if question.text.partition("\n")[0] not in trigger.reason:
-            out.print(f"  because   {trigger_line(trigger)}")
-    for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
-        if only_continues_planning(candidate.alternative):
-            continue
-        for line in candidate_lines(number, candidate):
-            out.print(f"  {line}")
-        for line in diff.splitlines():
-            out.print(f"       {line[:2]}{printable_line(line[2:])}", style=DIFF_STYLES.get(line[:1], ""))
-    if answer is not None:
-        out.print(f"  {_posted_answer_text(answer)}")
-    else:
-        ways = "or reject, or modify --changes FILE; --comment answers in words"
-        out.print(f"  {command_line(place, 'approve', question.id)}    {ways}")
-
-
-@commands.command(epilog=_epilog("approve", "approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'"))
+@commands.command(
+    epilog=_epilog("replanning approve", "replanning approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'")
+)
 def approve(
     question: QuestionArgument = None,
     *,
@@ -355,32 +323,24 @@ def approve(
         int,
         typer.Option("--choice", metavar="N", help="The number of a candidate, as `pending` shows it; 1 is the best."),
     ] = 1,
-    comment: CommentOption = "",
-    by: ByOption = None,
-    wait: WaitOption = 5.0,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    options: MessageOptions,
 ) -> None:
     """Agree to a change that a run asks about."""
-    _answer(store, question, "approve", by=by, comment=comment, choice=choice, wait=wait, as_json=as_json)
+    _answer(question, "approve", options, choice=choice)
 
 
-@commands.command(epilog=_epilog("reject 20250131-120000-1a2b3c.q1 --comment 'not today'"))
+@commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c.q1 --comment 'not today'"))
 def reject(
     question: QuestionArgument = None,
     *,
-    comment: CommentOption = "",
-    by: ByOption = None,
-    wait: WaitOption = 5.0,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    options: MessageOptions,
 ) -> None:
     """Refuse every change that a run asks about; the plan stays as it is."""
-    _answer(store, question, "reject", by=by, comment=comment, wait=wait, as_json=as_json)
+    _answer(question, "reject", options)
 
 
 @commands.command(
-    epilog=_epilog("modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}")
+    epilog=_epilog("replanning modify --changes changes.yaml    with lines such as: - {kind: skip, task_id: announce}")
 )
 def modify(
     question: QuestionArgument = None,
@@ -393,65 +353,48 @@ def modify(
             help="The changes to make instead: a list, in YAML or JSON; - reads standard input.",
         ),
     ],
-    comment: CommentOption = "",
-    by: ByOption = None,
-    wait: WaitOption = 5.0,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    options: MessageOptions,
 ) -> None:
     """Answer a question with changes of your own."""
-    own = _read_changes(str(changes))
-    _answer(store, question, "modify", by=by, comment=comment, changes=own, wait=wait, as_json=as_json)
+    _answer(question, "modify", options, changes=_read_changes(str(changes)))
 
 
 def _answer(
-    place: str,
     name: str | None,
     verdict: QuestionVerdict,
+    options: MessageOptions,
     *,
-    by: str | None,
-    comment: str,
     choice: int = 1,
     changes: Sequence[JsonObject] = (),
-    wait: float,
-    as_json: bool,
 ) -> None:
     """Answer a question and report how the run reacted."""
     from replanning import ReplanningEngine  # the other commands of this module need no engine
 
-    with existing_store(place) as store:
-        question = find_question(store, name)
+    with lookup.existing_store(options.store) as store:
+        question = lookup.find_question(store, name)
         count = len(question.candidates)
         if verdict == "approve" and not count:
             refuse(f"question {question.id!r} has no candidates to approve; use reject or modify")
         if verdict == "approve" and not 1 <= choice <= count:
             fail(f"--choice: question {question.id!r} has candidates 1 to {count}, got {choice}")
-        info = find_run(store, question.run)
+        info = lookup.find_run(store, question.run)
+        by = lookup.user_name(options.by)
         ReplanningEngine([], store=store).answer(
-            question.id, verdict, by=user_name(by), choice=choice - 1, changes=changes, comment=comment
+            question.id, verdict, by=by, choice=choice - 1, changes=changes, comment=options.comment
         )
-        outcome = _wait_for_outcome(store, info, lambda bodies: _answer_outcome(bodies, question), wait)
         about: JsonObject = {"question": question.id, "verdict": verdict}
-        _report_outcome(store, place, info, outcome, about, as_json=as_json)
+        _report_outcome(store, info, lambda bodies: _answer_outcome(bodies, question), options, about)
 
 
 def _read_changes(file: str) -> list[JsonObject]:
     """Read the changes in a file: a list, or an object with a list under `changes`."""
+    text = sys.stdin.read(MAX_PLAN_SIZE + 1) if file == "-" else lookup.read_text_argument(Path(file), "--changes")
     try:
-        if file == "-":
-            text = sys.stdin.read(MAX_PLAN_SIZE + 1)
-        else:
-            with Path(file).open(encoding="utf-8-sig") as stream:
-                text = stream.read(MAX_PLAN_SIZE + 1)
         document = read_document(text, format=format_of(file), source=file)
         changes = document.get("changes") if isinstance(document, dict) else document
         if not isinstance(changes, list) or not changes:
             fail(f"{file}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]")
         parse_changes(changes)
-    except OSError as error:
-        fail(f"{file} cannot be read: {error.strerror or error}")
-    except UnicodeDecodeError:
-        fail(f"{file} cannot be read: it is not UTF-8")
     except PlanError as error:
         fail("; ".join(map(str, error.problems)))
     except ChangeRejected as error:
@@ -461,9 +404,10 @@ def _read_changes(file: str) -> list[JsonObject]:
 
 @commands.command(
     epilog=_epilog(
-        "request 'the mirror is slow' --task fetch",
-        "request 20250131 'we ship for arm as well' --goal-fact 'built(x86)' --goal-fact 'built(arm)'",
-    )
+        "replanning request 'the mirror is slow' --task fetch",
+        "replanning request 20250131 'we ship for arm as well' --goal-fact 'built(x86)' --goal-fact 'built(arm)'",
+    ),
+    without=["comment"],
 )
 def request(
     what: Annotated[
@@ -483,60 +427,49 @@ def request(
             "--goal-fact", metavar="FACT", help="A fact that must hold at the end; repeat it, these replace all others."
         ),
     ] = None,
-    by: ByOption = None,
-    wait: WaitOption = 5.0,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    options: MessageOptions,
 ) -> None:
     """Ask a run to replan, or give it another goal.
 
     With another goal, the plan is changed if its remaining tasks do not achieve that goal.
     """
-    new_goal = _goal_change(goal, goal_fact or [])
+    new_goal: JsonObject = {} if goal is None else {"objective": decode_argument(goal, "--goal")}
+    if goal_fact:
+        new_goal["facts"] = list[JsonValue](goal_fact)
+    try:
+        Goal(objective="").with_fields(new_goal)
+    except PlanError as error:
+        fail("this cannot be a goal: " + "; ".join(map(str, error.problems)))
     if new_goal and task:
         fail("--task goes with a request to replan; another goal concerns the whole plan, so leave it out")
     if len(what) > 2:
         fail(f"expected a run and a reason, got {len(what)} words; put the reason in quotes")
     *named, reason = what
-    with existing_store(store) as opened:
-        info = find_run(opened, named[0] if named else None)
-        if info.status in FINISHED_STATUSES:
+    with lookup.existing_store(options.store) as opened:
+        info = lookup.find_run(opened, named[0] if named else None)
+        if info.status in lookup.FINISHED_STATUSES:
             refuse(f"run {info.run!r} is {info.status}; there is nothing to replan")
-        _check_tasks_exist(opened, info, task or [])
-        name = user_name(by)
+        if task:
+            live = ReplanHistory.of(opened, info.run).replay()
+            for unknown in (name for name in task if name not in live):
+                raise UnknownTask(unknown, did_you_mean(unknown, [entry.id for entry in live]))
+        name = lookup.user_name(options.by)
         payload: JsonObject = {"reason": Redactor().text(reason), "tasks": list[JsonValue](task or [])}
         if new_goal:
             payload["goal"] = new_goal
         opened.post(info.run, InboxMessage("request", SystemClock().now(), name, payload))
-        outcome = _wait_for_outcome(opened, info, lambda bodies: _request_outcome(bodies, name), wait)
-        _report_outcome(opened, store, info, outcome, {"asked": "request"}, as_json=as_json)
 
+        def outcome(bodies: list[RecordBody]) -> str:
+            received = any(isinstance(body, ReplanRequested | GoalChanged) and body.by == name for body in bodies)
+            return "the run considers it" if received else ""
 
-def _goal_change(objective: str | None, facts: Sequence[str]) -> JsonObject:
-    """Return the fields of the goal that change."""
-    fields: JsonObject = {} if objective is None else {"objective": decode_argument(objective, "--goal")}
-    fields |= {"facts": list[JsonValue](facts)} if facts else {}
-    try:
-        Goal(objective="").with_fields(fields)
-    except PlanError as error:
-        fail("this cannot be a goal: " + "; ".join(map(str, error.problems)))
-    return fields
-
-
-def _check_tasks_exist(store: RunStore, info: RunInfo, tasks: Sequence[str]) -> None:
-    if tasks:
-        live = ReplanHistory.of(store, info.run).replay()
-        for task in tasks:
-            if task not in live:
-                raise UnknownTask(task, did_you_mean(task, [entry.id for entry in live]))
+        _report_outcome(opened, info, outcome, options, {"asked": "request"})
 
 
 @commands.command(
-    epilog=paragraphs(
-        "[bold]Example[/bold]",
+    epilog=epilog(
         "replanning pause latest --reason 'the disk is full'",
-        "[bold]Exit codes[/bold]",
-        "0 done · 1 the run is not running, or does not exist · 2 wrong usage or store",
+        codes="0 done · 1 the run is not running, or does not exist · 2 wrong usage or store",
     ),
 )
 def pause(
@@ -546,11 +479,11 @@ def pause(
     as_json: JsonOption = False,
 ) -> None:
     """Ask the process that carries out a run to pause it: running tasks are finished, no new ones are started."""
-    with existing_store(store) as opened:
-        info = find_run(opened, run)
+    with lookup.existing_store(store) as opened:
+        info = lookup.find_run(opened, run)
         if info.status != "running":
             raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
-        by = user_name(None)
+        by = lookup.user_name(None)
         payload: JsonObject = {"reason": Redactor().text(reason) or f"{by} asked for it"}
         opened.post(info.run, InboxMessage("pause", SystemClock().now(), by, payload))
     if as_json:
@@ -559,68 +492,54 @@ def pause(
         print_result(f"Asked for run {info.run} to be paused; it stops when its running tasks have finished.")
 
 
-class MessageOutcome(NamedTuple):
-    """Reaction of a run to a message: a description, and whether the run accepted the message."""
-
-    text: str
-    accepted: bool = True
-
-
-def _wait_for_outcome(
-    store: RunStore, info: RunInfo, read: Callable[[list[RecordBody]], MessageOutcome | None], seconds: float
-) -> MessageOutcome | None:
-    """Read new records until the run has reacted, its owner has ended, or time is up; return the reaction, if any."""
-    until = time.monotonic() + seconds
-    while True:
-        alive = is_owner_alive(_current_info(store, info))  # first: an owner may react and end before the read
-        outcome = read([record.body for record in store.read(info.run, info.records)])
-        if outcome is not None or not alive or time.monotonic() >= until:
-            return outcome
-        time.sleep(POLL_INTERVAL)  # noqa: TID251 - nothing else runs here
-
-
-def _answer_outcome(bodies: list[RecordBody], question: Question) -> MessageOutcome | None:
-    for body in bodies:
-        if isinstance(body, AnswerRefused) and body.question == question.id:
-            return MessageOutcome(body.reason, accepted=False)
+def _answer_outcome(bodies: list[RecordBody], question: Question) -> str:
+    """Return how a run reacted to an answer, "" if it has not yet; end the command where it refused the answer."""
     for number, body in enumerate(bodies):
+        if isinstance(body, AnswerRefused) and body.question == question.id:
+            refuse(f"it was not taken: {body.reason}")
         if isinstance(body, QuestionAnswered) and body.question == question.id:
             if body.verdict == "withdrawn" or body.by == "timeout":
-                text = body.comment or f"it was closed before: {body.verdict} by {body.by}"
-                return MessageOutcome(text, accepted=False)
-            decision = next((later.decision for later in bodies[number:] if isinstance(later, DecisionMade)), None)
-            words = "the plan is kept" if decision == "keep" else "the plan was changed"
-            return None if decision is None else MessageOutcome(words)
-    return None
-
-
-def _request_outcome(bodies: list[RecordBody], by: str) -> MessageOutcome | None:
-    received = any(isinstance(body, ReplanRequested | GoalChanged) and body.by == by for body in bodies)
-    return MessageOutcome("the run considers it") if received else None
-
-
-def _current_info(store: RunStore, info: RunInfo) -> RunInfo:
-    return next(now for now in store.runs() if now.run == info.run)
+                refuse(f"it was not taken: {body.comment or f'it was closed before: {body.verdict} by {body.by}'}")
+            decision = next((later.decision for later in bodies[number:] if isinstance(later, DecisionMade)), "")
+            return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
+    return ""
 
 
 def _report_outcome(
-    store: RunStore, place: str, info: RunInfo, outcome: MessageOutcome | None, about: JsonObject, *, as_json: bool
+    store: RunStore,
+    info: RunInfo,
+    read_outcome: Callable[[list[RecordBody]], str],
+    options: MessageOptions,
+    about: JsonObject,
 ) -> None:
-    """Print how the run reacted, or the command that resumes it where no process carries it out."""
-    now = _current_info(store, info)
-    if outcome is not None and not outcome.accepted:
-        refuse(f"it was not taken: {outcome.text}")
-    if outcome is None and now.status in FINISHED_STATUSES:
+    """Wait until the run has reacted to a message, its owner has ended, or time is up; print what to do next.
+
+    Args:
+        store: holds the run.
+        info: the run before the message.
+        read_outcome: returns the reaction that new records show, "" for none.
+        options: of the command line.
+        about: the message, as `--json` describes it.
+    """
+    place = options.store
+    until = time.monotonic() + options.wait
+    while True:
+        now = next(now for now in store.runs() if now.run == info.run)
+        alive = is_owner_alive(now)  # first: an owner may react and end before the read
+        outcome = read_outcome([record.body for record in store.read(info.run, info.records)])
+        if outcome or not alive or time.monotonic() >= until:
+            break
+        time.sleep(POLL_INTERVAL)  # noqa: TID251 - nothing else runs here
+    if not outcome and now.status in lookup.FINISHED_STATUSES:
         refuse(f"it was not taken: the run has {now.status} meanwhile")
-    alive = is_owner_alive(now)
-    resume = command_line(place, "resume", info.run)
-    if as_json:
-        waits = outcome is None and not alive
-        print_json({"run": info.run, **about, "taken": outcome is not None, "resume": resume if waits else None})
-    elif outcome is not None:
-        print_result(f"run {info.run} has taken it: {outcome.text}; see: {command_line(place, 'why', info.run)}")
+    resume = lookup.command_line(place, "resume", info.run)
+    if options.json:
+        waits = not outcome and not alive
+        print_json({"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None})
+    elif outcome:
+        print_result(f"run {info.run} has taken it: {outcome}; see: {lookup.command_line(place, 'why', info.run)}")
     elif alive:
-        see = command_line(place, "status", info.run)
+        see = lookup.command_line(place, "status", info.run)
         print_result(f"left for run {info.run}, which has not taken it yet; see: {see}")
     else:
         print_result(f"left for run {info.run}; no process carries it out now, so go on with: {resume}")

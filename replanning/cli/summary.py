@@ -6,24 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from replanning import Plan, PlanRun, ReplanningEngine, RunResult
+from replanning import Plan, PlanRun, ReplanningEngine, RunResult, journal
 from replanning.changes import RetryTask
 from replanning.cli.lookup import command_line
-from replanning.cli.narrator import format_score
 from replanning.cli.options import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.errors import StoreError
+from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
 from replanning.history.wording import edit_author, format_usage, pluralise, trigger_line
-from replanning.journal import (
-    AlternativesConsidered,
-    Candidate,
-    PlanRevised,
-    QuestionAnswered,
-    QuestionAsked,
-    RunOpened,
-    TriggerEvent,
-    TriggerFired,
-)
 from replanning.live.plan import LivePlan
 from replanning.plan.types import JsonObject, JsonValue, QuestionId
 
@@ -69,9 +59,9 @@ class RevisionDetails:
         diff: the changed tasks, in lines.
     """
 
-    revised: PlanRevised
-    triggers: tuple[TriggerEvent, ...]
-    candidate: Candidate | None
+    revised: journal.PlanRevised
+    triggers: tuple[journal.TriggerEvent, ...]
+    candidate: journal.Candidate | None
     other_candidates: int
     diff: str
 
@@ -140,9 +130,9 @@ def summarize(
 ) -> RunSummary:
     """Return the summary of a run that has ended or is paused, from its journal."""
     trace_id, original_plan, live, revisions = "", run.live.plan, run.live, list[RevisionDetails]()
-    triggers: dict[str, TriggerEvent] = {}
-    candidates: dict[str, tuple[Candidate, ...]] = {}
-    questions: dict[QuestionId, QuestionAsked] = {}
+    triggers: dict[str, journal.TriggerEvent] = {}
+    candidates: dict[str, tuple[journal.Candidate, ...]] = {}
+    questions: dict[QuestionId, journal.QuestionAsked] = {}
     try:
         records = list(engine.store.read(run.id))
     except StoreError as error:
@@ -150,19 +140,19 @@ def summarize(
         records = []
     for record in records:
         body = record.body
-        if isinstance(body, RunOpened):
+        if isinstance(body, journal.RunOpened):
             trace_id = (body.trace or "--").split("-")[1]
             original_plan, live = body.plan, LivePlan(body.plan)
             continue
-        if isinstance(body, TriggerFired):
+        if isinstance(body, journal.TriggerFired):
             triggers[body.trigger.id] = body.trigger
-        elif isinstance(body, AlternativesConsidered):
+        elif isinstance(body, journal.AlternativesConsidered):
             candidates[body.replan] = body.candidates
-        elif isinstance(body, QuestionAsked):
+        elif isinstance(body, journal.QuestionAsked):
             questions[body.question] = body
-        elif isinstance(body, QuestionAnswered):
+        elif isinstance(body, journal.QuestionAnswered):
             questions.pop(body.question, None)
-        elif isinstance(body, PlanRevised):
+        elif isinstance(body, journal.PlanRevised):
             considered = candidates.get(body.replan or "", ())
             chosen = considered[body.chosen] if body.chosen is not None and body.chosen < len(considered) else None
             causes = tuple(triggers[trigger] for trigger in body.triggers if trigger in triggers)
@@ -245,12 +235,23 @@ def _show_summary(summary: RunSummary) -> None:
     out.print(f"  run {result.run} · {pluralise(count, 'revision')} · {summary.elapsed:.1f} s{spent}")
     if count:
         _show_plan_comparison(out, summary)
-        out.print("\nWhat changed in the plan, and why", style="bold")
-        for revision in summary.revisions[:MAX_REVISIONS_SHOWN]:
-            _show_revision(out, revision)
-        if count > MAX_REVISIONS_SHOWN:
-            out.print(f"  … and {pluralise(count - MAX_REVISIONS_SHOWN, 'more revision')}")
-    _show_locations(out, summary)
+        _show_revisions(out, summary.revisions)
+    out.print("\nWhere to look", style="bold")
+    if result.unjournaled:
+        out.print("  history  is not complete: the store failed, and the run went on without it", style="yellow")
+    elif summary.durable:
+        out.print(f"  history  {summary.store}  →  {summary.command_line('history', result.run)}")
+    else:
+        out.print("  history  was kept in memory only; use --store to keep it")
+    if summary.trace_location:
+        trace_id = f"{summary.trace_id} at " if summary.trace_id else ""
+        out.print(f"  trace    {trace_id}{summary.trace_location}")
+    else:
+        out.print("  trace    was not recorded; --trace otlp=http://localhost:4318 sends it to a collector")
+    for problem in summary.delivery_problems:
+        out.print(f"  missing  {escape_control(problem)}", style="yellow")
+    for note in summary.notes:
+        out.print(f"  {note}")
     if summary.durable and (steps := list(_next_steps(summary))):
         out.print("\nNext", style="bold")
         for command, what in steps:
@@ -308,43 +309,27 @@ def _current_entries(live: LivePlan, entry: TaskEntry) -> list[TaskEntry]:
     return [leaf for new in entry.replaced_by for leaf in _current_entries(live, live.entry(new))]
 
 
-def _show_revision(out: Console, revision: RevisionDetails) -> None:
-    revised, candidate = revision.revised, revision.candidate
-    out.print(f"\n  revision {revised.number}: {escape_control(revised.reason)}", style="magenta")
-    for trigger in revision.triggers:
-        out.print(f"    because  {escape_control(trigger_line(trigger))}")
-    source = f", proposed by {candidate.alternative.source}" if candidate else ""
-    by = revised.by if revised.by != "edit" else edit_author(revised.changes)
-    out.print(f"    decided  by {by}{source}")
-    if candidate is not None and candidate.score is not None:
-        count = revision.other_candidates
-        others = f"; {pluralise(count, 'other candidate')}" if count else ""
-        out.print(f"    with     {format_score(candidate.score)}{others}")
-    lines = revision.diff.splitlines()
-    for line in lines[:MAX_DIFF_LINES]:
-        out.print(f"    {escape_control(line)}", style=DIFF_STYLES.get(line[:1], "dim"))
-    if len(lines) > MAX_DIFF_LINES:
-        out.print(f"    … and {pluralise(len(lines) - MAX_DIFF_LINES, 'more line')}", style="dim")
-
-
-def _show_locations(out: Console, summary: RunSummary) -> None:
-    run = summary.result.run
-    out.print("\nWhere to look", style="bold")
-    if summary.result.unjournaled:
-        out.print("  history  is not complete: the store failed, and the run went on without it", style="yellow")
-    elif summary.durable:
-        out.print(f"  history  {summary.store}  →  {summary.command_line('history', run)}")
-    else:
-        out.print("  history  was kept in memory only; use --store to keep it")
-    if summary.trace_location:
-        trace_id = f"{summary.trace_id} at " if summary.trace_id else ""
-        out.print(f"  trace    {trace_id}{summary.trace_location}")
-    else:
-        out.print("  trace    was not recorded; --trace otlp=http://localhost:4318 sends it to a collector")
-    for problem in summary.delivery_problems:
-        out.print(f"  missing  {escape_control(problem)}", style="yellow")
-    for note in summary.notes:
-        out.print(f"  {note}")
+def _show_revisions(out: Console, revisions: Sequence[RevisionDetails]) -> None:
+    out.print("\nWhat changed in the plan, and why", style="bold")
+    for revision in revisions[:MAX_REVISIONS_SHOWN]:
+        revised, candidate = revision.revised, revision.candidate
+        out.print(f"\n  revision {revised.number}: {escape_control(revised.reason)}", style="magenta")
+        for trigger in revision.triggers:
+            out.print(f"    because  {escape_control(trigger_line(trigger))}")
+        source = f", proposed by {candidate.alternative.source}" if candidate else ""
+        by = revised.by if revised.by != "edit" else edit_author(revised.changes)
+        out.print(f"    decided  by {by}{source}")
+        if candidate is not None and candidate.score is not None:
+            count = revision.other_candidates
+            others = f"; {pluralise(count, 'other candidate')}" if count else ""
+            out.print(f"    with     {format_score(candidate.score)}{others}")
+        lines = revision.diff.splitlines()
+        for line in lines[:MAX_DIFF_LINES]:
+            out.print(f"    {escape_control(line)}", style=DIFF_STYLES.get(line[:1], "dim"))
+        if len(lines) > MAX_DIFF_LINES:
+            out.print(f"    … and {pluralise(len(lines) - MAX_DIFF_LINES, 'more line')}", style="dim")
+    if len(revisions) > MAX_REVISIONS_SHOWN:
+        out.print(f"  … and {pluralise(len(revisions) - MAX_REVISIONS_SHOWN, 'more revision')}")
 
 
 def _next_steps(summary: RunSummary) -> Iterator[tuple[str, str]]:

@@ -153,7 +153,7 @@ def _event_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
     rejected: list[str] = []
     for c in event.rejected[:_MAX_ITEMS]:
         rejected += [_candidate_text(c), f"   rejected: {printable_line(c.rejected)}"]
-        rejected += [f"   {_score_text(c.score)}"] if c.score is not None else []
+        rejected += [f"   {format_score(c.score)}"] if c.score is not None else []
     if len(event.rejected) > _MAX_ITEMS:
         rejected.append(f"… and {len(event.rejected) - _MAX_ITEMS} more")
     outcome = [f"outcome: {event.outcome}"] if event.executed else []
@@ -173,7 +173,7 @@ def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) 
     mark = "  ← applied" if chosen else ""
     return [
         f"{number}. {_candidate_text(candidate)}{mark}",
-        f"   {_score_text(candidate.score) if candidate.score is not None else 'not scored'}",
+        f"   {format_score(candidate.score) if candidate.score is not None else 'not scored'}",
     ]
 
 
@@ -184,7 +184,8 @@ def _candidate_text(candidate: Candidate) -> str:
     return f"{does}  ({source}{printable_line(alternative.reason)})"
 
 
-def _score_text(score: Score) -> str:
+def format_score(score: Score) -> str:
+    """Return a confidence score with its parts."""
     return (
         f"confidence {score.total:.2f}: self-assessment {score.self_assessment:.2f}, past success "
         f"{score.past_success:.2f}, availability {score.availability:.2f}, simplicity {score.simplicity:.2f}"
