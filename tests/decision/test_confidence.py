@@ -237,41 +237,23 @@ async def test_outcomes_are_stored_by_source() -> None:
         task("a", tool=source_key("boaster"))
 
 
-async def test_changes_of_a_person_do_not_count() -> None:
-    """Changes written by a person do not count for the source of the rejected proposal."""
-    store = MemoryStore()
-    answer = Answer("modify", "eve", changes=(replace("a", "mine"),))
+@pytest.mark.parametrize(
+    ("answer", "outcomes"),
+    [(Answer("approve"), [True]), (Answer("modify", "eve", changes=(replace("a", "mine"),)), [])],
+    ids=["approved", "written by a person"],
+)
+async def test_outcomes_of_answers(answer: Answer, outcomes: list[bool]) -> None:
+    """An alternative that a person approved counts for its source; changes that a person wrote do not."""
 
     def doubtful(request: ReplanRequest) -> list[Alternative]:
         return [a.model_copy(update={"confidence": 0.4}) for a in again(request)]
 
+    store, gate = MemoryStore(), CallbackGate(lambda question: answer)
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(
-            [Proposer(doubtful, "modest")],
-            gate=CallbackGate(lambda question: answer),
-            store=store,
-            environment=environment(clock),
-        )
+        providers = [Proposer(doubtful, "modest")]
+        engine = ReplanningEngine(providers, gate=gate, store=store, environment=environment(clock))
         assert (await engine.execute(chain("a"), failing("a"))).status == "succeeded"
-    assert store.outcomes(tool=source_key("modest")) == []
-
-
-async def test_approved_alternatives_count() -> None:
-    """An alternative that a person approved counts for its source."""
-    store = MemoryStore()
-
-    def doubtful(request: ReplanRequest) -> list[Alternative]:
-        return [a.model_copy(update={"confidence": 0.4}) for a in again(request)]
-
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine(
-            [Proposer(doubtful, "modest")],
-            gate=CallbackGate(lambda question: Answer("approve")),
-            store=store,
-            environment=environment(clock),
-        )
-        await engine.execute(chain("a"), failing("a"))
-    assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("modest"))] == [True]
+    assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("modest"))] == outcomes
 
 
 @given(st.floats(0, 1), st.lists(st.booleans(), max_size=50))

@@ -85,35 +85,26 @@ async def test_resumed_with_a_gate() -> None:
     assert gate.questions[0].deadline == clock.now() - 60 + 300
 
 
-async def test_resumed_after_the_deadline(tmp_path: Path) -> None:
-    """A resume asks an expired question again with a new deadline, and applies the answer."""
+@pytest.mark.parametrize("answered", [False, True])
+async def test_resumed_after_the_deadline(answered: bool, tmp_path: Path) -> None:
+    """A resume applies an answer to an expired question at once, and without one asks again with a new deadline."""
     store = SqliteStore(f"{tmp_path}/history.db")
     async with VirtualClock() as clock:
         paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
         assert paused.status == "paused"
-        gate = ScriptedGate([returns(APPROVE, after=60)], clock=clock)
+        gate = ScriptedGate([] if answered else [returns(APPROVE, after=60)], clock=clock)
         engine = asking(clock, gate=gate, store=store)
+        if answered:
+            engine.answer(paused.questions[0], "approve", by="ada")
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(paused.run)
-    assert (resumed.status, clock.elapsed) == ("succeeded", 360)
+    found = (resumed.status, len(gate.questions), clock.elapsed)
+    assert found == (("succeeded", 0, 300) if answered else ("succeeded", 1, 360))
     store.close()
 
 
-async def test_answered_after_the_deadline(tmp_path: Path) -> None:
-    """A resume applies an answer to an expired question at once, without asking again."""
-    store = SqliteStore(f"{tmp_path}/history.db")
-    async with VirtualClock() as clock:
-        paused = await asking(clock, gate=ScriptedGate(), store=store).execute(chain("a", "b"), failing("a"))
-        gate = ScriptedGate()
-        engine = asking(clock, gate=gate, store=store)
-        engine.answer(paused.questions[0], "approve", by="ada")
-        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(paused.run)
-    assert (resumed.status, gate.questions, clock.elapsed) == ("succeeded", [], 300)
-    store.close()
-
-
-async def test_downtime_costs_no_time(tmp_path: Path) -> None:
+async def test_downtime_costs_no_time() -> None:
     """Time between the end of a run and its resume does not count against the wall clock."""
-    store = SqliteStore(f"{tmp_path}/history.db")
+    store = MemoryStore()
     async with VirtualClock() as clock:
         engine = asking(clock, store=store, budget={"wall_clock": 100})
         work = ScriptedExecutor(default=returns(after=40), clock=clock)
@@ -125,7 +116,6 @@ async def test_downtime_costs_no_time(tmp_path: Path) -> None:
         await clock.sleep(1000)
         resumed = await engine.attach(SequentialOrchestrator(work)).resume(run.id)
     assert resumed.status == "succeeded"
-    store.close()
 
 
 # Stale questions
@@ -322,9 +312,9 @@ async def test_answered_between_the_end_and_the_resume() -> None:
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
 
 
-async def test_only_the_first_answer_counts(tmp_path: Path) -> None:
+async def test_only_the_first_answer_counts() -> None:
     """Of several stored answers the first counts; the others and invalid ones are recorded and ignored."""
-    store = SqliteStore(f"{tmp_path}/history.db")
+    store = MemoryStore()
     async with VirtualClock() as clock:
         engine = asking(clock, store=store)
         result = await engine.execute(chain("a"), failing("a"))
@@ -334,12 +324,11 @@ async def test_only_the_first_answer_counts(tmp_path: Path) -> None:
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
     assert [body.verdict for body in bodies(store, result.run, QuestionAnswered)] == ["approve"]
-    store.close()
 
 
-async def test_paused_while_a_trigger_waits(tmp_path: Path) -> None:
+async def test_paused_while_a_trigger_waits() -> None:
     """A run that was paused before a trigger was decided decides it after the resume."""
-    store = SqliteStore(f"{tmp_path}/history.db")
+    store = MemoryStore()
     async with VirtualClock() as clock:
         engine = asking(clock, proposing(SkipTask(task_id="a"), confidence=1.0), store=store)
         async with engine.open(chain("a", "b")) as run:
@@ -350,7 +339,6 @@ async def test_paused_while_a_trigger_waits(tmp_path: Path) -> None:
             run.pause()
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
     assert resumed.status == "succeeded"
-    store.close()
 
 
 # Crashes and store failures
