@@ -223,10 +223,11 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
         raise SettingsError([Problem(str(path), expected)])
     leaves: dict[JsonPath, tuple[str, JsonValue]] = {}
     for name, section in document.items():
-        if name == SECTION and isinstance(section, dict) and PLANNING in section:
-            problems.append(Problem(f"{path} {SECTION}.{PLANNING}", "it is a section of its own; move it out"))
-        elif name == SECTION and isinstance(section, dict):
-            leaves |= {(name, *steps): (format_path(steps), value) for steps, value in _leaves(section)}
+        if name == SECTION and isinstance(section, dict):
+            if PLANNING in section:
+                problems.append(Problem(f"{path} {SECTION}.{PLANNING}", "it is a section of its own; move it out"))
+            inner = {key: value for key, value in section.items() if key != PLANNING}
+            leaves |= {(name, *steps): (format_path(steps), value) for steps, value in _leaves(inner)}
         elif name == SECTION and section is not None:
             problems.append(Problem(f"{path} {name}", f"expected a mapping of settings, got {brief_repr(section)}"))
         elif name == PLANNING:

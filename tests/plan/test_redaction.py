@@ -188,6 +188,7 @@ def test_secrets_of_users() -> None:
     assert redact.text("xswordfishx") == f"x{MASK}x"
     assert redact.text("swordfish-and-more!") == f"{MASK}!"
     assert redact.text("abc a.b*c( axbbc(") == f"abc {MASK} axbbc("
+    assert all(redact.text(f"text {n}") == f"text {n}" for n in range(2_000)), "however many texts are remembered"
     redact = Redactor(["hunter2"], patterns=[r"INT-\d{4}", "x*"])
     assert redact.text(f"see INT-1234, hunter2 and {BY_SHAPE[0]}") == f"see {MASK}, {MASK} and {MASK}"
 

@@ -87,8 +87,6 @@ def from_server(address: str, **more: str) -> LoadedSettings:
     return load(environ={"REPLANNING_OVERRIDE_URL": address, **more})
 
 
-# Files
-
 ROWS = """\
 replanning:
   enabled: true
@@ -585,7 +583,7 @@ def test_bands_in_order() -> None:
 
 def test_problems_of_every_source_at_once() -> None:
     """All sources are looked at before anything is refused, and every problem is told in one error."""
-    Path(FILE).write_text("replanning: {cooldown: -1, api_key: x}\nother: {}")
+    Path(FILE).write_text("replanning: {cooldown: -1, api_key: x, planning: {enabled: 1}}\nother: {}")
     told = problems(
         environ={"PLANNING_STRATEGY": "wild", "MUSUBI_REPLAN_ENABLED": "perhaps"},
         arguments={"failure_threshold": 0, "llm.model": object()},
@@ -599,10 +597,11 @@ def test_problems_of_every_source_at_once() -> None:
         "override planning.max_subtasks: expected a whole number of at least 1, got 0",
         "override planning.stategy: there is no such setting; did you mean 'planning.strategy'?",
         f"{FILE} other: there is no section of this name; known are 'replanning' and 'planning'",
+        f"{FILE} replanning.planning: it is a section of its own; move it out",
         f"{FILE}:1:14 cooldown: expected a number of at least 0, got -1",
         *(one for one in told if one.startswith(f"{FILE}:1:28 api_key: ")),
     ]
-    assert len(told) == 9
+    assert len(told) == 10
 
 
 @pytest.mark.parametrize(
