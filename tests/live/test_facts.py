@@ -10,7 +10,7 @@ from replanning import Goal, Plan, ReplanningEngine, Settings, Task
 from replanning.journal import DecisionMade, FactsObserved, TriggerDropped, TriggerFired
 from replanning.live import PlanView, StripsProblem
 from replanning.testing import VirtualClock
-from tests.support.live import JournaledPlan, add, after, claimed, journaled, remove, retry, skip, task, tool
+from tests.support.live import JournaledPlan, add, after, claimed, journaled, modify, remove, retry, skip, task, tool
 from tests.support.runs import Proposer, alternative, bodies, environment
 
 DOORS = """
@@ -190,6 +190,8 @@ def test_related_tasks() -> None:
     assert related(run, tasks=("t2-1",)) == ["t2-0", "t2-1", "t2-2"]
     assert PlanView(run.live).strips_problem(facts=["at(p1-1)"]).goal == ("at(p1-3)",)
     assert related(run, "noise") == []
+    moved = PlanView(run.live).strips_problem([modify("t2-0", arguments={"a": "p3-0", "b": "x"})], facts=["at(p3-0)"])
+    assert {step.id for step in moved.steps} == {f"t{line}-{n}" for line in (2, 3) for n in range(3)}
     assert len(related(run, "light")) == len(problem(run).steps) == 3 * LINES
 
 

@@ -315,3 +315,10 @@ def test_satisfied(state: TaskState) -> None:
     assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED) or replaced)
     entry.unsatisfied_sinks = 1
     assert entry.satisfied is (state in (TaskState.DONE, TaskState.SKIPPED))
+
+
+def test_reprs() -> None:
+    """An entry and an index show their contents in one line."""
+    run = journaled(task("a", tool="pip"))
+    assert repr(run.live.entry("a")) == "<TaskEntry 'a' READY attempts=0 missing=0>"
+    assert repr(run.live.dependency_index) == "<DependencyIndex of ['pip']>"

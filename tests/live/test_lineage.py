@@ -9,7 +9,7 @@ from replanning.errors import UnknownTask
 from replanning.journal import DecisionMade, TaskFailed
 from replanning.live import ReplanningInfo
 from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
-from tests.support.live import replace, retry, task
+from tests.support.live import modify, replace, retry, task
 from tests.support.runs import Propose, Proposer, again, alternative, bodies, chain, environment, failing, plan
 
 
@@ -20,10 +20,16 @@ def split(request: ReplanRequest) -> list[Alternative]:
     return [alternative(replace(task_id, *parts), reason=f"{task_id} is too large")]
 
 
+def split_and_note(request: ReplanRequest) -> list[Alternative]:
+    """Propose the same with a change of another task."""
+    (proposed,) = split(request)
+    return [proposed.model_copy(update={"changes": (*proposed.changes, modify("c", name="later"))})]
+
+
 async def test_replanning_info() -> None:
     """Every task of a lineage has its root, its distance from it, its replacement and the reason."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(split)], environment=environment(clock))
+        engine = ReplanningEngine([Proposer(split_and_note)], environment=environment(clock))
         broken = failing("b", "b.left")
         async with engine.open(chain("a", "b", "c")) as run:
             async for task in run.ready():
