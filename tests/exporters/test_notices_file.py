@@ -19,7 +19,6 @@ from replanning.exporters._forge import ForgeError, find_marker
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
 from replanning.plan import RunId
 from replanning.telemetry import ExporterContext
-from replanning.testing import VirtualClock
 from tests.support.cli import cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.notices import (
@@ -28,7 +27,6 @@ from tests.support.notices import (
     carried_out,
     marks,
     read,
-    whole,
 )
 from tests.support.planning import Model, Replies, action, go_on, replan
 from tests.support.resume import cut
@@ -36,9 +34,8 @@ from tests.support.resume import cut
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_file_holds_the_same_comments(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_a_file_holds_the_same_comments(records, expected, clock, tmp_path):
     """A file has every comment that a forge would have; a resumed run goes on in it; what people add stays."""
-    records, expected = await whole()
     path = tmp_path / "new" / "notices.md"
     for length in (len(records) // 2, len(records)):
         notifier = FileNotifier(path)
@@ -54,9 +51,8 @@ async def test_a_file_holds_the_same_comments(clock: VirtualClock, tmp_path: Pat
     assert [one.name for one in path.parent.iterdir()] == ["notices.md"]
 
 
-async def test_a_folder_has_a_file_for_each_run(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_a_folder_has_a_file_for_each_run(records, clock, tmp_path):
     """In a folder each run has a file under its id, wherever that id points to."""
-    records, _ = await whole()
     notifier = FileNotifier.from_target(f"{tmp_path}/notices/")
     notifier.attach(ExporterContext(cut(records), clock))
     await notifier.export(RUN, records[-1])
@@ -143,9 +139,8 @@ async def test_console_lines() -> None:
     ]
 
 
-async def test_the_console_does_not_repeat_itself_after_a_resume(clock: VirtualClock) -> None:
+async def test_the_console_does_not_repeat_itself_after_a_resume(records, clock):
     """Of a run that is resumed the console tells what is new."""
-    records, _ = await whole()
     stream = io.StringIO()
     notifier = ConsoleNotifier(stream)
     notifier.attach(ExporterContext(cut(records), clock))

@@ -25,7 +25,6 @@ from tests.support.notices import (
     marks_and_texts,
     planner,
     read,
-    whole,
 )
 from tests.support.planning import TOOLS, Desk, Model, Replies, action
 from tests.support.resume import cut
@@ -112,9 +111,9 @@ async def test_marks_of_others_do_not_count(records, expected, clock):
     assert len(issue.kept) == 2 * len(before)
 
 
-async def test_a_second_run_has_a_checklist_of_its_own() -> None:
+async def test_a_second_run_has_a_checklist_of_its_own(records, expected):
     """Another run about the same issue leaves the comments of the first one as they are."""
-    records, issue = await whole()
+    issue = expected
     before = list(issue.kept)
     async with VirtualClock():
         notifier = Notifier(issue, edit_interval=0)

@@ -280,13 +280,6 @@ def marks(issue: Issue) -> list[Marker]:
     return [one for one in found if one is not None]
 
 
-async def whole() -> tuple[list[Record], Issue]:
-    """A run that was told of without a break."""
-    issue = Issue()
-    records = await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
-    return records, issue
-
-
 def marks_and_texts(issue: Issue) -> dict[Marker, str]:
     """The comments by their marks."""
     assert len(set(marks(issue))) == len(issue.kept)
