@@ -215,18 +215,17 @@ async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch
             assert len(server.requests) == count
 
 
-async def test_secrets_of_the_engine() -> None:
+async def test_secrets_of_the_engine(clock: VirtualClock) -> None:
     """Secrets known to the engine reach no model, whoever created it and whatever wraps it."""
-    async with VirtualClock() as clock:
-        parts = virtual_environment(clock=clock)
-        models = [scripted(CAMERA, parts) for _ in range(3)]
-        plan = PLAN.model_copy(update={"goal": PLAN.goal.model_copy(update={"objective": "Read what zebra-42 wrote"})})
-        engine = ReplanningEngine(
-            [models[0], GuardedLLM(models[1]), FallbackLLM([GuardedLLM(models[2])])],
-            environment=parts,
-            settings=Settings.model_validate({"redaction": {"patterns": [r"zebra-\d+"]}}),
-        )
-        await engine.execute(plan, ScriptedExecutor(BROKEN, clock=clock))
+    parts = virtual_environment(clock=clock)
+    models = [scripted(CAMERA, parts) for _ in range(3)]
+    plan = PLAN.model_copy(update={"goal": PLAN.goal.model_copy(update={"objective": "Read what zebra-42 wrote"})})
+    engine = ReplanningEngine(
+        [models[0], GuardedLLM(models[1]), FallbackLLM([GuardedLLM(models[2])])],
+        environment=parts,
+        settings=Settings.model_validate({"redaction": {"patterns": [r"zebra-\d+"]}}),
+    )
+    await engine.execute(plan, ScriptedExecutor(BROKEN, clock=clock))
     assert [len(model.prompts) for model in models] == [1, 1, 1]
     assert "zebra" not in "".join(prompt for model in models for prompt in model.prompts)
 
@@ -249,13 +248,14 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
     ],
     ids=("secret", "mark", "cut"),
 )
-async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(written: str, why: str) -> None:
+async def test_no_tool_of_a_proposal_gets_a_mark_in_place_of_a_secret(
+    written: str, why: str, clock: VirtualClock
+) -> None:
     """Arguments that no record could hold, or that the model was not shown, are rejected, and it is told once why."""
-    async with VirtualClock() as clock:
-        parts = virtual_environment(clock=clock)
-        model = ScriptedLLM([photo(lens=written), photo(lens="wide")], environment=parts)
-        work = ScriptedExecutor(BROKEN, clock=clock)
-        result = await ReplanningEngine([model], environment=parts).execute(PLAN, work)
+    parts = virtual_environment(clock=clock)
+    model = ScriptedLLM([photo(lens=written), photo(lens="wide")], environment=parts)
+    work = ScriptedExecutor(BROKEN, clock=clock)
+    result = await ReplanningEngine([model], environment=parts).execute(PLAN, work)
     assert result.status == "succeeded"
     assert [call.task.arguments for call in work.calls] == [{}, {"lens": "wide"}, {}]
     assert why in model.prompts[1]

@@ -124,18 +124,17 @@ def test_prices(asked: str, answered: str, money: float, unpriced: bool) -> None
     assert used == Usage(1, 10**6, money, unpriced=unpriced)
 
 
-async def test_late_answers() -> None:
+async def test_late_answers(clock: VirtualClock) -> None:
     """A call ends at its deadline, and what was asked is cancelled; one that is answered in time leaves nothing behind."""
-    async with VirtualClock() as clock:
-        model = always(returns("at last", after=100), clock)
-        with pytest.raises(LLMTimeout, match=r"scripted: no answer came within 30 s \(`timeout.replan`"):
-            await model.complete("well?")
-        assert clock.elapsed == 30
-        with pytest.raises(LLMTimeout):
-            await model.complete("well?", LLMOptions(deadline=clock.now() + 5))
-        assert clock.elapsed == 35
-        assert await always(returns("at last", after=29), clock).complete("well?") == "at last"
-        assert (clock.elapsed, repr(clock).endswith(" sleepers=0>")) == (64, True)
+    model = always(returns("at last", after=100), clock)
+    with pytest.raises(LLMTimeout, match=r"scripted: no answer came within 30 s \(`timeout.replan`"):
+        await model.complete("well?")
+    assert clock.elapsed == 30
+    with pytest.raises(LLMTimeout):
+        await model.complete("well?", LLMOptions(deadline=clock.now() + 5))
+    assert clock.elapsed == 35
+    assert await always(returns("at last", after=29), clock).complete("well?") == "at last"
+    assert (clock.elapsed, repr(clock).endswith(" sleepers=0>")) == (64, True)
 
 
 async def test_no_time_left() -> None:
@@ -147,15 +146,14 @@ async def test_no_time_left() -> None:
     assert (model.requests, book.calls) == ([], [])
 
 
-async def test_cancelled() -> None:
+async def test_cancelled(clock: VirtualClock) -> None:
     """A caller that is cancelled gets a cancellation, not a timeout."""
-    async with VirtualClock() as clock:
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(always(hangs(), clock).complete, "well?")
-                await clock.sleep(1)
-                scope.cancel()
-        assert (scope.cancelled_caught, clock.elapsed) == (True, 1)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(always(hangs(), clock).complete, "well?")
+            await clock.sleep(1)
+            scope.cancel()
+    assert (scope.cancelled_caught, clock.elapsed) == (True, 1)
 
 
 class Faulty(ScriptedLLM):
@@ -279,9 +277,8 @@ async def test_cut_answers() -> None:
     assert "must be shorter" in model.prompts[1]
 
 
-async def test_one_deadline_for_both_answers() -> None:
+async def test_one_deadline_for_both_answers(clock: VirtualClock) -> None:
     """Asking a second time for a shape has no more time than what the first left."""
-    async with VirtualClock() as clock:
-        with pytest.raises(LLMTimeout):
-            await always(returns("no", after=20), clock).complete_json("well?", Verdict)
-        assert clock.elapsed == 30
+    with pytest.raises(LLMTimeout):
+        await always(returns("no", after=20), clock).complete_json("well?", Verdict)
+    assert clock.elapsed == 30

@@ -95,25 +95,23 @@ async def at_once(clock: VirtualClock, llm: LLMProvider, count: int) -> list[tup
 # One provider
 
 
-async def test_left_alone_while_it_fails() -> None:
+async def test_left_alone_while_it_fails(clock: VirtualClock) -> None:
     """After three failures in a row a model is not asked for half a minute; then one call finds out whether it works."""
-    async with VirtualClock() as clock:
-        model = scripted(clock, BUSY, BUSY, BUSY, returns("better", after=10), "fine")
-        guarded = GuardedLLM(model)
-        assert [await outcome(guarded) for _ in range(5)] == ["LLMUnavailable"] * 5
-        assert len(model.requests) == 3
-        assert guarded.unavailable_reason() == "it failed repeatedly; the next call is possible in 30 s"
-        await clock.sleep(30)
-        assert await at_once(clock, guarded, 3) == [(30, "LLMUnavailable"), (30, "LLMUnavailable"), (40, "better")]
-        assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["fine", "", 5]
+    model = scripted(clock, BUSY, BUSY, BUSY, returns("better", after=10), "fine")
+    guarded = GuardedLLM(model)
+    assert [await outcome(guarded) for _ in range(5)] == ["LLMUnavailable"] * 5
+    assert len(model.requests) == 3
+    assert guarded.unavailable_reason() == "it failed repeatedly; the next call is possible in 30 s"
+    await clock.sleep(30)
+    assert await at_once(clock, guarded, 3) == [(30, "LLMUnavailable"), (30, "LLMUnavailable"), (40, "better")]
+    assert [await outcome(guarded), guarded.unavailable_reason(), len(model.requests)] == ["fine", "", 5]
 
 
-async def test_bad_key_is_not_tried_again() -> None:
+async def test_bad_key_is_not_tried_again(clock: VirtualClock) -> None:
     """A refused key shuts a model off at once, and for five minutes."""
-    async with VirtualClock() as clock:
-        guarded = GuardedLLM(scripted(clock, BAD_KEY))
-        assert [await outcome(guarded), await outcome(guarded)] == ["LLMRequestRejected", "LLMUnavailable"]
-        assert "possible in 300 s" in guarded.unavailable_reason()
+    guarded = GuardedLLM(scripted(clock, BAD_KEY))
+    assert [await outcome(guarded), await outcome(guarded)] == ["LLMRequestRejected", "LLMUnavailable"]
+    assert "possible in 300 s" in guarded.unavailable_reason()
 
 
 @pytest.mark.parametrize(
@@ -125,76 +123,71 @@ async def test_bad_key_is_not_tried_again() -> None:
         BudgetExceeded("no money"),
     ],
 )
-async def test_what_says_nothing_about_the_service(reply: Exception) -> None:
+async def test_what_says_nothing_about_the_service(reply: Exception, clock: VirtualClock) -> None:
     """Refusals, unusable answers, requests at fault and empty budgets are no reason to leave a model alone."""
-    async with VirtualClock() as clock:
-        guarded = GuardedLLM(always(clock, reply))
-        for _ in range(10):
-            with pytest.raises(type(reply)):
-                await guarded.complete("?")
-        assert guarded.unavailable_reason() == ""
+    guarded = GuardedLLM(always(clock, reply))
+    for _ in range(10):
+        with pytest.raises(type(reply)):
+            await guarded.complete("?")
+    assert guarded.unavailable_reason() == ""
 
 
 @pytest.mark.parametrize(("patience", "alone"), [(5, True), (4, False)])
-async def test_callers_that_give_up(patience: float, alone: bool) -> None:
+async def test_callers_that_give_up(patience: float, alone: bool, clock: VirtualClock) -> None:
     """A model that does not answer in time fails, also if its caller gives up then; to give up before counts neither way."""
-    async with VirtualClock() as clock:
-        guarded = GuardedLLM(always(clock, hangs()), max_concurrency=1)
-        for _ in range(3):
-            async with anyio.create_task_group() as group:
-                group.start_soon(outcome, guarded, LLMOptions(deadline=clock.now() + 5))
-                await clock.sleep(patience)
-                group.cancel_scope.cancel()
-        assert bool(guarded.unavailable_reason()) is alone
-
-
-async def test_waiting_counts_against_the_deadline() -> None:
-    """A call that gets no place before its deadline, or has none left, is not made, says so, and is no failure."""
-    async with VirtualClock() as clock:
-        model = always(clock, returns("yes", after=20))
-        guarded = GuardedLLM(model, max_concurrency=1)
+    guarded = GuardedLLM(always(clock, hangs()), max_concurrency=1)
+    for _ in range(3):
         async with anyio.create_task_group() as group:
-            group.start_soon(guarded.complete, "?")
-            while not model.requests:
-                await checkpoint()
-            for wait in (10, 0, 0, 0):
-                with pytest.raises(LLMTimeout, match="1 other calls were running; nothing was sent"):
-                    await guarded.complete("?", LLMOptions(deadline=clock.now() + wait))
-            assert (clock.elapsed, len(model.requests)) == (10, 1)
-        assert await guarded.complete("?") == "yes"
+            group.start_soon(outcome, guarded, LLMOptions(deadline=clock.now() + 5))
+            await clock.sleep(patience)
+            group.cancel_scope.cancel()
+    assert bool(guarded.unavailable_reason()) is alone
 
 
-async def test_guarded_is_its_client() -> None:
+async def test_waiting_counts_against_the_deadline(clock: VirtualClock) -> None:
+    """A call that gets no place before its deadline, or has none left, is not made, says so, and is no failure."""
+    model = always(clock, returns("yes", after=20))
+    guarded = GuardedLLM(model, max_concurrency=1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(guarded.complete, "?")
+        while not model.requests:
+            await checkpoint()
+        for wait in (10, 0, 0, 0):
+            with pytest.raises(LLMTimeout, match="1 other calls were running; nothing was sent"):
+                await guarded.complete("?", LLMOptions(deadline=clock.now() + wait))
+        assert (clock.elapsed, len(model.requests)) == (10, 1)
+    assert await guarded.complete("?") == "yes"
+
+
+async def test_guarded_is_its_client(clock: VirtualClock) -> None:
     """A guarded model does everything that its client does, under its name."""
-    async with VirtualClock() as clock:
-        model = scripted(clock, {"sum": 5}, "direct", model="big")
-        guarded = GuardedLLM(model)
-        assert (guarded.name, guarded.model, await guarded.is_available()) == ("one", "big", True)
-        assert await guarded.complete_json("2 + 3?", Total) == Total(sum=5)
-        assert len(await guarded.embed("text")) == 64
-        assert (await guarded.request("?", model.requests[0].options)).text == "direct"
-        assert repr(guarded) == f"<GuardedLLM closed {model!r}>"
-        await guarded.aclose()
-        assert model.closed
+    model = scripted(clock, {"sum": 5}, "direct", model="big")
+    guarded = GuardedLLM(model)
+    assert (guarded.name, guarded.model, await guarded.is_available()) == ("one", "big", True)
+    assert await guarded.complete_json("2 + 3?", Total) == Total(sum=5)
+    assert len(await guarded.embed("text")) == 64
+    assert (await guarded.request("?", model.requests[0].options)).text == "direct"
+    assert repr(guarded) == f"<GuardedLLM closed {model!r}>"
+    await guarded.aclose()
+    assert model.closed
 
 
 # Several
 
 
-async def test_falls_back_in_order() -> None:
+async def test_falls_back_in_order(clock: VirtualClock) -> None:
     """The next model is asked when one fails for whatever reason, and the record says why."""
-    async with VirtualClock() as clock:
-        notes = Notes("dear")
-        members = [
-            scripted(clock, BUSY),
-            scripted(clock, LLMRefusal("the model declined", provider="two"), name="two"),
-            scripted(clock, LLMResponseInvalid("no JSON", provider="liar"), name="liar"),
-            scripted(clock, name="dear"),
-            scripted(clock, name="keyless", unavailable_reason="OPENAI_API_KEY is not set"),
-            scripted(clock, "yes", name="last", model="own"),
-            scripted(clock, "never", name="after"),
-        ]
-        assert await FallbackLLM(members).complete("?", LLMOptions(meter=notes, model="wanted")) == "yes"
+    notes = Notes("dear")
+    members = [
+        scripted(clock, BUSY),
+        scripted(clock, LLMRefusal("the model declined", provider="two"), name="two"),
+        scripted(clock, LLMResponseInvalid("no JSON", provider="liar"), name="liar"),
+        scripted(clock, name="dear"),
+        scripted(clock, name="keyless", unavailable_reason="OPENAI_API_KEY is not set"),
+        scripted(clock, "yes", name="last", model="own"),
+        scripted(clock, "never", name="after"),
+    ]
+    assert await FallbackLLM(members).complete("?", LLMOptions(meter=notes, model="wanted")) == "yes"
     assert notes.said == [
         "one: it is busy (HTTP 503); last was asked instead",
         "two: the model declined; last was asked instead",
@@ -207,23 +200,21 @@ async def test_falls_back_in_order() -> None:
     assert models == [["wanted"], ["scripted-1"], ["scripted-1"], [], [], ["own"], []]
 
 
-async def test_all_keep_to_one_deadline() -> None:
+async def test_all_keep_to_one_deadline(clock: VirtualClock) -> None:
     """However many hang, the whole takes no longer than one call may, and everybody gets a share of it."""
-    async with VirtualClock() as clock:
-        members = [always(clock, hangs(), name=name) for name in ("one", "two", "three")]
-        with pytest.raises(LLMUnavailable, match=r"one: no answer.*two: no answer.*three: no answer"):
-            await FallbackLLM(members).complete("?")
-        assert clock.elapsed == 30
-        deadlines = [member.requests[0].options.deadline for member in members]
-        assert deadlines == [clock.now() - 20, clock.now() - 10, clock.now()]
+    members = [always(clock, hangs(), name=name) for name in ("one", "two", "three")]
+    with pytest.raises(LLMUnavailable, match=r"one: no answer.*two: no answer.*three: no answer"):
+        await FallbackLLM(members).complete("?")
+    assert clock.elapsed == 30
+    deadlines = [member.requests[0].options.deadline for member in members]
+    assert deadlines == [clock.now() - 20, clock.now() - 10, clock.now()]
 
 
-async def test_time_that_is_saved_is_there_for_others() -> None:
+async def test_time_that_is_saved_is_there_for_others(clock: VirtualClock) -> None:
     """One that fails at once, or is left alone, leaves its time to the others."""
-    async with VirtualClock() as clock:
-        late = always(clock, returns("yes", after=29), name="late")
-        fallback = FallbackLLM([GuardedLLM(scripted(clock, BAD_KEY)), late])
-        assert [await fallback.complete("?"), await fallback.complete("?")] == ["yes", "yes"]
+    late = always(clock, returns("yes", after=29), name="late")
+    fallback = FallbackLLM([GuardedLLM(scripted(clock, BAD_KEY)), late])
+    assert [await fallback.complete("?"), await fallback.complete("?")] == ["yes", "yes"]
 
 
 STEPS = {"answers": returns("yes"), "hangs": hangs(), "fails": raises(BUSY), "is slow": returns("yes", after=40)}
@@ -243,32 +234,30 @@ def test_deadline_always_holds(kinds: list[str], timeout: float) -> None:
     anyio.run(play)
 
 
-async def test_errors_of_fallbacks() -> None:
+async def test_errors_of_fallbacks(clock: VirtualClock) -> None:
     """One that fails alone raises its own error; where no call fits the budget, that is what is said."""
-    async with VirtualClock() as clock:
-        with pytest.raises(LLMRequestRejected):
-            await FallbackLLM([scripted(clock, BAD_KEY)]).complete("?")
-        pair = [scripted(clock, name="one"), scripted(clock, name="two")]
-        with pytest.raises(BudgetExceeded):
-            await FallbackLLM(pair).complete("?", LLMOptions(meter=Notes("one", "two")))
-        with pytest.raises(ValueError, match="at least one"):
-            FallbackLLM([])
+    with pytest.raises(LLMRequestRejected):
+        await FallbackLLM([scripted(clock, BAD_KEY)]).complete("?")
+    pair = [scripted(clock, name="one"), scripted(clock, name="two")]
+    with pytest.raises(BudgetExceeded):
+        await FallbackLLM(pair).complete("?", LLMOptions(meter=Notes("one", "two")))
+    with pytest.raises(ValueError, match="at least one"):
+        FallbackLLM([])
 
 
-async def test_fallback_is_a_provider() -> None:
+async def test_fallback_is_a_provider(clock: VirtualClock) -> None:
     """A list of models is available when one of them is, embeds with the first that can, and is closed as a whole."""
-    async with VirtualClock() as clock:
-        gone = scripted(clock, name="gone", unavailable_reason="it is gone")
-        here = scripted(clock, "yes", name="here")
-        both = FallbackLLM([gone, here])
-        assert (both.name, both.unavailable_reason(), await both.is_available()) == ("gone,here", "", True)
-        assert FallbackLLM([gone, gone]).unavailable_reason() == "gone: it is gone; gone: it is gone"
-        assert not await FallbackLLM([gone]).is_available()
-        assert len(await both.embed("text")) == 64
-        assert (await both.request("?", LLMOptions())).text == "yes"
-        assert repr(both) == f"<FallbackLLM {gone!r}, {here!r}>"
-        await both.aclose()
-        assert (gone.closed, here.closed) == (True, True)
+    gone = scripted(clock, name="gone", unavailable_reason="it is gone")
+    here = scripted(clock, "yes", name="here")
+    both = FallbackLLM([gone, here])
+    assert (both.name, both.unavailable_reason(), await both.is_available()) == ("gone,here", "", True)
+    assert FallbackLLM([gone, gone]).unavailable_reason() == "gone: it is gone; gone: it is gone"
+    assert not await FallbackLLM([gone]).is_available()
+    assert len(await both.embed("text")) == 64
+    assert (await both.request("?", LLMOptions())).text == "yes"
+    assert repr(both) == f"<FallbackLLM {gone!r}, {here!r}>"
+    await both.aclose()
+    assert (gone.closed, here.closed) == (True, True)
 
 
 # By name
@@ -321,12 +310,11 @@ def test_fallback_of_the_settings() -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-async def test_places_of_the_settings() -> None:
+async def test_places_of_the_settings(clock: VirtualClock) -> None:
     """`llm.max_concurrency` is how many calls a provider gets at once."""
-    async with VirtualClock() as clock:
-        one = settings(max_concurrency=1)
-        llm = create_llm_provider("plain", settings=one, environ={}, environment=Environment(clock=clock))
-        assert await at_once(clock, llm, 2) == [(1, "yes"), (2, "yes")]
+    one = settings(max_concurrency=1)
+    llm = create_llm_provider("plain", settings=one, environ={}, environment=Environment(clock=clock))
+    assert await at_once(clock, llm, 2) == [(1, "yes"), (2, "yes")]
 
 
 @pytest.mark.usefixtures("plugins")

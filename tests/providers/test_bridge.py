@@ -77,13 +77,12 @@ async def test_outage_without_substitute(down: list[str]) -> None:
     assert outcome.added == []
 
 
-async def test_failing_tool_is_not_used_again() -> None:
+async def test_failing_tool_is_not_used_again(clock: VirtualClock) -> None:
     """A use of a tool that has failed is not proposed again, and its substitute stands in its lineage."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine(["repair"], environment=environment(clock))
-        gone = raises(ValueError("gone"))
-        work = ScriptedExecutor({"fetch": gone, "archive": gone, "split": returns(7)}, clock=clock)
-        result = await engine.execute(Plan.parse(RESEARCH), work)
+    engine = ReplanningEngine(["repair"], environment=environment(clock))
+    gone = raises(ValueError("gone"))
+    work = ScriptedExecutor({"fetch": gone, "archive": gone, "split": returns(7)}, clock=clock)
+    result = await engine.execute(Plan.parse(RESEARCH), work)
     assert (result.status, result.outputs["fetch"]) == ("succeeded", 7)
 
 

@@ -30,12 +30,11 @@ def openai(network: Network, **kwargs):
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
-async def test_what_may_pass_is_tried_again(kind, status) -> None:
+async def test_what_may_pass_is_tried_again(kind, status, clock) -> None:
     """A failure of the service that may pass does not show, after a wait."""
-    async with VirtualClock() as clock:
-        network = Network(fails(status), said(kind), clock=clock)
-        assert await client(kind, network).complete("2 + 2?") == "four"
-        assert network.moments == [0, 0.5]
+    network = Network(fails(status), said(kind), clock=clock)
+    assert await client(kind, network).complete("2 + 2?") == "four"
+    assert network.moments == [0, 0.5]
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -58,12 +57,11 @@ async def test_what_does_not_pass_is_not_tried_again(kind, status) -> None:
         httpx.RemoteProtocolError("Server disconnected without sending a response."),
     ],
 )
-async def test_lost_connections(error) -> None:
+async def test_lost_connections(error, clock) -> None:
     """A connection that is not made or is lost is made anew, and in the end the error says what it was."""
-    async with VirtualClock() as clock:
-        network = Network(error, clock=clock)
-        with pytest.raises(LLMUnavailable) as caught:
-            await openai(network).complete("2 + 2?")
+    network = Network(error, clock=clock)
+    with pytest.raises(LLMUnavailable) as caught:
+        await openai(network).complete("2 + 2?")
     assert network.moments == [0, 0.5, 1.5, 3.5, 7.5]
     lines = str(caught.value)
     assert lines.startswith("openai: api.openai.com cannot be reached; gave up after 5 attempts: ")
@@ -71,12 +69,11 @@ async def test_lost_connections(error) -> None:
     assert caught.value.__cause__ is error
 
 
-async def test_sent_to_no_host() -> None:
+async def test_sent_to_no_host(clock: VirtualClock) -> None:
     """A service that sends us to what cannot be the name of a host fails like one that cannot be reached."""
-    async with VirtualClock() as clock:
-        network = Network(fails(307, location="https://xn--/"), FOUR, clock=clock)
-        assert await openai(network).complete("2 + 2?") == "four"
-        assert network.moments == [0, 0.5]
+    network = Network(fails(307, location="https://xn--/"), FOUR, clock=clock)
+    assert await openai(network).complete("2 + 2?") == "four"
+    assert network.moments == [0, 0.5]
 
 
 async def test_waits_are_spread_by_chance() -> None:
@@ -108,24 +105,22 @@ async def test_waits_are_spread_by_chance() -> None:
         ({"retry_after": "Mon, 99 Foo 2023 99:99:99 GMT"}, 0.5),
     ],
 )
-async def test_the_service_says_when(headers, wait) -> None:
+async def test_the_service_says_when(headers, wait, clock) -> None:
     """A service that wants to be left alone for so long, or until then, is; what it says wrongly does not count."""
-    async with VirtualClock() as clock:
-        network = Network(fails(429, **headers), FOUR, clock=clock)
-        assert await openai(network).complete("2 + 2?") == "four"
-        assert network.moments == [0, wait]
+    network = Network(fails(429, **headers), FOUR, clock=clock)
+    assert await openai(network).complete("2 + 2?") == "four"
+    assert network.moments == [0, wait]
 
 
 @pytest.mark.parametrize("wait", ["31", "inf", "1e308", formatdate(EPOCH + 3600, usegmt=True)])
-async def test_no_wait_beyond_the_deadline(wait) -> None:
+async def test_no_wait_beyond_the_deadline(wait, clock) -> None:
     """If the next attempt would be too late, the error comes at once and says so."""
-    async with VirtualClock() as clock:
-        network = Network(fails(503, "overloaded", retry_after=wait), clock=clock)
-        with pytest.raises(LLMUnavailable, match=r"is too late, only 30 s are left \(HTTP 503\): overloaded"):
-            await openai(network).complete("2 + 2?")
-        assert (clock.elapsed, len(network.requests)) == (0, 1)
-        with pytest.raises(LLMUnavailable, match=r"only 0\.4 s are left"):
-            await openai(Network(fails(503), clock=clock)).complete("?", LLMOptions(deadline=clock.now() + 0.4))
+    network = Network(fails(503, "overloaded", retry_after=wait), clock=clock)
+    with pytest.raises(LLMUnavailable, match=r"is too late, only 30 s are left \(HTTP 503\): overloaded"):
+        await openai(network).complete("2 + 2?")
+    assert (clock.elapsed, len(network.requests)) == (0, 1)
+    with pytest.raises(LLMUnavailable, match=r"only 0\.4 s are left"):
+        await openai(Network(fails(503), clock=clock)).complete("?", LLMOptions(deadline=clock.now() + 0.4))
 
 
 async def test_a_service_that_says_it_is_no_use() -> None:
@@ -137,14 +132,13 @@ async def test_a_service_that_says_it_is_no_use() -> None:
 
 
 @pytest.mark.parametrize("script", [(None,), (fails(500), None), (fails(429, retry_after="29.9"), None)])
-async def test_one_deadline_for_all_tries(script) -> None:
+async def test_one_deadline_for_all_tries(script, clock) -> None:
     """However many tries there are, they end at the one deadline, and the request that is under way is given up."""
-    async with VirtualClock() as clock:
-        network = Network(*script, clock=clock)
-        with pytest.raises(LLMTimeout, match="openai: no answer came within 30 s"):
-            await openai(network).complete("2 + 2?")
-        assert clock.elapsed == pytest.approx(30, abs=1e-6)
-        assert network.abandoned == 1
+    network = Network(*script, clock=clock)
+    with pytest.raises(LLMTimeout, match="openai: no answer came within 30 s"):
+        await openai(network).complete("2 + 2?")
+    assert clock.elapsed == pytest.approx(30, abs=1e-6)
+    assert network.abandoned == 1
 
 
 async def test_cancelled_while_it_waits() -> None:

@@ -312,19 +312,20 @@ async def test_timeout_takes_another_tool() -> None:
     ],
     ids=["condition", "argument"],
 )
-async def test_unprepared_task_runs_after_all(post: str, context: str, change: JsonObject, reason: str) -> None:
+async def test_unprepared_task_runs_after_all(
+    post: str, context: str, change: JsonObject, reason: str, clock: VirtualClock
+) -> None:
     """A task that its condition skipped, or that lacked a value, runs once the context has what it needs."""
-    async with VirtualClock() as clock:
-        engine = ReplanningEngine(environment=virtual_environment(clock=clock))
-        async with engine.open(made(f"  - {{id: post, {post}}}\n  - {{id: long}}", context=context)) as run:
-            ready = run.ready()
-            assert (await anext(ready)).id == "long"
-            attempt = run.started("long")
-            await clock.sleep(1)
-            run.change_context(change)
-            assert (await anext(ready)).id == "post"
-            run.succeeded(run.started("post"))
-            run.succeeded(attempt)
+    engine = ReplanningEngine(environment=virtual_environment(clock=clock))
+    async with engine.open(made(f"  - {{id: post, {post}}}\n  - {{id: long}}", context=context)) as run:
+        ready = run.ready()
+        assert (await anext(ready)).id == "long"
+        attempt = run.started("long")
+        await clock.sleep(1)
+        run.change_context(change)
+        assert (await anext(ready)).id == "post"
+        run.succeeded(run.started("post"))
+        run.succeeded(attempt)
     assert (run.result.status, reasons(run.result)) == ("succeeded", [reason])
 
 
