@@ -216,36 +216,6 @@ def test_a_torn_line_does_not_lose_the_history(tmp_path):
     assert store_at(tmp_path, NOW + 100 * DAY).prune(90)[0].task_uuid == "t"
 
 
-FOREVER = """
-import sys
-from replanning.planning import PlanningHistoryStore
-store = PlanningHistoryStore(sys.argv[1], task_uuid="t", issue_id="owner/repo#12")
-number = len(store.entries())
-while True:
-    number += 1
-    store.save_execution({"event": str(number), "padding": "x" * 50_000})
-    print(number, flush=True)
-"""
-
-
-def test_killed_while_writing(tmp_path):
-    """A process that is killed while it writes loses no line that it had written, and the next one goes on."""
-    for kill_after in (3, 9, 17, 21):
-        child = subprocess.Popen(
-            [sys.executable, "-c", FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert child.stdout is not None
-        told = [int(line) for line, _ in zip(child.stdout, range(kill_after), strict=False)][-1]
-        os.kill(child.pid, signal.SIGKILL)
-        last = ([told] + [int(line) for line in child.stdout.read().split()])[-1]
-        child.wait()
-        child.stdout.close()
-        events = [line["event"] for line in store_at(tmp_path).entries("t")]
-        assert events[:last] == [str(number) for number in range(1, last + 1)]
-        assert len(events) <= last + 1
-    assert tasks_of(store_at(tmp_path), ISSUE) == ["t"]
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -280,50 +250,6 @@ async def test_a_killed_run_is_made_whole(tmp_path):
         lines = rebuilt(store, tmp_path / "fresh")
     assert planning.result.status == "needs_human"  # nobody knows what the tool did
     assert PlanningHistoryStore(tmp_path / "history").entries(RUN) == lines
-
-
-FULL = """
-import resource, sys
-from pathlib import Path
-import anyio
-from replanning.journal import ErrorContained, MemoryStore
-from replanning.planning import PlanningHistoryStore
-from tests.support.planning_history import in_order, rebuilt, solved, written
-from tests.support.resume import RUN
-from tests.support.planning import Desk
-
-folder, store = Path(sys.argv[1]), MemoryStore()
-_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, most))
-
-async def make_room(task):
-    if task.tool != "post":
-        return
-    print(len(written(folder / "history")), PlanningHistoryStore(folder / "history").entries(RUN)[-1]["type"])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-
-async def main():
-    planning = await solved({}, folder / "history", desk=Desk(before=make_room), store=store)
-    print(planning.result.status, len(planning.state.records))
-    print([record.body.error for record in store.read(RUN) if isinstance(record.body, ErrorContained)])
-    print(in_order(written(folder / "history")) == rebuilt(store, folder / "fresh"))
-
-anyio.run(main)
-"""
-
-
-def test_a_full_disk_in_the_middle(tmp_path):
-    """On a disk that takes no more, whole lines stay, the run goes on and says so once, and all is written when it can be."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, cwd=root, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    kept, status, troubles, same = done.stdout.splitlines()
-    assert int(kept.split()[0]) > 0
-    assert status == "succeeded 4"
-    assert troubles.count("raise the limit on the size of files") == 1
-    assert same == "True"
 
 
 @pytest.mark.anyio

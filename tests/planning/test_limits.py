@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,17 +28,10 @@ from replanning.settings import PlanningSettings
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
 LIMITS = ReplanLimits()
-LOOSE = ReplanLimits(
-    clarifications=99,
-    redecompositions=99,
-    regenerations=99,
-    action_retries=99,
-    partial_replans=99,
-    plan_revisions=99,
-    total=99,
-    replans_per_lineage=99,
-    loop_detection=False,
-)
+OWN = ("clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions")
+"""The limits of one kind of replan each."""
+MANY: dict[str, Any] = dict.fromkeys((*OWN, "action_retries", "total", "replans_per_lineage"), 99)
+LOOSE = replace(LIMITS, loop_detection=False, **MANY)
 NO_CAUSE = ReplanCause()
 FETCH = ReplanCause("HTTP 503 from mirror 7", action="fetch#2", lineage="fetch")
 
@@ -437,7 +431,6 @@ wanted = st.sampled_from([(phase, str(kind)) for phase in Phase for kind in ALLO
         clarification_questions=st.just(["Which?"]),
     )
 )
-OWN = ("clarifications", "redecompositions", "regenerations", "partial_replans", "plan_revisions")
 small = st.integers(0, 3)
 any_limits = st.builds(
     ReplanLimits,
