@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final
 
 from replanning.changes import AddTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid
@@ -41,12 +40,6 @@ from replanning.planning.tasks import (
     tool_use_problems,
 )
 from replanning.run.run import TaskContext, Work
-
-_SUCCESS_FIELDS: Final = frozenset({"ok", "success"})
-
-_ERROR_FIELDS: Final = frozenset({"isError", "is_error"})
-
-_EXIT_CODE_FIELDS: Final = frozenset({"exit_code", "exit_status", "returncode"})
 
 
 async def reflect(session: PlanningSession, subject: str, name: str, data: JsonObject) -> Reflection | None:
@@ -87,9 +80,9 @@ def reported_failure(output: JsonValue) -> str:
     if not isinstance(output, Mapping):
         return ""
     for name, value in output.items():
-        wrong = (name in _SUCCESS_FIELDS and value is False) or (name in _ERROR_FIELDS and value is True)
-        status = name in _EXIT_CODE_FIELDS and isinstance(value, int) and not isinstance(value, bool) and value != 0
-        if wrong or status or (name == "error" and value not in (None, "", False, [], {}, 0)):
+        wrong = (name in ("ok", "success") and value is False) or (name in ("isError", "is_error") and value is True)
+        is_exit_code = name in ("exit_code", "exit_status", "returncode") and type(value) is int
+        if wrong or (is_exit_code and value != 0) or (name == "error" and value not in (None, "", False, [], {}, 0)):
             return f"{name} is {json.dumps(value)[:500]}"
     return ""
 

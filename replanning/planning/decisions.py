@@ -568,10 +568,9 @@ def exhausted_lineage(limits: ReplanLimits, counts: ReplanCounts, cause: ReplanC
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Ruling on a decision.
+    """Ruling on a decision: continue without a replan, execute it, ask the user for approval, or skip it.
 
     Attributes:
-        kind: continue without a replan; execute, perhaps with a warning; ask the user for approval; or skip.
         reason: the rule that applied, in words.
         override: reason for skipping a replan that the model wanted.
         questions: questions for the user, with or without a replan.

@@ -684,24 +684,14 @@ class RunJournals:
         self._attached[store], self._latest_store = None, store
 
     def records_after(self, run: RunId, seq: int = 0) -> list[Record]:
-        """Return the records of a run after the number `seq`.
-
-        Raises:
-            UnknownRun: no store has the run.
-            StoreError: the journal cannot be read.
-        """
+        """Return the records of a run after the number `seq`; raises UnknownRun if no store has it."""
         for store in [*self._extra_stores, *self._attached][::-1]:  # the latest is the most likely
             with suppress(UnknownRun):
                 return list(store.read(run, seq))
         raise UnknownRun(run, "none of the stores has its journal")
 
     def records_until(self, run: RunId, seq: int, record: Record) -> Iterator[Record]:
-        """Return the records of a run after the number `seq`, up to and including `record`.
-
-        Raises:
-            UnknownRun: no store has the missing records.
-            StoreError: the journal cannot be read.
-        """
+        """Return the records of a run after the number `seq`, up to and including `record`; see `records_after`."""
         if record.seq > seq + 1:
             yield from (past for past in self.records_after(run, seq) if past.seq < record.seq)
         if record.seq > seq:

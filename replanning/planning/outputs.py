@@ -169,13 +169,7 @@ class Reflection(_ReplyModel):
 
 
 class PlanRevision(_ReplyModel):
-    """Revision of a plan.
-
-    Attributes:
-        reason: reason for the revision.
-        changes: the changes, in words.
-        updated_action_plan: the whole plan from here on.
-    """
+    """Revision of a plan: the reason, the changes in words, and the whole plan from here on."""
 
     reason: _Text
     changes: _Texts = ()

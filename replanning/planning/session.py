@@ -313,16 +313,10 @@ class PlanningSession:
         done, failed = action_counts(self.run.live)
         errors, counts = "; ".join(unresolved_failures(self.run.live)[:5]), self.manager.counts
         current = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
-        completion = intervention_data(
-            reason,
-            current,
-            done=done,
-            failed=failed,
-            revisions=counts.plan_revisions,
-            outcomes=outcomes,
-            recommendations=recommendations,
-        )
-        self.note("completion", completion)
+        texts = {"outcomes": outcomes, "recommendations": recommendations}
+        revisions = counts.plan_revisions
+        data = intervention_data(reason, current, done=done, failed=failed, revisions=revisions, **texts)
+        self.note("completion", data)
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Journal assumptions, and the questions without an answer that they replace."""
