@@ -49,8 +49,7 @@ from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.settings import Settings
-from replanning.telemetry.exporter import Exporter, ExporterContext
-from replanning.telemetry.tracer import build_telemetry
+from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -47,7 +47,8 @@ from replanning.run.outcomes import OutcomeCollector
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
-from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, Telemetry
+from replanning.telemetry.exporter import Telemetry
+from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 from replanning.version import __version__
 
 _BATCH_SIZE: Final = 100
