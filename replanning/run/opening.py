@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from operator import is_not
@@ -446,22 +446,17 @@ async def run_services(
 def _begin(life: Lifecycle, on_resume: Callable[[ResumeState], None] | None) -> None:
     """Begin to work on a run; finish what the end of an earlier process has cut off."""
     past = life.resume_state
-    if past is None:
-        _report_unavailable_tools(life, ())
-        return
-    waited = max(0.0, life.clock.now() - past.stopped_at)
-    life.commit_or_defer(RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__))
-    if on_resume is not None:
-        on_resume(past)
-    for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
-        assert entry.attempt is not None
-        retry_at = life.clock.now() if entry.task.idempotent else None
-        life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
-    _report_unavailable_tools(life, past.announced_resources)
-
-
-def _report_unavailable_tools(life: Lifecycle, announced: Collection[str]) -> None:
-    """Record the tools that are unavailable from the start, so that tasks that need them are considered at once."""
+    if past is not None:
+        waited = max(0.0, life.clock.now() - past.stopped_at)
+        life.commit_or_defer(RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__))
+        if on_resume is not None:
+            on_resume(past)
+        for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
+            assert entry.attempt is not None
+            retry_at = life.clock.now() if entry.task.idempotent else None
+            life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
+    # Tasks that need a tool that is unavailable from the start are considered at once.
+    announced = frozenset() if past is None else past.announced_resources
     users = life.live.dependency_index.resource_users
     for tool in life.live.plan.tools:
         if not tool.available and tool.name not in announced and users.get(tool.name):

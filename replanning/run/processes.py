@@ -8,7 +8,7 @@ import re
 import select
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -76,7 +76,8 @@ def _kill_group(run: RunId, process: ProcessStarted) -> bool:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     for pid in _group_members(group):
-        _wait_for_exit(pid)
+        with suppress(AttributeError, OSError), _descriptor(pid) as end:  # otherwise it is gone already
+            _wait_for_exit(end)
     return True
 
 
@@ -112,21 +113,27 @@ def kill_processes_with_variable(mark: bytes) -> None:
 
 def _kill_process(pid: int, mark: bytes) -> bool:
     """Kill a process that holds a mark, and not one that got its id meanwhile; return whether one has exited."""
+    with suppress(AttributeError, OSError), _descriptor(pid) as end:
+        if mark in _process_environ(pid):
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+            return _wait_for_exit(end)
+    return False
+
+
+@contextmanager
+def _descriptor(pid: int) -> Iterator[int]:
+    end = os.pidfd_open(pid)
     try:
-        end = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return False
-    try:
-        if mark not in _process_environ(pid):
-            return False
-        signal.pidfd_send_signal(end, signal.SIGKILL)
-        waiting = select.poll()
-        waiting.register(end, select.POLLIN)
-        return bool(waiting.poll(KILL_TIMEOUT_SECONDS * 1000))
-    except OSError:
-        return False
+        yield end
     finally:
         os.close(end)
+
+
+def _wait_for_exit(descriptor: int) -> bool:
+    """Wait until a killed process is gone; return whether it is."""
+    waiting = select.poll()  # unlike `select`, for any number of open files
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(KILL_TIMEOUT_SECONDS * 1000))
 
 
 def _all_pids() -> Iterator[int]:
@@ -159,15 +166,3 @@ def _process_environ(pid: int) -> list[bytes]:
         return (_PROC_DIR / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return []
-
-
-def _wait_for_exit(pid: int) -> None:
-    """Wait until a killed process is gone."""
-    with suppress(OSError):  # it is gone already, or the system has no way to wait for it
-        end = os.pidfd_open(pid)
-        try:
-            waiting = select.poll()  # unlike `select`, for any number of open files
-            waiting.register(end, select.POLLIN)
-            waiting.poll(KILL_TIMEOUT_SECONDS * 1000)
-        finally:
-            os.close(end)

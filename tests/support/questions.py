@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings
+from typing import Any
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest
 from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
-from replanning.decision import AlternativeProvider, HumanGate
-from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked, RunStore
+from replanning.decision import AlternativeProvider
+from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations
-from tests.support.runs import Propose, Proposer, alternative, bodies, environment
+from tests.support.runs import Propose, alternative, bodies, make_engine
 
 DOUBT = 0.4
 """A self-assessment with which a person must be asked."""
@@ -35,23 +37,9 @@ def retry(request: ReplanRequest) -> list[Alternative]:
     return [alternative(RetryTask(task_id=request.triggers[0].tasks[0]))]
 
 
-def asking(
-    clock: VirtualClock,
-    propose: Propose | AlternativeProvider = two_ways,
-    *,
-    gate: HumanGate | None = None,
-    store: RunStore | None = None,
-    **settings: object,
-) -> ReplanningEngine:
+def asking(clock: VirtualClock, propose: Propose | AlternativeProvider = two_ways, **options: Any) -> ReplanningEngine:
     """An engine with one provider, by default one that doubts."""
-    provider = Proposer(propose) if callable(propose) else propose
-    return ReplanningEngine(
-        [provider],
-        gate=gate,
-        store=store,
-        settings=Settings.model_validate(settings),
-        environment=environment(clock),
-    )
+    return make_engine(propose, clock=clock, **options)
 
 
 def dialogue(engine: ReplanningEngine, run: str) -> list[str]:
