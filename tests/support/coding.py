@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from replanning import TaskContext, ToolSpec
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from tests.support.llm_server import LLMRequest, LLMServerReply
-from tests.support.planning import go_on, kind_of, replan, revision, summary
+from tests.support.planning import actions, go_on, kind_of, planned, replan, revision, summary
 
 OBJECTIVE: Final = "Write sums.add, test first"
 TEST: Final = """
@@ -95,11 +96,6 @@ def section(prompt: str, name: str) -> str:
     return prompt.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
 
 
-def subtask(name: str, *needs: str) -> JsonObject:
-    """Return a subtask."""
-    return {"id": name, "description": name, "dependencies": list(needs)}
-
-
 def use(name: str, tool: str, /, **arguments: JsonValue) -> JsonObject:
     """Return an action."""
     return {"task_id": name, "tool": tool, "arguments": dict(arguments)}
@@ -123,16 +119,32 @@ class Coder:
             case "goal_understanding":
                 return {"main_objective": "sums.add adds", "success_criteria": ["the test passes"]}
             case "decision:goal_understanding":
-                return go_on() if QUESTION in section(prompt, "answers") else self._unclear()
+                asks = {"clarification_needed": True, "clarification_questions": [QUESTION]}
+                answered = QUESTION in section(prompt, "answers")
+                return go_on() if answered else go_on(**asks, assumptions_to_make=["any numbers"])
             case "task_decomposition":
-                return self._subtasks() if COARSE in section(prompt, "why") else {"subtasks": [subtask("everything")]}
+                finer = COARSE in section(prompt, "why")
+                names = ["test", "red", "code", "green", "commit"] if finer else ["everything"]
+                needs = {name: [before] for before, name in pairwise(names)}
+                return planned(*({"task_id": name} for name in names), **needs)["task_decomposition"]
             case "decision:task_decomposition":
                 coarse = "everything" in section(prompt, "task_decomposition")
                 return replan("task_redecomposition", issues_found=[COARSE]) if coarse else go_on()
             case "decision:execution":
-                return self._after_action(section(prompt, "errors"))
+                error = section(prompt, "errors")
+                if "AssertionError" in error:
+                    return replan("partial_replan", issues_found=["the program is wrong"])
+                return replan("retry") if error else go_on()
             case "action_sequence":
-                return {"actions": self._actions()}
+                unfinished = self._file("sums.py", "")
+                del unfinished["content"]  # is asked for when it is to be written
+                return actions(
+                    use("test", "write-file", **self._file("test_sums.py", TEST)),
+                    use("red", "see-it-fail"),
+                    use("code", "write-file", **unfinished),
+                    use("green", "run-tests"),
+                    use("commit", "commit", message="Add sums"),
+                )
             case "execution":
                 call: JsonObject = {"name": "write-file", "arguments": self._file("sums.py", WRONG)}
                 return {"current_task": "code", "function_call": call}
@@ -144,35 +156,3 @@ class Coder:
 
     def _file(self, name: str, content: str) -> JsonObject:
         return {"folder": self._folder, "name": name, "content": content}
-
-    @staticmethod
-    def _unclear() -> JsonObject:
-        return go_on(clarification_needed=True, clarification_questions=[QUESTION], assumptions_to_make=["any numbers"])
-
-    @staticmethod
-    def _after_action(error: str) -> JsonObject:
-        if "AssertionError" in error:
-            return replan("partial_replan", issues_found=["the program is wrong"])
-        return replan("retry") if error else go_on()
-
-    @staticmethod
-    def _subtasks() -> JsonObject:
-        parts = [
-            subtask("test"),
-            subtask("red", "test"),
-            subtask("code", "red"),
-            subtask("green", "code"),
-            subtask("commit", "green"),
-        ]
-        return {"subtasks": [*parts]}
-
-    def _actions(self) -> list[JsonValue]:
-        unfinished = self._file("sums.py", "")
-        del unfinished["content"]  # is asked for when it is to be written
-        return [
-            use("test", "write-file", **self._file("test_sums.py", TEST)),
-            use("red", "see-it-fail"),
-            use("code", "write-file", **unfinished),
-            use("green", "run-tests"),
-            use("commit", "commit", message="Add sums"),
-        ]

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final, TypedDict
+from typing import Any, Final
 
 from replanning import ReplanningEngine
 from replanning.journal import (
@@ -35,7 +35,7 @@ from tests.support.invariants import invariant_violations
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 
 KILLS_PER_RUN: Final = 7
-AIMS: Final = (
+AIMS: Final = [
     "<planning-noted",
     ">planning-noted",
     "<charged",
@@ -50,17 +50,8 @@ AIMS: Final = (
     ">question-answered",
     "<run-ended",
     ">run-resumed",
-)
+]
 """Moments at which a process is killed: within an append, and between records that belong together."""
-
-
-class Said(TypedDict):
-    """Output of a process at its end."""
-
-    status: str
-    reason: str
-    calls: int
-    differences: list[str]
 
 
 class Sniper:
@@ -79,27 +70,9 @@ class Sniper:
         return self._coder(request)
 
 
-@dataclass
-class Life:
-    """A process that works on the run.
-
-    Attributes:
-        process: the process.
-        reading: where it tells of its records.
-    """
-
-    process: subprocess.Popen[str]
-    reading: int
-
-    def ticks(self) -> Iterator[str]:
-        """Yield the lines of its output until it ends."""
-        with open(self.reading, encoding="utf-8", closefd=False) as lines:  # it has no path
-            yield from lines
-
-
 @contextmanager
-def living(folder: Path, server: ScriptedLLMServer) -> Iterator[Life]:
-    """Run a process that is ended afterwards."""
+def living(folder: Path, server: ScriptedLLMServer) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """Run a process that is ended afterwards; it comes with the lines in which it tells of its records."""
     reading, writing = os.pipe()
     arguments = [str(folder / "history"), RUN, str(folder / "work"), str(writing)]
     with (folder / "errors").open("ab") as errors:
@@ -114,7 +87,8 @@ def living(folder: Path, server: ScriptedLLMServer) -> Iterator[Life]:
         )
     os.close(writing)
     try:
-        yield Life(process, reading)
+        with open(reading, encoding="utf-8", closefd=False) as ticks:  # it has no path
+            yield process, ticks
     finally:
         process.kill()
         process.communicate()
@@ -139,7 +113,7 @@ class Campaign:
     runs: int = 0
     after: Counter[str] = field(default_factory=Counter)
 
-    def play(self, name: str, kills: int) -> tuple[Said, list[Record]]:
+    def play(self, name: str, kills: int) -> tuple[dict[str, Any], list[Record]]:
         """Run a task to its end, killing its process a number of times; return its output and journal."""
         folder = self.place / name
         folder.mkdir()
@@ -164,23 +138,23 @@ class Campaign:
                     assert 0 <= lost <= self.kills, "calls were not counted"
                     return said, records
 
-    def _live(self, folder: Path, server: ScriptedLLMServer, sniper: Sniper, *, kills: int) -> Said | None:
+    def _live(self, folder: Path, server: ScriptedLLMServer, sniper: Sniper, *, kills: int) -> dict[str, Any] | None:
         """Run a process until it ends, or is killed at a random moment."""
         aim, count = self._aim()
-        with living(folder, server) as life:
-            sniper.target, sniper.left = life.process.pid, 0
+        with living(folder, server) as (process, ticks):
+            sniper.target, sniper.left = process.pid, 0
             if kills and aim == "request":
                 sniper.left = count
-            for tick in life.ticks():
+            for tick in ticks:
                 count -= tick.startswith(aim)
                 if kills and count == 0:
-                    life.process.kill()
+                    process.kill()
                     break
-            said, _ = life.process.communicate(timeout=PATIENCE)
-            code = life.process.returncode
+            said, _ = process.communicate(timeout=PATIENCE)
+            code = process.returncode
         assert code in (0, -signal.SIGKILL), (folder / "errors").read_text()
         assert code == 0 or kills, "it was killed although nobody killed it"
-        found: Said | None = json.loads(said) if code == 0 else None
+        found: dict[str, Any] | None = json.loads(said) if code == 0 else None
         return found
 
     def _aim(self) -> tuple[str, int]:
