@@ -25,7 +25,7 @@ from replanning.cli.options import (
 from replanning.version import __version__
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Run plans": {"demo": "run", "run": "run", "solve": "solve", "resume": "run", "pause": "status"},
+    "Run plans": {"demo": "run", "run": "run", "solve": "solve", "resume": "status", "pause": "status"},
     "Look at runs": {
         "status": "status",
         "history": "history",

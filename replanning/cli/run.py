@@ -23,12 +23,10 @@ import typer
 from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
 from replanning.cli import lookup
 from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.narrator import is_phase_task
 from replanning.cli.options import (
     RUN_EXIT_CODES_HELP,
     PlanArgument,
     Program,
-    RunArgument,
     RunOptions,
     all_except,
     epilog,
@@ -38,13 +36,13 @@ from replanning.cli.options import (
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary, summarize
 from replanning.engine.engine import run_workers
-from replanning.errors import NotRunning, PlanError, Problem, ReplanningError, SettingsError, ToolError
+from replanning.errors import PlanError, Problem, ReplanningError, SettingsError, ToolError
 from replanning.journal import RunOpened
 from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
 from replanning.llm import create_llm_provider
 from replanning.plan.messages import brief_repr
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.call import ToolCall
@@ -119,49 +117,28 @@ def run(
     raise typer.Exit(summary.report(json=options.json))
 
 
-@commands.command(
-    epilog=epilog(
-        "replanning resume latest",
-        "replanning resume 20250131-120000-1a2b3c --set context.region=us",
-        "replanning resume 20250131-120000-1a2b3c --from 2    a new run of the tasks that revision 2 had left",
-        codes=RUN_EXIT_CODES_HELP,
-    ),
-)
-def resume(
-    run: RunArgument,
-    *,
-    revision: Annotated[
-        int | None,
-        typer.Option("--from", metavar="REVISION", min=0, help="Start a new run from this revision of the old one."),
-    ] = None,
-    options: RunOptions,
-) -> None:
-    """Resume a run that was paused or stopped, that waits for a person, or whose process died.
+def resume_plan(run_id: RunId, opened: RunOpened, options: RunOptions, revision: int | None) -> int:
+    """Resume the run of a plan, or a copy of one of its revisions; print its summary, return the exit code.
 
-    Tasks that have finished are not run again.
+    Args:
+        run_id: the id of the run.
+        opened: the record with which it was opened.
+        options: of the command line.
+        revision: the revision to copy; None to resume the run itself.
+
+    Raises:
+        ReplanningError: it cannot be resumed.
     """
-    with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
-        info = lookup.find_run(opened_store, run)
-        opened = next(iter(opened_store.read(info.run))).body
-        assert isinstance(opened, RunOpened)
-    if revision is None and info.status in ("succeeded", "aborted"):
-        how = "succeeded" if info.status == "succeeded" else "was aborted"
-        advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
-        raise NotRunning(f"run {info.run!r} {how}: {advice}")
-    if any(map(is_phase_task, opened.plan.tasks)):
-        from replanning.cli.solve import resume_planning  # other runs need no planning mode
-
-        raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
     was_enabled = (opened.settings or {}).get("enabled", True) is not False and opened.mode != "off"
     options.replan = was_enabled if options.replan is None else options.replan
     options.observe = options.observe or opened.mode == "observe"
     summary = _carry_out(
         options,
         opened.plan,
-        lambda engine, _: engine.resume(info.run if revision is None else engine.fork(info.run, revision)),
+        lambda engine, _: engine.resume(run_id if revision is None else engine.fork(run_id, revision)),
         context=parse_context_options(options.context or ()),
     )
-    raise typer.Exit(summary.report(json=options.json))
+    return summary.report(json=options.json)
 
 
 @commands.command(

@@ -1,10 +1,11 @@
-"""The state of runs, and messages to them: `status`, `pending`, `approve`, `reject`, `modify`, `request`, `pause`."""
+"""The state of runs, and messages to them: `status`, `pending`, `approve`, `reject`, `modify`, `request`, `pause`, `resume`."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,14 @@ import typer
 
 from replanning.changes import parse_changes
 from replanning.cli import lookup
-from replanning.cli.narrator import print_question, usage_words
+from replanning.cli.narrator import is_phase_task, print_question, usage_words
 from replanning.cli.options import (
     DEFAULT_STORE,
+    RUN_EXIT_CODES_HELP,
     JsonOption,
     Program,
     RunArgument,
+    RunOptions,
     StoreOption,
     console,
     decode_argument,
@@ -43,7 +46,7 @@ from replanning.history.wording import (
     pluralise,
     printable_line,
 )
-from replanning.journal import InboxMessage, RunInfo, RunStore
+from replanning.journal import InboxMessage, RunInfo, RunOpened, RunStore
 from replanning.journal.records import (
     AnswerRefused,
     DecisionMade,
@@ -490,6 +493,44 @@ def pause(
         print_json({"run": info.run, "asked": "pause"})
     else:
         print_result(f"Asked for run {info.run} to be paused; it stops when its running tasks have finished.")
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning resume latest",
+        "replanning resume 20250131-120000-1a2b3c --set context.region=us",
+        "replanning resume 20250131-120000-1a2b3c --from 2    a new run of the tasks that revision 2 had left",
+        codes=RUN_EXIT_CODES_HELP,
+    ),
+)
+def resume(
+    run: RunArgument,
+    *,
+    revision: Annotated[
+        int | None,
+        typer.Option("--from", metavar="REVISION", min=0, help="Start a new run from this revision of the old one."),
+    ] = None,
+    options: RunOptions,
+) -> None:
+    """Resume a run that was paused or stopped, that waits for a person, or whose process died.
+
+    Tasks that have finished are not run again.
+    """
+    with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
+        info = lookup.find_run(opened_store, run)
+        opened = next(iter(opened_store.read(info.run))).body
+        assert isinstance(opened, RunOpened)
+    if revision is None and info.status in ("succeeded", "aborted"):
+        how = "succeeded" if info.status == "succeeded" else "was aborted"
+        advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
+        raise NotRunning(f"run {info.run!r} {how}: {advice}")
+    if any(map(is_phase_task, opened.plan.tasks)):
+        from replanning.cli.solve import resume_planning  # other runs need no planning mode
+
+        raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
+    from replanning.cli.run import resume_plan
+
+    raise typer.Exit(resume_plan(info.run, opened, options, revision))
 
 
 def _answer_outcome(bodies: list[RecordBody], question: Question) -> str:
