@@ -10,7 +10,7 @@ import pytest
 
 from replanning import Environment, Plan, ReplanningEngine, RunResult, Settings
 from replanning.changes import ModifyTask, RetryTask
-from replanning.errors import LLMRequestRejected, LLMUnavailable, NoLLMProvider
+from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.history import export_history, markdown_report
 from replanning.journal import AlternativesConsidered
 from replanning.llm import FallbackLLM
@@ -111,12 +111,19 @@ def photo(**arguments: str) -> str:
 
 
 async def test_model_repairs() -> None:
-    """A model's proposal is checked, executed and recorded under its name, with its usage."""
-    run = await play(CAMERA)
+    """A model's proposal is checked, executed and recorded under its name, with its usage, which reports say too."""
+    run = await play(CAMERA, llm={"prices": {"x": {"input": 1, "output": 1}}})
     assert (run.result.status, run.sources[0]) == ("succeeded", "model1")
-    assert (run.result.spent.calls, run.result.spent.unpriced) == (1, True)
     (chat,) = run.spans.named("chat scripted-1")
     assert chat.attributes["gen_ai.provider.name"] == "model1"
+    history = run.engine.history(run.result.run)
+    (event,) = history.events
+    assert event.spent == run.result.spent == history.metrics.spent
+    assert (event.spent.calls, event.spent.unpriced) == (1, True)
+    tokens = f"1 call, {event.spent.tokens} tokens, 0 money, plus usage without a known price"
+    assert tokens in markdown_report(history)
+    document = json.loads(export_history(history))
+    assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens
 
 
 @pytest.mark.parametrize(
@@ -180,27 +187,6 @@ def test_auto(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(key, raising=False)
     engine = ReplanningEngine(["auto", "repair"])
     assert [provider.name for provider in asked(engine)] == ["repair"]
-
-
-@pytest.mark.usefixtures("plugins")
-def test_wrong_providers() -> None:
-    """A model without its key and an object of another kind are refused before anything runs."""
-    with pytest.raises(NoLLMProvider, match="keyed cannot be asked: KEYED_KEY is not set"):
-        ReplanningEngine(["keyed"])
-    with pytest.raises(TypeError, match="is not a provider"):
-        ReplanningEngine([object()])  # type: ignore[list-item] # on purpose
-
-
-async def test_history_says_what_was_spent() -> None:
-    """A replan has on record what providers used for it, and reports say so."""
-    run = await play(CAMERA, llm={"prices": {"x": {"input": 1, "output": 1}}})
-    history = run.engine.history(run.result.run)
-    (event,) = history.events
-    assert event.spent == run.result.spent == history.metrics.spent
-    tokens = f"1 call, {event.spent.tokens} tokens, 0 money, plus usage without a known price"
-    assert tokens in markdown_report(history)
-    document = json.loads(export_history(history))
-    assert document["events"][0]["spent"]["tokens"] == document["metrics"]["spent"]["tokens"] == event.spent.tokens
 
 
 async def test_connections_end_with_the_last_run(monkeypatch: pytest.MonkeyPatch) -> None:

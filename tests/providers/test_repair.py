@@ -158,20 +158,6 @@ async def test_ids_are_not_shared_between_alternatives() -> None:
     assert len(ids) == len(set(ids)) == 6
 
 
-async def test_failing_fallback_does_not_loop() -> None:
-    """If every fallback fails as well, each was tried once, and the run fails and says why."""
-    tasks = "  - {id: a, tool: t0, fallbacks: [{tool: t1}, {tool: t2}]}\n  - {id: b, depends_on: [a]}"
-    result, store, work, clock = await executed(made(tasks), {f"t{i}": BROKEN for i in range(3)})
-    assert (result.status, result.reason, clock.elapsed) == ("failed", "'a~3' failed (disk full)", 0)
-    assert [call.task.tool for call in work.calls] == ["t0", "t1", "t2"]
-    last = rejected(store, result.run)[-1]
-    assert last.rejected == "proven-unreachable"
-    assert last.alternative.reason == (
-        "no repair for task 'a~3', which is FAILED (OSError): its fallbacks have all been tried, no other tool is known"
-        " to do the same, it is not optional, the error will not pass by itself"
-    )
-
-
 async def test_fallback_whose_tool_is_down_waits_its_turn() -> None:
     """A fallback that cannot run now is passed over, and kept for later."""
     tools = "  - {name: t0}\n  - {name: t1, available: false}\n  - {name: t2}"
@@ -199,15 +185,34 @@ async def test_equal_tools_cheapest_first() -> None:
     assert (new.id, new.arguments, new.timeout, new.metadata) == ("get~2", {"u": "x"}, 5.0, {"k": 1})
 
 
-async def test_tools_that_failed_are_not_tried_again() -> None:
-    """Each equal tool gets one chance for a lineage; when all have failed, that is proof."""
-    plan = made("  - {id: get, tool: a}", "\n".join(EQUAL.splitlines()[:3]))
-    result, store, work, _ = await executed(plan, {"a": BROKEN, "cheap": BROKEN, "dear": BROKEN})
+@pytest.mark.parametrize(
+    ("fields", "tools", "why"),
+    [
+        (
+            ", fallbacks: [{tool: cheap}, {tool: dear}]",
+            "",
+            "its fallbacks have all been tried, no other tool is known to do the same",
+        ),
+        (
+            "",
+            "\n".join(EQUAL.splitlines()[:3]),
+            "it declares no fallback, 'cheap' has failed as well, 'a' has failed as well",
+        ),
+    ],
+    ids=["fallbacks", "equal tools"],
+)
+async def test_each_way_is_tried_once(fields: str, tools: str, why: str) -> None:
+    """Each fallback or equal tool gets one chance for a lineage; when all have failed, that is proof, and the run fails."""
+    plan = made(f"  - {{id: get, tool: a{fields}}}\n  - {{id: end, depends_on: [get]}}", tools)
+    result, store, work, clock = await executed(plan, {"a": BROKEN, "cheap": BROKEN, "dear": BROKEN})
+    assert (result.status, result.reason, clock.elapsed) == ("failed", "'get~3' failed (disk full)", 0)
     assert [call.task.tool for call in work.calls] == ["a", "cheap", "dear"]
-    assert result.status == "failed"
     last = rejected(store, result.run)[-1]
     assert last.rejected == "proven-unreachable"
-    assert "'cheap' has failed as well, 'a' has failed as well" in last.alternative.reason
+    assert last.alternative.reason == (
+        f"no repair for task 'get~3', which is FAILED (OSError): {why},"
+        " it is not optional, the error will not pass by itself"
+    )
 
 
 async def test_equal_tool_gets_the_arguments_it_takes() -> None:
@@ -303,12 +308,7 @@ async def test_timeout_takes_another_tool() -> None:
     ("post", "context", "change", "reason"),
     [
         ("when: context.announce", "{announce: false}", {"announce": True}, "run 'post', whose condition holds now"),
-        (
-            "arguments: {to: '${context.room}'}",
-            "{}",
-            {"room": "ops"},
-            "run 'post' again, whose arguments exist now",
-        ),
+        ("arguments: {to: '${context.room}'}", "{}", {"room": "ops"}, "run 'post' again, whose arguments exist now"),
     ],
     ids=["condition", "argument"],
 )
@@ -353,14 +353,30 @@ async def test_outage_of_a_tool_that_many_tasks_need(count: int) -> None:
     assert [call.task.tool for call in work.calls] == ["b"] * count + [None]
 
 
-async def test_outage_without_an_equal_tool() -> None:
-    """Without a replacement the plan waits for the tool; the verdict says so and claims no proof."""
-    plan = made("  - {id: one, tool: a}\n  - {id: two}", "  - {name: a, available: false}")
+@pytest.mark.parametrize(
+    ("plan", "reason", "verdict"),
+    [
+        (
+            made("  - {id: one, tool: a}\n  - {id: two}", "  - {name: a, available: false}"),
+            "nothing can run, and 'one' still must",
+            "task 'one', which is READY: 'a' is unavailable",
+        ),
+        (
+            made("  - {id: a}", goal="{objective: t, facts: [artifact(report)]}"),
+            "",
+            "the goal, which lacks artifact(report)",
+        ),
+    ],
+    ids=["outage without an equal tool", "facts that the goal lacks"],
+)
+async def test_what_nothing_known_helps_against(plan: Plan, reason: str, verdict: str) -> None:
+    """A tool that stays down, or a goal that is not reached, is told as it is, without a claim of proof."""
     result, store, _, _ = await executed(plan, {})
-    assert (result.status, result.reason) == ("failed", "nothing can run, and 'one' still must")
+    assert result.status == "failed"
+    assert result.reason.startswith(reason)
     first = rejected(store, result.run)[0]
     assert first.rejected == "not-found-within-bound"
-    assert first.alternative.reason.startswith("no repair for task 'one', which is READY: 'a' is unavailable")
+    assert first.alternative.reason.startswith(f"no repair for {verdict}")
 
 
 async def test_capacity_that_shrinks() -> None:
@@ -438,12 +454,16 @@ async def test_what_can_be_repaired_is() -> None:
 # A person, and a goal out of reach
 
 
-async def test_request_with_no_failed_task() -> None:
-    """A person's request when nothing has failed proposes nothing unless it names a task."""
+async def test_nothing_is_proposed_where_nothing_has_failed() -> None:
+    """Without a failure only a person who names a waiting task gets alternatives; a task that runs gets none at all."""
+    named: tuple[str, ...] = ("get",)
     async with open_run(made("  - {id: get, tool: a, optional: true}", PAIR)) as run:
         assert await proposed(run, HumanRequest(reason="look")) == []
-        assert await proposed(run, TaskTimedOut(tasks=("get",))) == []
-        alternatives = await proposed(run, HumanRequest(tasks=("get",)))
+        assert await proposed(run, TaskTimedOut(tasks=named)) == []
+        alternatives = await proposed(run, HumanRequest(tasks=named))
+        run.started("get")
+        triggers = (HumanRequest(tasks=named), ResourceChanged(tasks=named, name="a"), GoalUnreachable(tasks=named))
+        assert await proposed(run, *triggers) == []
     assert [type(a.changes[0]) for a in alternatives] == [ReplaceTask, SkipTask]
 
 
@@ -468,15 +488,6 @@ async def test_request_lifts_the_limit() -> None:
     assert (given_up.state, verdict.changes, replacements([alternative])) == ("BLOCKED", (), ["u"])
 
 
-async def test_running_work_is_not_touched() -> None:
-    """Nothing is proposed for a task that runs, whoever names it."""
-    named: tuple[str, ...] = ("get",)
-    async with open_run(made("  - {id: get, tool: a, optional: true}", PAIR)) as run:
-        run.started("get")
-        triggers = (HumanRequest(tasks=named), ResourceChanged(tasks=named, name="a"), GoalUnreachable(tasks=named))
-        assert await proposed(run, *triggers) == []
-
-
 async def test_cancelled_task_is_named() -> None:
     """A required task that somebody cancelled is not revived behind their back; the verdict names it."""
     async with open_run(made("  - {id: a}\n  - {id: b, depends_on: [a]}\n  - {id: c}")) as run:
@@ -491,17 +502,6 @@ async def test_stated_facts_leave_the_question_open(fields: dict[str, str], word
     """With stated facts, other tools might still achieve the needed facts: that is no proof."""
     (verdict,) = await offered(made("  - {id: a, tool: t}", "  - {name: t}", **fields), "a")
     assert verdict.unreachable == word
-
-
-async def test_facts_that_the_goal_lacks() -> None:
-    """A goal whose facts do not hold although everything ran is told as it is, never taken for reached."""
-    result, store, _, _ = await executed(made("  - {id: a}", goal="{objective: t, facts: [artifact(report)]}"), {})
-    assert result.status == "failed"
-    (verdict,) = rejected(store, result.run)
-    assert (verdict.rejected, verdict.alternative.reason) == (
-        "not-found-within-bound",
-        "no repair for the goal, which lacks artifact(report)",
-    )
 
 
 async def test_never_silence() -> None:
