@@ -1,17 +1,208 @@
-"""What every run promises, checked from its journal alone."""
+"""What every run promises, checked from its journal alone, with none of the code that runs plans."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from replanning import PlanRun, ReplanningError, Settings, TaskState, journal
-from replanning.changes import ModifyTask
+from pydantic import JsonValue
+
+from replanning import PlanRun, ReplanningError, Settings, Task, TaskState, journal
+from replanning.changes import ModifyTask, PlanChange, ReplaceTask
 from replanning.live.plan import LivePlan
 from tests.support.live import replayable_state
-from tests.support.run_model import RunModel, changed_tasks
+
+
+@dataclass(slots=True)
+class TaskModel:
+    """One task: `waiting`, `running`, `failed`, `done`, `skipped`, `cancelled`, `replaced` or `removed`."""
+
+    task: Task
+    root: str
+    required: bool
+    state: str = "waiting"
+    attempts: int = 0
+    tries_since_reset: int = 0
+    attempt: str | None = None
+    due: float = 0.0
+    sinks: tuple[str, ...] = ()
+    replacements: list[str] = field(default_factory=list)
+    output: JsonValue = None
+    condition_value: bool | None = None
+
+
+class RunModel:
+    """The tasks of a run, their lineages, their places in the queue, and what else a journal says is so."""
+
+    def __init__(self, opened: journal.RecordBody) -> None:
+        assert isinstance(opened, journal.RunOpened)
+        self.plan = plan = opened.plan
+        self.goal = plan.goal
+        self.tasks = {task.id: TaskModel(task, task.id, required=not task.optional) for task in plan.tasks}
+        self.capacity = dict(plan.resources)
+        self.available = {tool.name: tool.available for tool in plan.tools}
+        self.holds: dict[str, tuple[str, ...]] = {}
+        self.revision = 0
+        self.paused = False
+        self.aborted = False
+        self.ended = False
+        self.places = {task.id: (task.priority, number) for number, task in enumerate(plan.tasks)}
+
+    def is_satisfied(self, task_id: str) -> bool:
+        model = self.tasks[task_id]
+        return model.state in ("done", "skipped") or (
+            model.state == "replaced" and all(map(self.is_satisfied, model.sinks))
+        )
+
+    def unmet_dependencies(self, task_id: str) -> list[str]:
+        return [dep for dep in self.tasks[task_id].task.depends_on if not self.is_satisfied(dep)]
+
+    def result(self, task_id: str) -> JsonValue:
+        model = self.tasks[task_id]
+        if model.state != "replaced":
+            return model.output if model.state == "done" else None
+        if len(model.sinks) == 1:
+            return self.result(model.sinks[0])
+        return {sink: self.result(sink) for sink in model.sinks}
+
+    def demand(self, task_id: str) -> Mapping[str, float]:
+        task = self.tasks[task_id].task
+        tool = self.plan.tool(task.tool)
+        return {**(tool.resources if tool else {}), **task.resources}
+
+    def running(self) -> list[str]:
+        return [task_id for task_id, model in self.tasks.items() if model.state == "running"]
+
+    def unsatisfied(self) -> list[str]:
+        return [
+            task_id
+            for task_id, model in self.tasks.items()
+            if model.required and model.root == task_id and model.state != "removed" and not self.is_satisfied(task_id)
+        ]
+
+    def open_questions(self, task_id: str) -> list[str]:
+        return [question for question, holds in self.holds.items() if task_id in holds]
+
+    def apply(self, record: journal.Record) -> None:  # noqa: C901, PLR0912 # one case for each kind of record
+        """Follow the journal by one record."""
+        body = record.body
+        match body:
+            case journal.AttemptStarted():
+                task = self.tasks[body.task]
+                task.state, task.attempt = "running", body.attempt
+                task.attempts += 1
+                task.tries_since_reset += 1
+            case journal.AttemptSucceeded():
+                task = self.tasks[body.task]
+                task.state, task.attempt, task.output = "done", None, body.output
+            case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
+                task = self.tasks[body.task]
+                task.state, task.attempt = "failed" if body.retry_at is None else "waiting", None
+                task.due = body.retry_at or 0.0
+                if isinstance(body, journal.AttemptFailed) and body.exhausted:
+                    task.tries_since_reset = 0
+                elif isinstance(body, journal.AttemptInterrupted):
+                    task.tries_since_reset -= 1  # it has not failed
+            case journal.ConditionEvaluated():
+                task = self.tasks[body.task]
+                task.condition_value = body.value
+                if not body.value:
+                    task.state = "failed" if body.value is None else "skipped"
+            case journal.ResourceUpdated():
+                if body.available is not None:
+                    self.available[body.name] = body.available
+                if body.capacity is not None:
+                    self.capacity[body.name] = body.capacity
+            case journal.GoalChanged():
+                self.goal = body.goal
+            case journal.DecisionMade():
+                for task_id in body.blocks:
+                    self.tasks[task_id].state = "failed"
+            case journal.QuestionAsked():
+                self.holds[body.question] = body.holds
+            case journal.QuestionAnswered():
+                self.holds.pop(body.question, None)
+            case journal.RunPaused():
+                self.paused = True
+            case journal.RunResumed():
+                self.paused = self.ended = False
+            case journal.RunEnded():
+                self.ended = True
+                for task_id in body.cancelled:
+                    self.tasks[task_id].state = "cancelled"
+            case journal.PlanRevised():
+                self.revision = body.number
+                for change in body.changes:
+                    self._change(change, record.at)
+
+    def _change(self, change: PlanChange, at: float) -> None:
+        if change.kind == "add":
+            self._bring_in(change.task, change.task.id, required=not change.task.optional)
+            for waiting in change.before:
+                task = self.tasks[waiting].task
+                self._edit(waiting, task.model_copy(update={"depends_on": (*task.depends_on, change.task.id)}))
+        elif change.kind == "replace":
+            self._replace(change)
+        elif change.kind == "modify":
+            document = self.tasks[change.task_id].task.model_dump(exclude_unset=True)
+            self._edit(change.task_id, Task.model_validate({**document, **change.fields}))
+            if isinstance(priority := change.fields.get("priority"), int):
+                self.places[change.task_id] = (priority, self.places[change.task_id][1])
+        elif change.kind == "retry":
+            model = self.tasks[change.task_id]
+            parts = list(model.replacements) if model.state == "replaced" else []
+            while parts:
+                part = self.tasks[parts.pop()]
+                part.state = "removed"
+                parts += part.replacements
+            model.state, model.tries_since_reset, model.condition_value = "waiting", 0, None
+            model.due = at + change.delay if change.delay else 0.0
+            model.sinks, model.replacements = (), []
+        elif change.kind == "abort":
+            self.aborted = True
+        elif change.kind == "reorder":
+            places = sorted(self.places[task_id] for task_id in change.order)
+            self.places |= dict(zip(change.order, places, strict=True))
+        else:
+            model = self.tasks[change.task_id]
+            model.state = {"remove": "removed", "skip": "skipped", "cancel": "cancelled"}[change.kind]
+            model.attempt = None
+
+    def _bring_in(self, task: Task, root: str, *, required: bool = False) -> None:
+        self.tasks[task.id] = TaskModel(task, root, required)
+        self.places[task.id] = (task.priority, len(self.places))
+
+    def _edit(self, task_id: str, task: Task) -> None:
+        model = self.tasks[task_id]
+        model.task = task
+        model.required = model.root == task_id and not task.optional
+
+    def _replace(self, change: ReplaceTask) -> None:
+        original = self.tasks[change.task_id]
+        new = {task.id for task in change.tasks}
+        for task in change.tasks:
+            inherited = [dep for dep in original.task.depends_on if dep not in task.depends_on]
+            depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
+            self._bring_in(task.model_copy(update={"depends_on": depends_on}), original.root)
+        needed = {dep for task in change.tasks for dep in task.depends_on}
+        original.state = "replaced"
+        original.replacements += [task.id for task in change.tasks]
+        original.sinks = tuple(task.id for task in change.tasks if task.id not in needed)
+
+
+def _changed_tasks(changes: Sequence[PlanChange]) -> list[tuple[str, PlanChange]]:
+    """The tasks that changes are about, each with the change, in order; new tasks left out."""
+    found: list[tuple[str, PlanChange]] = []
+    for change in changes:
+        if change.kind == "add":
+            found += [(task_id, change) for task_id in change.before]
+        elif change.kind not in ("abort", "reorder"):
+            found.append((change.task_id, change))
+    return found
+
 
 ANNOTATION_FIELDS: Final = frozenset({"name", "goal", "metadata"})
 """What may be changed in a task that is finished."""
@@ -56,7 +247,7 @@ class _InvariantChecker:
 
     def __init__(self, opened: journal.RunOpened) -> None:
         self.violations: list[str] = []
-        self.model = RunModel(opened.plan)
+        self.model = RunModel(opened)
         self.settings = Settings.model_validate(opened.settings or {})
         self.trigger_states: dict[str, str] = {}
         self.open_questions: dict[str, journal.QuestionAsked] = {}
@@ -72,29 +263,63 @@ class _InvariantChecker:
         self._seq = 0
 
     def check(self, record: journal.Record, expected: int) -> None:
+        body = record.body
         self._seq = record.seq
         self._require(record.seq == expected, f"its number should be {expected}")
         self._require(record.at >= self._at, f"its time {record.at} is before that of the record before, {self._at}")
         self._require(
-            self.model.ended is None or isinstance(record.body, ALLOWED_AFTER_END),
-            f"{record.body.kind} follows the end of the run",
+            not self.model.ended or isinstance(body, ALLOWED_AFTER_END), f"{body.kind} follows the end of the run"
         )
         self._at = record.at
-        look = _RECORD_CHECKS.get(type(record.body))
         try:
-            if look is not None:
-                look(self, record.body, record.at)
+            self._check_body(body, record.at)
             self.model.apply(record)
         except KeyError as error:
-            self._require(False, f"{record.body.kind} names {error}, which nothing before it brought into the run")
-        if isinstance(record.body, journal.RunEnded):
-            self._check_end(record.body)
+            self._require(False, f"{body.kind} names {error}, which nothing before it brought into the run")
+        if isinstance(body, journal.RunEnded):
+            self._check_end(body)
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.violations.append(f"record {self._seq}: {otherwise}")
 
-    # Attempts
+    def _check_body(self, body: journal.RecordBody, at: float) -> None:  # noqa: C901 # one case for each kind of record
+        match body:
+            case journal.AttemptStarted():
+                self._check_started(body, at)
+            case (
+                journal.AttemptSucceeded()
+                | journal.AttemptFailed()
+                | journal.AttemptTimedOut()
+                | journal.AttemptInterrupted()
+            ):
+                self._check_attempt_end(body)
+            case journal.ConditionEvaluated():
+                state, unmet = self.model.tasks[body.task].state, self.model.unmet_dependencies(body.task)
+                self._require(state == "waiting", f"the condition of {body.task!r} is evaluated, which is {state}")
+                self._require(not unmet, f"the condition of {body.task!r} is evaluated before its turn")
+            case journal.PlanRevised():
+                self._check_revision(body)
+            case journal.TriggerFired():
+                trigger = body.trigger
+                self._require(trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice")
+                self.trigger_states[trigger.id] = "open"
+                self.fingerprints[trigger.id] = trigger.fingerprint
+            case journal.TriggerDropped():
+                self._close_trigger(body.trigger, "dropped", ("open",))
+            case journal.AlternativesConsidered():
+                self._check_considered(body, at)
+            case journal.DecisionMade():
+                self._check_decision(body, at)
+            case journal.QuestionAsked():
+                self.open_questions[body.question], self.triggers_by_question[body.question] = body, []
+                for asked in body.triggers:
+                    self._close_trigger(asked, "asked", ("open",))
+            case journal.TriggerAttached():
+                self.triggers_by_question[body.question].append(body.trigger)
+                self._close_trigger(body.trigger, "asked", ("open",))
+            case journal.QuestionAnswered():
+                self._check_answer(body)
 
     def _check_started(self, body: journal.AttemptStarted, at: float) -> None:
         task, model = body.task, self.model
@@ -113,11 +338,7 @@ class _InvariantChecker:
             self._require(
                 known.condition_value is True, f"{task!r} starts without its condition {known.task.when!r} having held"
             )
-        self._check_resources(task)
-
-    def _check_resources(self, task: str) -> None:
-        model = self.model
-        tool = model.tasks[task].task.tool
+        tool = known.task.tool
         self._require(model.available.get(tool or "", True), f"{task!r} starts while its tool {tool!r} is unavailable")
         for name, amount in model.demand(task).items():
             used = sum(model.demand(other).get(name, 0.0) for other in model.running())
@@ -130,7 +351,6 @@ class _InvariantChecker:
     def _check_attempt_end(
         self,
         body: journal.AttemptSucceeded | journal.AttemptFailed | journal.AttemptTimedOut | journal.AttemptInterrupted,
-        at: float,
     ) -> None:
         known = self.model.tasks[body.task]
         self._require(
@@ -139,38 +359,21 @@ class _InvariantChecker:
         )
         if isinstance(body, journal.AttemptSucceeded) or body.retry_at is None:
             return
-        if isinstance(body, journal.AttemptFailed):
-            self._check_retry(body)
-        else:
+        if not isinstance(body, journal.AttemptFailed):
             self._require(known.task.idempotent, f"{body.task!r} is run again after {body.kind}, and is not idempotent")
-
-    def _check_retry(self, body: journal.AttemptFailed) -> None:
-        known = self.model.tasks[body.task]
-        policy = known.task.retry or self.settings.retry
-        if not body.exhausted:
+        elif not body.exhausted:
+            most = (known.task.retry or self.settings.retry).max_attempts
             self._require(body.failure.transient, f"{body.task!r} is run again after an error that does not pass")
-            self._require(
-                known.tries_since_reset < policy.max_attempts,
-                f"{body.task!r} is tried more than {policy.max_attempts} times",
-            )
+            self._require(known.tries_since_reset < most, f"{body.task!r} is tried more than {most} times")
 
-    def _check_condition(self, body: journal.ConditionEvaluated, at: float) -> None:
-        known = self.model.tasks[body.task]
-        self._require(known.state == "waiting", f"the condition of {body.task!r} is evaluated, which is {known.state}")
-        self._require(
-            not self.model.unmet_dependencies(body.task), f"the condition of {body.task!r} is evaluated before its turn"
-        )
-
-    # Revisions
-
-    def _check_revision(self, body: journal.PlanRevised, at: float) -> None:
+    def _check_revision(self, body: journal.PlanRevised) -> None:
         model = self.model
         self._require(
             body.number == model.revision + 1 and body.parent == model.revision,
             f"revision {body.number} of parent {body.parent} follows revision {model.revision}",
         )
         stopped: set[str] = set()
-        for task, change in changed_tasks(body.changes):
+        for task, change in _changed_tasks(body.changes):
             if task not in model.tasks:
                 continue  # made by an earlier change of the same revision
             state = "cancelled" if task in stopped else model.tasks[task].state
@@ -187,7 +390,7 @@ class _InvariantChecker:
         self._require(
             body.replan in self.considered_replans, f"replan {body.replan!r} is applied without having been considered"
         )
-        roots = {self.model.tasks[task].root for task, _ in changed_tasks(body.changes) if task in self.model.tasks}
+        roots = {self.model.tasks[task].root for task, _ in _changed_tasks(body.changes) if task in self.model.tasks}
         self.replans_by_lineage.update(sorted(roots))
         limits = self.settings.limits
         self.applied_replan_count += 1
@@ -205,21 +408,10 @@ class _InvariantChecker:
                 f"replan {self.replans_by_lineage[root]} of the lineage of {root!r}; the limit is {limits.replans_per_lineage}",
             )
 
-    # Triggers and questions
-
-    def _check_trigger_fired(self, body: journal.TriggerFired, at: float) -> None:
-        trigger = body.trigger
-        self._require(trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice")
-        self.trigger_states[trigger.id] = "open"
-        self.fingerprints[trigger.id] = trigger.fingerprint
-
     def _close_trigger(self, trigger: str, how: str, expected: tuple[str, ...]) -> None:
         state = self.trigger_states[trigger]
         self._require(state in expected, f"trigger {trigger!r} is {how} although it was {state} already")
         self.trigger_states[trigger] = how
-
-    def _check_trigger_dropped(self, body: journal.TriggerDropped, at: float) -> None:
-        self._close_trigger(body.trigger, "dropped", ("open",))
 
     def _check_considered(self, body: journal.AlternativesConsidered, at: float) -> None:
         self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
@@ -244,21 +436,12 @@ class _InvariantChecker:
             state = self.model.tasks[task].state
             self._require(state == "failed", f"{task!r} is blocked, which is {state}")
 
-    def _check_question(self, body: journal.QuestionAsked, at: float) -> None:
-        self.open_questions[body.question], self.triggers_by_question[body.question] = body, []
-        for trigger in body.triggers:
-            self._close_trigger(trigger, "asked", ("open",))
-
-    def _check_trigger_attached(self, body: journal.TriggerAttached, at: float) -> None:
-        self.triggers_by_question[body.question].append(body.trigger)
-        self._close_trigger(body.trigger, "asked", ("open",))
-
     def _reopen_triggers(self, triggers: Iterable[str]) -> None:
         for trigger in triggers:
             self.trigger_states[trigger] = "open"
             self.last_decided_at.pop(self.fingerprints[trigger], None)
 
-    def _check_answer(self, body: journal.QuestionAnswered, at: float) -> None:
+    def _check_answer(self, body: journal.QuestionAnswered) -> None:
         own, attached = self.open_questions.pop(body.question, None), self.triggers_by_question.pop(body.question, [])
         self._require(own is not None, f"question {body.question!r} is answered, which is not open")
         if own is not None and body.verdict == "withdrawn":
@@ -268,8 +451,6 @@ class _InvariantChecker:
             self.trigger_states.update(dict.fromkeys(own.triggers, "answered"))
         for trigger in attached:  # to be considered anew, whatever the answer was
             self.trigger_states[trigger] = "open"
-
-    # The end
 
     def _check_end(self, body: journal.RunEnded) -> None:
         unsatisfied = self.model.unsatisfied()
@@ -287,32 +468,11 @@ class _InvariantChecker:
         self._require(not left, f"the run has ended, and nothing has become of the triggers {left}")
 
 
-_RecordCheck = Callable[[_InvariantChecker, Any, float], None]
-
-_RECORD_CHECKS: Final[dict[type[journal.RecordBody], _RecordCheck]] = {
-    journal.AttemptStarted: _InvariantChecker._check_started,
-    journal.AttemptSucceeded: _InvariantChecker._check_attempt_end,
-    journal.AttemptFailed: _InvariantChecker._check_attempt_end,
-    journal.AttemptTimedOut: _InvariantChecker._check_attempt_end,
-    journal.AttemptInterrupted: _InvariantChecker._check_attempt_end,
-    journal.ConditionEvaluated: _InvariantChecker._check_condition,
-    journal.PlanRevised: _InvariantChecker._check_revision,
-    journal.TriggerFired: _InvariantChecker._check_trigger_fired,
-    journal.TriggerDropped: _InvariantChecker._check_trigger_dropped,
-    journal.AlternativesConsidered: _InvariantChecker._check_considered,
-    journal.DecisionMade: _InvariantChecker._check_decision,
-    journal.QuestionAsked: _InvariantChecker._check_question,
-    journal.TriggerAttached: _InvariantChecker._check_trigger_attached,
-    journal.QuestionAnswered: _InvariantChecker._check_answer,
-}
-
-Snapshot = dict[str, Any]
-
 _UNRECORDED_FIELDS: Final = frozenset({"hold_count", "fields"})
 """Fields of tasks that no journal holds, or that only repeat others."""
 
 
-def snapshot(live: LivePlan, at: float) -> Snapshot:
+def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
     """A live plan as plain values; equal plans give equal ones.
 
     Left out is what no journal holds: what was handed out and not started, what is held while something is decided,
@@ -322,7 +482,7 @@ def snapshot(live: LivePlan, at: float) -> Snapshot:
         live: the plan, such as `run.live`.
         at: when, in seconds since the epoch: a task that has waited until then for its next attempt is ready.
     """
-    found: Snapshot = replayable_state(live, at)
+    found: dict[str, Any] = replayable_state(live, at)
     for task_id, fields in found.pop("tasks").items():
         if fields["state"] is not TaskState.DONE or not fields["recoverable"]:
             fields["output"] = None

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import anyio
 
-from replanning import Plan, PlanRun, ReplanningEngine, ReplanningError, TaskContext, journal
-from replanning.changes import AddTask, ModifyTask, PlanChange, ReorderTasks, ReplaceTask
+from replanning import PlanRun, ReplanningEngine, ReplanningError, TaskContext, journal
 from replanning.errors import NotRunning, StoreError
 from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
-from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.invariants import RunModel, invariant_violations, replay_differences
 from tests.support.live import inconsistencies
-from tests.support.run_model import RunModel
 from tests.support.simulation_world import RUN, World
 
 HALF_A_DAY: Final = 12 * 3600.0
@@ -172,56 +171,52 @@ LOST = "an output that is not JSON"
 
 def problems_of(world: World, records: Sequence[journal.Record], at: float) -> list[str]:
     """Everything that is wrong."""
-    run = world.run
     return [
         *invariant_violations(records),
-        *replay_differences(run, records, at),
-        *_handed_on(world, records),
-        *_outputs(run, records),
+        *replay_differences(world.run, records, at),
+        *_misled(world, records),
         *_overspent(records),
         *_disturbed(world, records),
-        *inconsistencies(run.live),
-        *(out_of_order(records) if world.orderly else ()),
+        *inconsistencies(world.run.live),
         *([f"{world.active} pieces of work go on after the end"] if world.active else []),
     ]
 
 
-def _models(records: Sequence[journal.Record]) -> Iterator[tuple[RunModel, journal.Record]]:
-    """The run after each record, as a model that knows nothing of the library sees it."""
-    opened = records[0].body
-    assert isinstance(opened, journal.RunOpened)
-    model = RunModel(opened.plan)
-    for record in records:
-        model.apply(record)
-        if isinstance(record.body, journal.AttemptSucceeded) and not record.body.recoverable:
-            model.tasks[record.body.task].output = LOST
-        yield model, record
+def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
+    """Tasks that started out of order, were given other results and arguments than the journal has, or ended so.
 
-
-def _handed_on(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
-    """Results and arguments reach work through the lineage of what it depends on."""
-    seen = {call.attempt: call for call in world.seen}
-    for model, record in _models(records):
+    Out of order is a task that starts although another that could start has its place before it. Left aside are tasks
+    that a trigger is about, which may be held while it is considered, and at the moment of a resume those whose wait
+    for another attempt is over, which the timer makes ready.
+    """
+    model, seen = RunModel(records[0].body), dict(world.seen)
+    concerned: set[str] = set()
+    resumed = 0.0
+    for record in records[1:]:
         body = record.body
-        if isinstance(body, journal.AttemptStarted) and body.attempt in seen:
-            call = seen.pop(body.attempt)
-            needed = {dep: model.result(dep) for dep in model.tasks[body.task].task.depends_on}
-            expected = {dep: result for dep, result in needed.items() if LOST not in repr(result)}
-            if any(call.results.get(dep) != result for dep, result in expected.items()):
-                yield f"{body.attempt!r} was given {call.results}, expected {expected}"
-            for name, value in call.arguments.items():
-                dep = name.removeprefix("from-")
-                if dep in expected and value != expected[dep]["mark"]:
-                    yield f"{body.attempt!r} has the argument {name} = {value!r}, expected that of {expected[dep]}"
+        if isinstance(body, journal.TriggerFired):
+            concerned.update(body.trigger.tasks)
+        elif isinstance(body, journal.RunResumed):
+            resumed = record.at
+        elif isinstance(body, journal.AttemptStarted):
+            if world.orderly:
+                able = [i for i in _could_start(model, record.at) if record.at > resumed or not model.tasks[i].due]
+                first = min(able, key=model.places.__getitem__, default=body.task)
+                if model.places[first] < model.places[body.task] and first not in concerned:
+                    yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
+            if body.attempt in seen:
+                yield from _handed_on(model, body, *seen.pop(body.attempt))
+        model.apply(record)
+        if isinstance(body, journal.AttemptSucceeded) and not body.recoverable:
+            model.tasks[body.task].output = LOST
     if seen:
         yield f"work was done for {list(seen)}, which never started according to the journal"
+    yield from _wrong_outputs(model, world.run.result.outputs)
 
 
-def _outputs(run: PlanRun, records: Sequence[journal.Record]) -> Iterator[str]:
+def _wrong_outputs(model: RunModel, outputs: Mapping[str, object]) -> Iterator[str]:
     """The result has the outputs of what was done, under the ids of the original tasks."""
-    *_, (model, _) = _models(records)
     expected = {i: model.result(i) for i, task in model.tasks.items() if task.root == i and model.is_satisfied(i)}
-    outputs = run.result.outputs
     for task_id in dict.fromkeys([*expected, *outputs]):
         if LOST in repr(expected.get(task_id)):
             continue
@@ -229,22 +224,30 @@ def _outputs(run: PlanRun, records: Sequence[journal.Record]) -> Iterator[str]:
             yield f"the output of {task_id!r} is {outputs.get(task_id)!r}, expected {expected.get(task_id)!r}"
 
 
+def _handed_on(
+    model: RunModel, body: journal.AttemptStarted, arguments: Mapping[str, object], results: Mapping[str, object]
+) -> Iterator[str]:
+    """Results and arguments reach work through the lineage of what it depends on."""
+    needed = {dep: model.result(dep) for dep in model.tasks[body.task].task.depends_on}
+    expected: dict[str, Any] = {dep: result for dep, result in needed.items() if LOST not in repr(result)}
+    if any(results.get(dep) != result for dep, result in expected.items()):
+        yield f"{body.attempt!r} was given {results}, expected {expected}"
+    for name, value in arguments.items():
+        dep = name.removeprefix("from-")
+        if dep in expected and value != expected[dep]["mark"]:
+            yield f"{body.attempt!r} has the argument {name} = {value!r}, expected that of {expected[dep]}"
+
+
 def _overspent(records: Sequence[journal.Record]) -> Iterator[str]:
     """What providers use stays within the budget."""
     opened = records[0].body
     assert isinstance(opened, journal.RunOpened)
-    budget = opened.plan.budget
-    spent = [record.body.usage for record in records if isinstance(record.body, journal.UsageCharged)]
-    asked = [
-        record.body.usage
-        for record in records
-        if isinstance(record.body, journal.UsageCharged) and not record.body.attempt
-    ]
-    if budget is None or len(asked) != len(spent):
+    charged = [record.body for record in records if isinstance(record.body, journal.UsageCharged)]
+    if opened.plan.budget is None or any(body.attempt for body in charged):
         return  # work is not asked before it spends
     for name in ("calls", "tokens", "money"):
-        limit = getattr(budget, name)
-        total = sum(getattr(usage, name) for usage in spent)
+        limit = getattr(opened.plan.budget, name)
+        total = sum(getattr(body.usage, name) for body in charged)
         if limit is not None and total > limit + 1e-9:
             yield f"{total:g} {name} were spent, the budget is {limit:g}"
 
@@ -270,69 +273,10 @@ def _disturbed(world: World, records: Sequence[journal.Record]) -> Iterator[str]
             yield f"{attempt!r} was cut off for no reason"
 
 
-# The order in which ready tasks are started
-
-
-class Places:
-    """The places of tasks in the queue: priority, then insertion, unless they were reordered."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._places = {task.id: (task.priority, number) for number, task in enumerate(plan.tasks)}
-
-    def __getitem__(self, task_id: str) -> tuple[int, int]:
-        return self._places[task_id]
-
-    def follow(self, changes: Sequence[PlanChange]) -> None:
-        """What changes do to the places."""
-        for change in changes:
-            new = (
-                change.tasks
-                if isinstance(change, ReplaceTask)
-                else [change.task]
-                if isinstance(change, AddTask)
-                else []
-            )
-            for task in new:
-                self._places[task.id] = (task.priority, len(self._places))
-            if isinstance(change, ModifyTask) and isinstance(priority := change.fields.get("priority"), int):
-                self._places[change.task_id] = (priority, self._places[change.task_id][1])
-            if isinstance(change, ReorderTasks):
-                places = sorted(self._places[task_id] for task_id in change.order)
-                self._places |= dict(zip(change.order, places, strict=True))
-
-
-def out_of_order(records: Sequence[journal.Record]) -> Iterator[str]:
-    """Tasks that were started although another that could start had its place before them.
-
-    Left aside are tasks that a trigger is about, which may be held while it is considered, and at the moment of a
-    resume those whose wait for another attempt is over, which the timer makes ready.
-    """
-    opened = records[0].body
-    assert isinstance(opened, journal.RunOpened)
-    model, places = RunModel(opened.plan), Places(opened.plan)
-    concerned: set[str] = set()
-    resumed = 0.0
-    for record in records[1:]:
-        body = record.body
-        if isinstance(body, journal.TriggerFired):
-            concerned.update(body.trigger.tasks)
-        elif isinstance(body, journal.RunResumed):
-            resumed = record.at
-        elif isinstance(body, journal.AttemptStarted):
-            able = [i for i in _could_start(model, record.at) if record.at > resumed or not model.tasks[i].due]
-            first = min(able, key=places.__getitem__, default=body.task)
-            if places[first] < places[body.task] and first not in concerned:
-                yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
-        model.apply(record)
-        if isinstance(body, journal.PlanRevised):
-            places.follow(body.changes)
-
-
 def _could_start(model: RunModel, at: float) -> Iterator[str]:
-    used: dict[str, float] = {}
+    used: Counter[str] = Counter()
     for task_id in model.running():
-        for name, amount in model.demand(task_id).items():
-            used[name] = used.get(name, 0.0) + amount
+        used.update(model.demand(task_id))
     for task_id, task in model.tasks.items():
         if (
             task.state != "waiting"
@@ -342,7 +286,7 @@ def _could_start(model: RunModel, at: float) -> Iterator[str]:
         ):
             continue
         demand = model.demand(task_id).items()
-        fits = all(used.get(name, 0.0) + amount <= model.capacity.get(name, 0.0) for name, amount in demand)
+        fits = all(used[name] + amount <= model.capacity.get(name, 0.0) for name, amount in demand)
         if fits and model.available.get(task.task.tool or "", True):
             yield task_id
 

@@ -397,16 +397,6 @@ class StrangeOutput:
     __hash__ = None  # type: ignore[assignment]  # nobody asks
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What work was given at one attempt."""
-
-    attempt: str
-    task: str
-    arguments: Mapping[str, object]
-    results: Mapping[str, object]
-
-
 @dataclass
 class World:
     """Everything about a simulated run that a seed decides."""
@@ -415,7 +405,7 @@ class World:
     real: bool = False
     life: int = 1
     run_id: RunId = RUN
-    seen: list[Seen] = field(default_factory=list)
+    seen: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
     active: int = 0
     asked: int = 0
@@ -485,7 +475,7 @@ class World:
         number = context.attempt_id.rpartition("#")[2]
         results = {dep: context.results[dep] for dep in task.depends_on}
         if number != "fenced":  # such an attempt is cancelled before it can do anything
-            self.seen.append(Seen(context.attempt_id, task.id, dict(context.arguments), results))
+            self.seen[context.attempt_id] = (dict(context.arguments), results)
         rng = self.rng("work", task.id, number)
         self.active += 1
         try:
