@@ -47,11 +47,8 @@ def builder(tools=TOOLS, **planning):
 
 def request(phase, told=None, **fields):
     """A decision that a model is asked for."""
-    cause, limits, counts = (
-        ReplanCause("no such file", "fix", "fix"),
-        ReplanLimits(),
-        ReplanCounts(total=3, regenerations=1),
-    )
+    cause, limits = ReplanCause("no such file", "fix", "fix"), ReplanLimits()
+    counts = ReplanCounts(total=3, regenerations=1)
     left = available_replan_types(phase, limits, counts, cause)
     asked = DecisionRequest(phase, {}, cause, left, counts, limits)
     return replace(asked, prompt_data=FULL if told is None else told, **fields)
@@ -101,11 +98,8 @@ def test_a_decision_is_told_everything(phase):
     assert found["limits"][0]["total"] == {"used": 3, "of": 10}
     assert found["limits"][0]["regenerations"] == {"used": 1, "of": 3}
     (replan,) = found["replans"]
-    assert (replan["reasoning"], replan["result"], replan["error"]) == (
-        "a step was missing",
-        "failure",
-        "it did not help",
-    )
+    expected = {"reasoning": "a step was missing", "result": "failure", "error": "it did not help"}
+    assert expected.items() <= replan.items()
 
 
 @pytest.mark.parametrize(
@@ -206,14 +200,8 @@ def test_an_unusable_reply_is_shown_with_what_is_wrong():
 def test_each_prompt_states_the_format_of_its_reply(kind):
     """Each prompt ends with the reply that is wanted, in its envelope with phase and comment."""
     asked = question(builder().build(kind, FULL))
-    envelopes = {
-        "execution": "execution",
-        "reflection": "reflection",
-        "revision": "reflection",
-        "completion": "completion",
-    }
-    phase = envelopes.get(kind, "planning")
-    assert f'Answer: {{"phase": "{phase}", "comment": ' in asked
+    envelopes = {**dict.fromkeys(KINDS[:3], "planning"), "revision": "reflection"}
+    assert f'Answer: {{"phase": "{envelopes.get(kind, kind)}", "comment": ' in asked
 
 
 @pytest.mark.parametrize("phase", list(Phase)[:3])
