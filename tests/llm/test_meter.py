@@ -104,28 +104,27 @@ async def test_turned_down(error: Exception) -> None:
     assert (run.calls[1].attributes["error.type"], run.calls[1].error) == (type(error).__name__, str(error))
 
 
-@pytest.mark.parametrize("script", [[hangs()], [raises(RuntimeError("broken client"))]])
-async def test_unknown_use_counts_in_full(script: list[LLMReply]) -> None:
-    """A call of which nobody knows what it used counts with all that was reserved for it."""
-    run = await play(script, "what now?", max_tokens=50)
+@pytest.mark.parametrize(
+    ("reply", "fields", "error"),
+    [
+        (hangs(), {"timeout": 5}, "LLMTimeout"),
+        (raises(RuntimeError("broken client")), {}, "LLMError"),
+        (hangs(), {"timeout": 1_000}, "cancelled"),
+    ],
+    ids=["late", "broken", "cut off by the run"],
+)
+async def test_unknown_use_counts_in_full(reply: LLMReply, fields: dict[str, Any], error: str) -> None:
+    """A call of which nobody knows what it used counts with all that was reserved for it; its span says how it ended."""
+    run = await play([reply], max_tokens=50, **fields)
     assert run.charged == [(ScriptedLLM(prices=PRICES).estimate("what now?", LLMOptions(max_tokens=50)), "asker")]
-
-
-async def test_cut_off_by_the_run() -> None:
-    """A call that the run does not wait for any longer is cut off, and its span is an error that says so."""
-    run = await play([hangs()], timeout=1_000)
-    assert (run.calls[0].attributes["error.type"], run.calls[0].error) == ("cancelled", "the call was cut off")
-    assert run.notes == ["asker did not answer in time"]
-    assert run.charged == [(ScriptedLLM(prices=PRICES).estimate("what now?", LLMOptions(max_tokens=2000)), "asker")]
+    assert run.calls[0].attributes["error.type"] == error
+    if error == "cancelled":
+        assert (run.calls[0].error, run.notes) == ("the call was cut off", ["asker did not answer in time"])
 
 
 @pytest.mark.parametrize(
     ("budget", "limit"),
-    [
-        (Budget(calls=1), "2 of 1 calls"),
-        (Budget(tokens=2100), "of 2100 tokens"),
-        (Budget(money=0.0203), "money"),
-    ],
+    [(Budget(calls=1), "2 of 1 calls"), (Budget(tokens=2100), "of 2100 tokens"), (Budget(money=0.0203), "money")],
 )
 async def test_budget_holds(budget: Budget, limit: str) -> None:
     """A call whose most does not fit what is left is not made, leaves no span, and the note says which limit it was."""
@@ -137,16 +136,12 @@ async def test_budget_holds(budget: Budget, limit: str) -> None:
 
 
 async def test_unknown_price() -> None:
-    """Under a limit of money a model whose price is not known is not asked, and the note says what to do."""
+    """A model whose price is not known is asked and marked, but under a limit of money is not, and the note says why."""
+    run = await play(["yes"], "now?", model="another")
+    assert run.charged == [(Usage(1, 2, 0.0, unpriced=True), "asker")]
     run = await play([ANSWER], budget=Budget(money=100), model="another")
     assert (run.calls, run.charged) == ([], [])
     assert "state a price for the model" in run.notes[0]
-
-
-async def test_unknown_price_without_a_limit() -> None:
-    """Without a limit of money such a model is asked, and what was used is marked as having no known price."""
-    run = await play(["yes"], "now?", model="another")
-    assert run.charged == [(Usage(1, 2, 0.0, unpriced=True), "asker")]
 
 
 async def test_reservations_are_released() -> None:

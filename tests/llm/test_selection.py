@@ -9,7 +9,6 @@ import pytest
 from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from replanning import Environment, Settings
 from replanning.errors import (
@@ -27,19 +26,13 @@ from replanning.errors import (
 from replanning.llm import FallbackLLM, LLMCall, LLMOptions, LLMProvider, create_llm_provider
 from replanning.llm.guards import GuardedLLM
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
-from tests.support.llm import somebodys_plugins
+from tests.support.llm import Total, somebodys_plugins
 
 __all__ = ["somebodys_plugins"]
 
 BUSY = LLMUnavailable("it is busy", provider="one", status=503)
 BAD_KEY = LLMRequestRejected("the key is refused", provider="one", status=401)
 KEYS = {"GITHUB_COPILOT_TOKEN": "ghu_x", "ANTHROPIC_API_KEY": "sk-ant-x", "OPENAI_API_KEY": "sk-x"}
-
-
-class Total(BaseModel):
-    """An answer with a shape."""
-
-    sum: int
 
 
 class Notes:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from pydantic import BaseModel
 
 from replanning.testing import hangs
+from tests.support.llm import Total
 from tests.support.llm_server import LLMServerReply, ScriptedLLMServer, ServerReply
 
 pytestmark = [pytest.mark.integration, pytest.mark.deep]
 
 HELLO = [{"role": "user", "content": "2 + 3?"}]
-
-
-class Total(BaseModel):
-    """An answer."""
-
-    sum: int
 
 
 TOOL = {"name": "total", "description": "Say the sum.", "input_schema": Total.model_json_schema()}

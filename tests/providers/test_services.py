@@ -7,23 +7,17 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from pydantic import BaseModel
 
 from replanning import Environment
 from replanning.errors import LLMResponseInvalid, LLMTimeout
 from replanning.llm import LLMProvider
 from replanning.plugins import load_plugin
 from replanning.testing import hangs, returns
+from tests.support.llm import Total
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer, ServerReply
 
 NAMES = ("openai", "anthropic", "github-copilot", "ollama")
 KEYS = {"openai": "authorization", "anthropic": "x-api-key", "github-copilot": "authorization"}
-
-
-class Total(BaseModel):
-    """An answer."""
-
-    sum: int
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Support for tests of language models: a provider that asks one, prices, and installed plugins."""
+"""Support for tests of language models: a shape, a provider that asks one, prices, and plugins."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from replanning import Alternative, ReplanRequest
 from replanning.llm import LLMOptions, LLMProvider, Price, PriceTable
@@ -14,6 +15,12 @@ from tests.support.runs import again
 
 PRICES = PriceTable({"scripted-1": Price(1, 10)})
 """A dollar for a million tokens in, ten for a million out."""
+
+
+class Total(BaseModel):
+    """A shape of answers."""
+
+    sum: int
 
 
 class Asker:
