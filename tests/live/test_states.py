@@ -25,23 +25,18 @@ def test_every_transition(state: TaskState, event: TaskEvent) -> None:
         assert (caught.value.state, caught.value.event) == (state, event)
 
 
-def test_done_is_final() -> None:
-    """No event leads out of DONE."""
-    assert not [event for state, event in TRANSITIONS if state is TaskState.DONE]
-
-
-def test_running_tasks_only_end() -> None:
-    """A running task ends or is cancelled; no other event applies."""
-    events = {event for state, event in TRANSITIONS if state is TaskState.RUNNING}
-    ends = {TaskEvent.SUCCEED, TaskEvent.FAIL, TaskEvent.BACK_OFF, TaskEvent.CONTINUE, TaskEvent.CANCEL}
-    assert events == ends
-
-
-def test_only_a_change_revives() -> None:
-    """A stuck or finished task becomes active again only by a retry."""
+def test_shape_of_the_table() -> None:
+    """DONE is final, running tasks only end, only a retry revives a stuck or finished one, and every state is reached."""
     alive = {*WAITING, TaskState.RUNNING}
+    assert not [event for state, event in TRANSITIONS if state is TaskState.DONE]
+    ends = {TaskEvent.SUCCEED, TaskEvent.FAIL, TaskEvent.BACK_OFF, TaskEvent.CONTINUE, TaskEvent.CANCEL}
+    assert {event for state, event in TRANSITIONS if state is TaskState.RUNNING} == ends
     leading_back = {event for (state, event), to in TRANSITIONS.items() if state not in alive and to in alive}
     assert leading_back == {TaskEvent.REVIVE}
+    found = [TaskState.PENDING]
+    for state in found:
+        found += {to for (come_from, _), to in TRANSITIONS.items() if come_from is state and to not in found}
+    assert set(found) == set(TaskState)
 
 
 def test_every_state_is_of_one_kind() -> None:
@@ -49,14 +44,6 @@ def test_every_state_is_of_one_kind() -> None:
     kinds = [WAITING, STUCK, FINISHED, {TaskState.RUNNING}]
     assert sorted(state for kind in kinds for state in kind) == sorted(TaskState)
     assert SATISFIED < FINISHED
-
-
-def test_every_state_can_be_reached() -> None:
-    """Every state can be reached from the initial one."""
-    found = [TaskState.PENDING]
-    for state in found:
-        found += {to for (come_from, _), to in TRANSITIONS.items() if come_from is state and to not in found}
-    assert set(found) == set(TaskState)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="needs the checkout: the page is no part of the package")

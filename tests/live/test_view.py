@@ -10,7 +10,7 @@ import pytest
 
 from replanning import Goal, TaskState, journal
 from replanning.errors import ExpressionError, NoResult, StaleView, UnknownTask
-from replanning.live import DraftView, PlanView
+from replanning.live import PlanView
 from tests.support.live import JournaledPlan, add, after, journaled, modify, remove, replace, retry, skip, task, tool
 
 
@@ -61,7 +61,7 @@ def test_view_is_read_only() -> None:
 
 
 def test_tasks() -> None:
-    """A task view shows state, attempts, last failure, duration and lineage."""
+    """A task view shows state, attempts, last failure, duration and lineage; the plan view counts attempts and seconds."""
     run = example()
     attempt = run.start("a")
     run.now += 2
@@ -75,6 +75,7 @@ def test_tasks() -> None:
     assert (seen["c"].replaced_by, seen["c"].failures) == (("c2", "c3"), 1)
     assert seen["c"].failure == journal.Failure("OSError", "broken")
     assert (seen["c3"].root, seen["c3"].iteration, seen["c3"].is_held, seen["c2"].is_held) == ("c", 1, True, False)
+    assert (view.ended_attempts, view.succeeded_attempts, view.successful_seconds) == (2, 1, 2.0)
     assert view.task("b") == seen["b"]
     assert [task.id for task in view.lineage("c3")] == ["c", "c3"]
     with pytest.raises(UnknownTask, match="'ghost'"):
@@ -138,24 +139,11 @@ def test_results_and_arguments() -> None:
         view.evaluate("results.b")
 
 
-def test_experience() -> None:
-    """A view counts ended and succeeded attempts and the seconds of these."""
-    run = example()
-    attempt = run.start("a")
-    run.now += 3
-    run.end(attempt)
-    run.fail("b")
-    view = PlanView(run.live)
-    assert (view.ended_attempts, view.succeeded_attempts, view.successful_seconds) == (2, 1, 3.0)
-
-
 def test_trying_changes() -> None:
-    """A view checks changes and builds the planning problem that they would leave."""
+    """A view checks changes without applying them."""
     view = PlanView(example().live)
     assert list(map(str, view.check([skip("ghost")]))) == ["changes[0]: there is no task 'ghost'"]
     assert view.check([skip("a")]) == ()
-    assert [step.id for step in view.strips_problem().steps] == ["a", "b", "c"]
-    assert [step.id for step in view.strips_problem([skip("b")]).steps] == ["a", "c"]
 
 
 def test_unused_ids() -> None:
@@ -193,57 +181,31 @@ def test_stale_view(read: Callable[[PlanView], object]) -> None:
 # Draft views
 
 
-def drafted() -> DraftView:
-    """Return a draft with new, replaced and skipped tasks."""
-    changes = [replace("a", "x"), replace("x", task("y", tool="uv")), add("n"), replace("n", "a~2"), skip("c")]
-    return PlanView(example().live).with_changes(changes)
-
-
 def test_draft_view() -> None:
-    """A draft view shows every task as the changes would leave it."""
-    draft = drafted()
-    states = {task.id: task.state for task in draft.tasks()}
-    replaced, pending = TaskState.REPLACED_BY_REPLAN, TaskState.PENDING
-    assert {task.id: state for task, state in draft.task_states()} == states
-    assert states == {
-        "a": replaced,
-        "b": pending,
-        "c": TaskState.SKIPPED,
-        "x": replaced,
-        "y": pending,
-        "n": replaced,
-        "a~2": pending,
+    """A draft view shows every task and its lineage as the changes would leave them, and checks further changes."""
+    changes = [replace("a", "x"), replace("x", task("y", tool="uv")), add("n"), replace("n", "a~2"), skip("c")]
+    draft = PlanView(example().live).with_changes(changes)
+    assert {task.id: (str(task.state), task.root, task.iteration) for task in draft.tasks()} == {
+        "a": ("REPLACED_BY_REPLAN", "a", 0),
+        "b": ("PENDING", "b", 0),
+        "c": ("SKIPPED", "c", 0),
+        "x": ("REPLACED_BY_REPLAN", "a", 1),
+        "y": ("PENDING", "a", 2),
+        "n": ("REPLACED_BY_REPLAN", "n", 0),
+        "a~2": ("PENDING", "n", 1),
     }
-    assert (draft.new_task_ids, draft.goal.facts, draft.original_plan.tasks[0].id) == (
-        ("x", "y", "n", "a~2"),
-        ("done",),
-        "a",
-    )
+    assert [(task.id, state) for task, state in draft.task_states()] == [
+        (task.id, task.state) for task in draft.tasks()
+    ]
+    assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
+    assert draft.new_task_ids == ("x", "y", "n", "a~2")
+    assert (draft.goal.facts, draft.original_plan.tasks[0].id) == (("done",), "a")
     assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
     assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
     assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
     with pytest.raises(UnknownTask):
         draft.task("ghost")
-
-
-def test_lineages_in_a_draft() -> None:
-    """New tasks belong to the lineage of the task they would replace."""
-    draft = drafted()
-    found = {task.id: (task.root, task.iteration) for task in draft.tasks()}
-    assert {name: found[name] for name in draft.new_task_ids} == {
-        "x": ("a", 1),
-        "y": ("a", 2),
-        "n": ("n", 0),
-        "a~2": ("n", 1),
-    }
-    assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
-
-
-def test_further_changes_of_a_draft() -> None:
-    """Further changes are checked after the staged ones, and unused ids avoid both."""
-    draft = drafted()
     assert draft.check([skip("y")]) == ()
-    assert [str(problem) for problem in draft.check([skip("x")])] == [
-        "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
-    ]
+    [problem] = draft.check([skip("x")])
+    assert str(problem) == "changes[5]: task 'x' is REPLACED_BY_REPLAN: it cannot be skipped"
     assert (draft.unused_id("a"), draft.unused_id("a", taken=("a~3",))) == ("a~3", "a~4")

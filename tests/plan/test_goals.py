@@ -199,30 +199,19 @@ async def test_beside_a_question() -> None:
 # What it looks like
 
 
-async def changed() -> tuple[PlanRun, MemoryStore]:
-    """A run whose goal is changed, which adds a task."""
+async def test_on_record_and_reported() -> None:
+    """A change of the goal is on record with why and by whom; view, trigger, history, export and status tell of it."""
     store = MemoryStore()
     async with opened(store=store) as run:
         run.change_goal(objective="a house\nwith a roof", facts=["roof", "garden"], reason="it rains", by="ada")
         assert run.view.goal.facts == run.plan.goal.facts == ("roof", "garden")
         await finish(run)
-    return run, store
-
-
-async def test_on_record() -> None:
-    """A change of the goal is on record with why and by whom, and a run made anew from its journal has it."""
-    run, store = await changed()
     (body,) = bodies(store, run.id, GoalChanged)
     assert (body.changed, body.reason, body.by) == (("objective", "facts"), "it rains", "ada")
-    assert ReplanHistory.of(store, run.id).plan_at(1).goal == body.goal
     (fired,) = bodies(store, run.id, TriggerFired)
     assert (fired.trigger.goal, fired.trigger.facts) == (True, ("roof",))
-
-
-async def test_reported() -> None:
-    """History, difference, export and status tell of the new goal."""
-    run, store = await changed()
     history = ReplanHistory.of(store, run.id)
+    assert history.plan_at(1).goal == body.goal
     for text in (text_report(history), markdown_report(history).replace("\\", "")):
         assert "objective: a house with a roof; facts: roof, garden" in text
         assert "it rains" in text

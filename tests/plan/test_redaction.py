@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from importlib import import_module
 
 import pytest
@@ -19,6 +18,7 @@ from replanning.plan import secrets as _secrets
 from replanning.plan.redaction import Redactor, pattern_problem
 from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonObject, TaskId
+from tests.support.cost import calls
 
 REDACT = Redactor()
 BEARER = "mF_9.B5f-4.1JqM"
@@ -315,22 +315,6 @@ def test_time_grows_with_length_alone(part: str) -> None:
     """Hostile text of four times the length takes four times the steps, not sixteen."""
     small, large = (part * (size // len(part)) for size in (5_000, 20_000))
     assert calls(lambda: REDACT.text(large)) <= 5 * calls(lambda: REDACT.text(small)) + 200
-
-
-def calls(act: Callable[[], object]) -> int:
-    """How many functions are called, built-in ones included: what stands for time here."""
-    count = 0
-
-    def profile(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(profile)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.mark.parametrize(
