@@ -302,12 +302,8 @@ class ReplanningEngine:
                 questions.resume(group)
                 replanner.queue.reload()
             group.start_soon(replanner.run)
-            group.start_soon(deliver)
+            group.start_soon(self.monitor.deliver, run.id, delivered)
             delivery.start(group)
-
-        async def deliver() -> None:
-            await self.monitor.deliver(run.id)
-            delivered.set()
 
         async def close() -> None:
             self.monitor.unwatch(run.id)

@@ -96,33 +96,30 @@ class AlternativeVetter:
         """Return the verdict on an alternative as the plan is now."""
         version, fingerprint = self.life.live.version, proposed.fingerprint()
         vetted = self._vetted.get(fingerprint)
-        if vetted is None or vetted.version != version or vetted.proposed != proposed:
-            candidate, draft = self._vet(proposed)
-            vetted = self._vetted[fingerprint] = VettedAlternative(proposed, candidate, draft, version)
-        return vetted
-
-    def _vet(self, proposed: Alternative) -> tuple[Candidate, Draft | None]:
+        if vetted is not None and vetted.version == version and vetted.proposed == proposed:
+            return vetted
         life, request = self.life, self.request
         live, settings = life.live, life.settings
+        draft, score = None, None
         alternative = life.redactor.document(proposed)
         problem = "" if alternative is proposed else check_secrets(alternative.changes, proposed.changes)
         problem = problem or find_objection(alternative, request, live, life.ledger, settings.limits)
-        if problem:
-            return Candidate(alternative, None, problem), None
-        draft = Draft(live, alternative.changes)
-        if draft.problems:
-            problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
-        elif live.closed_world:
-            problem = check_feasible(draft, request.triggers, live)
-        if problem:
-            return Candidate(alternative, None, problem), draft
-        score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left)
-        minimum = settings.alternatives
-        if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
-            problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
-        elif score.total < minimum.min_confidence:
-            problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
-        return Candidate(alternative, score, problem), draft
+        if not problem:
+            draft = Draft(live, alternative.changes)
+            if draft.problems:
+                problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
+            elif live.closed_world:
+                problem = check_feasible(draft, request.triggers, live)
+        if not problem:
+            score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left)
+            minimum = settings.alternatives
+            if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
+                problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
+            elif score.total < minimum.min_confidence:
+                problem = f"confidence {score.total:.2f} is below {minimum.min_confidence:g}"
+        candidate = Candidate(alternative, score, problem)
+        vetted = self._vetted[fingerprint] = VettedAlternative(proposed, candidate, draft, version)
+        return vetted
 
 
 class PathGenerator:
@@ -265,13 +262,6 @@ class ProviderReply:
         """Name the provider as the source of an alternative that has none."""
         return alternative if alternative.source else alternative.model_copy(update={"source": self.name})
 
-    def accept(self, alternatives: Sequence[Alternative]) -> None:
-        """Take the provider's alternatives; all of them or none."""
-        for alternative in alternatives:
-            if not isinstance(alternative, Alternative):
-                raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-        self.alternatives = list(map(self.sign, alternatives))
-
 
 async def _complete(
     provider: AlternativeProvider, flawed: Sequence[Candidate], request: ReplanRequest
@@ -339,7 +329,11 @@ async def _ask_provider(
     try:
         with life.spans.provider_span(name) as answered:
             with scope:
-                reply.accept(await isolate(reply.ask(request)))
+                alternatives = await isolate(reply.ask(request))
+                for alternative in alternatives:
+                    if not isinstance(alternative, Alternative):  # then none of them is taken
+                        raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
+                reply.alternatives = [reply.sign(alternative) for alternative in alternatives]
             answered(len(reply.alternatives), scope.cancelled_caught)
         if scope.cancelled_caught:
             reply.notes.append(f"{name} did not answer in time")

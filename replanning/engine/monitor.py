@@ -93,22 +93,25 @@ class PlanMonitor:
         """Fire the triggers that follow from the last record of a resumed run and were not fired before."""
         self._watches[run].detect(past.last_cause, {trigger.fingerprint for trigger in past.fired_triggers})
 
-    async def deliver(self, run: RunId) -> None:
-        """Call the handlers of a run's events, until it is no longer watched and all are delivered."""
+    async def deliver(self, run: RunId, delivered: anyio.Event) -> None:
+        """Call the handlers of a run's events, until it is no longer watched; set `delivered` when all have been called."""
         watch = self._delivering.pop(run, None)  # also when it was watched so shortly that this begins afterwards
-        if watch is None:
-            return
-        async with watch.receive:
-            async for event in watch.receive:
-                for handler in self._handlers(event):
-                    try:
-                        answer = handler(event)
-                        if inspect.isawaitable(answer):
-                            await isolate(answer)
-                    except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-                        # The record of a listener that fails at records of failures would call it again, without end.
-                        if not isinstance(event, ErrorContained):
-                            watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
+        if watch is not None:
+            async with watch.receive:
+                async for event in watch.receive:
+                    await self._call_handlers(watch, event)
+        delivered.set()
+
+    async def _call_handlers(self, watch: _RunWatch, event: object) -> None:
+        for handler in self._handlers(event):
+            try:
+                answer = handler(event)
+                if inspect.isawaitable(answer):
+                    await isolate(answer)
+            except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+                # The record of a listener that fails at records of failures would call it again, without end.
+                if not isinstance(event, ErrorContained):
+                    watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
 
     def _handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
         names = [self._event_names[base] for base in type(event).__mro__ if base in self._event_names]
