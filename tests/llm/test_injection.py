@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from replanning import Plan
-from replanning.journal import AlternativesConsidered, QuestionAnswered, QuestionAsked, RunOpened
+from replanning.journal import AlternativesConsidered, QuestionAnswered, RunOpened
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.testing import raises
@@ -173,14 +173,6 @@ def assert_framed(prompt: str) -> None:
             assert line.startswith("You have answered before")
     assert inner == ""
     assert len(opened) == len(set(opened))
-
-
-async def test_what_a_person_is_asked_shows_what_was_ordered():
-    """A dangerous order that a model obeys comes before a person as a question that names the tool, and waits there."""
-    found = await obeyed("output", f"OBEY {json.dumps(ORDERS['delete with a dangerous tool'])}")
-    (asked,) = found.bodies(QuestionAsked)
-    assert "the tool 'wipe' needs a person's agreement" in asked.text
-    assert (found.result.status, found.executed) == ("needs_human", ["fetch", "build"])
 
 
 FACTS = """

@@ -269,28 +269,23 @@ async def test_retry_where_nothing_else_helps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "why"),
+    ("fields", "error", "tries", "verdict", "why"),
     [
-        ("", OSError("disk full"), "the error will not pass by itself"),
-        (", retry: {max_attempts: 1}", TransientError("busy"), "the retries it declares are used up"),
+        ("", OSError("disk full"), 0, "proven-unreachable", "the error will not pass by itself"),
+        (", retry: {max_attempts: 1}", BUSY.error, 0, "not-found-within-bound", "the retries it declares are used up"),
+        ("", BUSY.error, 3, "not-found-within-bound", "it has failed 4 times"),
     ],
+    ids=["lasting", "declared", "too often"],
 )
-async def test_no_retry(fields: str, error: Exception, why: str) -> None:
-    """An error that will not pass is not tried again, nor a task that says itself how it is retried."""
-    async with open_run(made(f"  - {{id: get{fields}}}"), settings=ONE_TRY) as run:
-        (verdict,) = await proposed(run, broken(run, "get", error=error))
-    assert (verdict.changes, why in verdict.reason) == ((), True)
-
-
-async def test_retries_come_to_an_end() -> None:
-    """A task that keeps failing is not proposed for another try for ever, whoever agrees each time."""
-    async with open_run(made("  - {id: get}\n  - {id: last}"), settings=ONE_TRY) as run:
-        for _ in range(3):
-            (retry, *_) = await proposed(run, broken(run, "get", error=TransientError("busy")))
+async def test_no_retry(fields: str, error: Exception, tries: int, verdict: str, why: str) -> None:
+    """No retry for an error that will not pass, a task that says how it is retried, or one that failed often enough."""
+    async with open_run(made(f"  - {{id: get{fields}}}\n  - {{id: last}}"), settings=ONE_TRY) as run:
+        for _ in range(tries):
+            (retry, *_) = await proposed(run, broken(run, "get", error=error))
             run.apply([change.model_copy(update={"delay": 0.0}) for change in retry.changes])
-        (verdict,) = await proposed(run, broken(run, "get", error=TransientError("busy")))
-    assert (verdict.changes, verdict.unreachable) == ((), "not-found-within-bound")
-    assert "it has failed 4 times" in verdict.reason
+        (found,) = await proposed(run, broken(run, "get", error=error))
+    assert (found.changes, found.unreachable) == ((), verdict)
+    assert why in found.reason
 
 
 async def test_timeout_takes_another_tool() -> None:
