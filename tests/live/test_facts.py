@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Goal, Plan, ReplanningEngine, Settings, Task
+from replanning import Goal, Plan, Task
 from replanning.journal import DecisionMade, FactsObserved, TriggerDropped, TriggerFired
 from replanning.live import PlanView, StripsProblem
 from replanning.testing import VirtualClock
 from tests.support.live import JournaledPlan, add, after, claimed, journaled, modify, remove, retry, skip, task, tool
-from tests.support.runs import Proposer, alternative, bodies, environment
+from tests.support.runs import Proposer, alternative, bodies, make_engine, perform
 
 DOORS = """
 goal: {objective: be inside, facts: [inside]}
@@ -104,17 +104,11 @@ async def test_tasks_are_held_while_a_loss_is_decided() -> None:
                 "requires: [open]", "requires: [open, key]"
             )
         )
-        engine = ReplanningEngine(
-            [Proposer(lambda request: [])], environment=environment(clock), settings=Settings(cooldown=0)
-        )
+        engine = make_engine(lambda request: [], clock=clock, cooldown=0)
         async with engine.open(plan) as run:
             run.observe(ceased=["key"])
             assert claimed(run.live) == ["knock"]  # unlocking comes before what has become impossible
-            seen = []
-            async for task in run.ready():
-                async with run.attempt(task):
-                    seen.append(task.id)
-            assert set(seen) == {"knock", "unlock"}
+            assert set(await perform(run)) == {"knock", "unlock"}
     kinds = [type(body) for body in bodies(engine.store, run.id, TriggerFired, DecisionMade)]
     assert kinds[:2] == [TriggerFired, DecisionMade]
 
@@ -123,13 +117,11 @@ async def test_trigger_of_a_restored_fact_is_dropped() -> None:
     """A trigger for a lost fact is dropped if the fact holds again before it is considered."""
     async with VirtualClock() as clock:
         provider = Proposer(lambda request: [alternative(skip("knock"))])
-        engine = ReplanningEngine([provider], environment=environment(clock))
+        engine = make_engine(provider, clock=clock)
         async with engine.open(Plan.parse(DOORS)) as run:
             run.observe(ceased=["key"])
             run.observe(holds=["key"])
-            async for task in run.ready():
-                async with run.attempt(task):
-                    pass
+            await perform(run)
         assert run.result.status == "succeeded"
     (dropped,) = bodies(engine.store, run.id, TriggerDropped)
     assert isinstance(dropped, TriggerDropped)
@@ -143,13 +135,10 @@ async def test_goal_reached_early(stop: bool) -> None:
     goal = f"{{objective: be inside, facts: [inside], stop_when_reached: {str(stop).lower()}}}"
     plan = Plan.parse(DOORS.replace("{objective: be inside, facts: [inside]}", goal))
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=Settings(cooldown=0))
-        done: list[str] = []
+        engine = make_engine("repair", clock=clock, cooldown=0)
         async with engine.open(plan) as run:
             run.observe(holds=["inside"], ceased=["shut", "key"])
-            async for task in run.ready():
-                async with run.attempt(task):
-                    done.append(task.id)
+            done = await perform(run)
     assert run.result.status == "succeeded"
     assert done == ([] if stop else ["knock"])
     assert bool(bodies(engine.store, run.id, TriggerFired)) is not stop

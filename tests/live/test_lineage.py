@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, TaskState
+from replanning import Alternative, Plan, ReplanRequest, TaskState
 from replanning.errors import UnknownTask
 from replanning.journal import DecisionMade, TaskFailed
 from replanning.live import ReplanningInfo
-from replanning.testing import ScriptedExecutor, VirtualClock, raises, returns
+from replanning.testing import ScriptedExecutor, VirtualClock, raises
 from tests.support.live import modify, replace, retry, task
-from tests.support.runs import Propose, Proposer, again, alternative, bodies, chain, environment, failing, plan
+from tests.support.runs import Propose, again, alternative, bodies, chain, failing, make_engine, perform, plan
 
 
 def split(request: ReplanRequest) -> list[Alternative]:
@@ -29,12 +29,9 @@ def split_and_note(request: ReplanRequest) -> list[Alternative]:
 async def test_replanning_info() -> None:
     """Every task of a lineage has its root, its distance from it, its replacement and the reason."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(split_and_note)], environment=environment(clock))
-        broken = failing("b", "b.left")
+        engine = make_engine(split_and_note, clock=clock)
         async with engine.open(chain("a", "b", "c")) as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    attempt.output = await broken(task, attempt.context)
+            await perform(run, failing("b", "b.left"))
         found = {task.id: run.replanning_info(task.id) for task in run.view.tasks()}
     inner = ("b.left.left", "b.left.right")
     assert found == {
@@ -53,15 +50,9 @@ async def test_replanning_info() -> None:
 async def test_replans_per_lineage_are_limited(limit: int) -> None:
     """After the allowed replans of a lineage, the next failure ends in BLOCKED, with the reason."""
     async with VirtualClock() as clock:
-        settings = Settings.model_validate({"limits": {"replans_per_lineage": limit}})
-        engine = ReplanningEngine([Proposer(again)], settings=settings, environment=environment(clock))
+        engine = make_engine(again, clock=clock, limits={"replans_per_lineage": limit})
         async with engine.open(plan(task("a"), task("other"))) as run:
-            work = ScriptedExecutor(
-                lambda call: returns() if call.task.id == "other" else raises(ValueError(call.task.id))
-            )
-            async for ready in run.ready():
-                async with run.attempt(ready) as attempt:
-                    await work(ready, attempt.context)
+            await perform(run, failing("a", *(f"a~{n}" for n in range(2, limit + 2))))
     last = f"a~{limit + 1}" if limit else "a"
     blocked = run.view.task(last)
     assert (run.result.status, len(run.result.revisions)) == ("failed", limit)
@@ -86,7 +77,7 @@ def retried(request: ReplanRequest) -> list[Alternative]:
 async def test_replans_of_a_lineage(propose: Propose, document: Plan, calls: int) -> None:
     """All replans of a lineage count towards its limit of three, and no others."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([Proposer(propose)], environment=environment(clock))
+        engine = make_engine(propose, clock=clock)
         work = ScriptedExecutor(lambda call: raises(ValueError(f"{call.task.id} {call.number}")), clock=clock)
         result = await engine.execute(document, work)
     assert (result.status, len(work.calls), len(result.revisions)) == ("failed", calls, 3 * len(document.tasks))
@@ -96,7 +87,7 @@ async def test_the_trigger_names_the_lineage() -> None:
     """The trigger of a failed replacement names the root, so that repetitions are recognised."""
     async with VirtualClock() as clock:
         heard: list[TaskFailed] = []
-        engine = ReplanningEngine([Proposer(again)], environment=environment(clock))
+        engine = make_engine(again, clock=clock)
         engine.monitor.on(TaskFailed, heard.append)
         await engine.execute(chain("a"), failing("a", "a~2"))
     assert [(event.tasks, event.root) for event in heard] == [(("a",), "a"), (("a~2",), "a")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import Plan, PlanError, PlanRun, ReplanningEngine, Settings, Task
+from replanning import Plan, PlanError, PlanRun, Task
 from replanning.changes import AddTask
 from replanning.decision import AlternativeProvider
 from replanning.errors import NotRunning
@@ -27,7 +27,7 @@ from replanning.journal import (
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
 from tests.support.cli import answer, cli
-from tests.support.runs import Proposer, alternative, bodies, environment
+from tests.support.runs import Proposer, alternative, bodies, make_engine, perform
 from tests.support.world import Event, Outcome, play
 
 HOUSE = """
@@ -52,22 +52,15 @@ async def opened(
 ) -> AsyncIterator[PlanRun]:
     """A run of a plan that a provider repairs."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine([provider], environment=environment(clock), store=store)
+        engine = make_engine(provider, clock=clock, store=store)
         async with engine.open(Plan.parse(text), run_id="r") as run:
             yield run
-
-
-async def finish(run: PlanRun) -> None:
-    """Do all that is left."""
-    async for task in run.ready():
-        async with run.attempt(task):
-            pass
 
 
 async def outcome_of(text: str, *events: Event) -> Outcome:
     """How a run ends whose goal is changed."""
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=Settings(cooldown=0))
+        engine = make_engine("repair", clock=clock, cooldown=0)
         return await play(Plan.parse(text), engine, events)
 
 
@@ -147,7 +140,7 @@ async def test_in_words_alone() -> None:
     async with opened("{goal: {objective: a house}, tasks: [{id: build}]}", provider) as run:
         run.change_goal(success_criteria=["it is red"], reason="taste", by="ada")
         run.change_goal(stop_when_reached=True)
-        await finish(run)
+        await perform(run)
     assert run.result.status == "succeeded"
     assert [request.triggers[0].kind for request in provider.requests] == ["context-changed"]
     assert run.plan.goal.success_criteria == ("it is red",)
@@ -172,7 +165,7 @@ async def test_changed_back() -> None:
     async with opened(store=store) as run:
         run.change_goal(facts=["roof"])
         run.change_goal(facts=["walls", "garden"])
-        await finish(run)
+        await perform(run)
     assert (run.result.status, run.result.revisions) == ("succeeded", ())
     told = [body.kind for body in bodies(store, run.id) if body.kind.startswith("trigger")]
     assert told == ["trigger-fired", "trigger-dropped"]
@@ -205,7 +198,7 @@ async def test_on_record_and_reported() -> None:
     async with opened(store=store) as run:
         run.change_goal(objective="a house\nwith a roof", facts=["roof", "garden"], reason="it rains", by="ada")
         assert run.view.goal.facts == run.plan.goal.facts == ("roof", "garden")
-        await finish(run)
+        await perform(run)
     (body,) = bodies(store, run.id, GoalChanged)
     assert (body.changed, body.reason, body.by) == (("objective", "facts"), "it rains", "ada")
     (fired,) = bodies(store, run.id, TriggerFired)
@@ -227,7 +220,7 @@ async def test_resumed() -> None:
     """A run that is taken up again, and a fork of it, know the new goal, and make good what was not considered any more."""
     store = MemoryStore()
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(["repair"], environment=environment(clock), store=store)
+        engine = make_engine("repair", clock=clock, store=store)
         async with engine.open(Plan.parse(HOUSE)) as run:
             run.change_goal(facts=["roof", "garden"])
             run.pause()
@@ -235,7 +228,7 @@ async def test_resumed() -> None:
             name = again or engine.fork(run.id, 1)
             async with engine.resume(name) as later:
                 assert later.view.goal.facts == ("roof", "garden")
-                await finish(later)
+                await perform(later)
             assert later.result.status == "succeeded"
             assert "roof" in later.live.facts
 
@@ -282,14 +275,14 @@ async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     store = SqliteStore(path)
     async with VirtualClock() as clock:
-        engine = ReplanningEngine(["repair"], environment=environment(clock), store=store)
+        engine = make_engine("repair", clock=clock, store=store)
         async with engine.open(Plan.parse(HOUSE), run_id="r") as run:
             run.pause()
         store.post(RunId("r"), InboxMessage("request", 0.0, "eve", {"reason": "no", "goal": {"facts": 3}}))
         asked = answer(tmp_path, "request", "r", "it rains", "--goal-fact", "roof", "--by", "ada", "--store", path)
         assert (asked["run"], asked["taken"]) == ("r", False)
         async with engine.resume("r") as run:
-            await finish(run)
+            await perform(run)
     assert (run.result.status, run.plan.goal.facts) == ("succeeded", ("roof",))
     recorded = bodies(store, "r")
     assert [body.by for body in recorded if isinstance(body, GoalChanged)] == ["ada"]
