@@ -37,7 +37,7 @@ from replanning.cli.summary import RunSummary, summarize, summary_json
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider

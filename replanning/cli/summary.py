@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from replanning import Task
-    from replanning.live.entries import TaskEntry
+    from replanning.live.graph import TaskEntry
 
 MAX_TASKS_SHOWN: Final = 40
 """Largest plan that is shown before and after, in tasks."""

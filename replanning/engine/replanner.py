@@ -29,7 +29,7 @@ from replanning.journal.records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.view import PlanView
 from replanning.plan.types import ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import yielding

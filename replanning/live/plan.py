@@ -33,8 +33,7 @@ from replanning.journal.records import (
     RunEnded,
 )
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET, TaskEntry
-from replanning.live.graph import TaskGraph
+from replanning.live.graph import CONDITION_NOT_MET, TaskEntry, TaskGraph
 from replanning.live.states import TaskEvent, transition
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references

@@ -12,8 +12,8 @@ from replanning.changes import PlanChange, ReplaceTask
 from replanning.errors import Problem, StaleView
 from replanning.journal.records import Failure, PlanRevised
 from replanning.live.draft import Draft
-from replanning.live.entries import CONDITION_NOT_MET
 from replanning.live.facts import strips_problem
+from replanning.live.graph import CONDITION_NOT_MET
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, TaskState
 from replanning.live.strips import StripsProblem

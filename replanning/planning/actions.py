@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from replanning.changes import AddTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView

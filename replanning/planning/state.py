@@ -21,7 +21,7 @@ from replanning.journal.records import (
     RunEnded,
     RunOpened,
 )
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value

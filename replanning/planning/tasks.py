@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replanning.changes import AddTask, ModifyTask, PlanChange, SkipTask
 from replanning.errors import PlanError, Problem
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView

@@ -26,7 +26,7 @@ from replanning.journal.records import (
     new_record,
 )
 from replanning.journal.store import Lease, RunStore
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue
 from replanning.run.event_loop import describe_error, error_message

@@ -47,7 +47,7 @@ from replanning.journal.records import (
     new_attempt_succeeded,
 )
 from replanning.live.draft import Draft
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.completions import Completion, LLMCall

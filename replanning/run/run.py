@@ -29,8 +29,7 @@ from replanning.journal.records import (
     RunStatus,
     Usage,
 )
-from replanning.live.entries import TaskEntry
-from replanning.live.graph import CopyOnRead
+from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo, replanning_info

@@ -46,7 +46,7 @@ from replanning.journal.records import (
     Usage,
     UsageCharged,
 )
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, RunId, TaskId

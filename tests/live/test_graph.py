@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from replanning import TaskState
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal import AttemptSucceeded, ConditionEvaluated, ResourceUpdated
-from replanning.live.entries import MAX_LOOKAHEAD, Deadlines, ReadyQueue, ResourcePool, TaskEntry
+from replanning.live.graph import MAX_LOOKAHEAD, Deadlines, ReadyQueue, ResourcePool, TaskEntry
 from tests.support.live import (
     JournaledPlan,
     add,

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replanning import Plan, ReplanningError, journal
 from replanning.changes import PlanChange
 from replanning.errors import ChangeRejected
-from replanning.live.entries import TaskEntry
+from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from tests.support.live import (

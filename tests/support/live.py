@@ -32,7 +32,7 @@ from replanning.journal import (
     dump_body,
     load_body,
 )
-from replanning.live.entries import MAX_LOOKAHEAD, TaskEntry
+from replanning.live.graph import MAX_LOOKAHEAD, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import GroundAction, ground_action
