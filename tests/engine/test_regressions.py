@@ -33,9 +33,8 @@ from replanning.testing import (
     virtual_environment,
 )
 from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.resume import RUN, cut
 from tests.support.runs import again, alternative, bodies, chain, failing, kinds, make_engine, perform, plan
-from tests.support.simulation_play import cut
-from tests.support.simulation_world import RUN
 
 ASKING: dict[str, Any] = {"alternatives": {"require_approval": True}}
 
@@ -114,7 +113,7 @@ async def test_answer_that_aborts_is_decided_before_the_end(clock: VirtualClock)
     result = await engine(whole).execute(chain("a"), work)
     assert (result.status, result.run) == ("aborted", RUN)
     answered = next(r.seq for r in whole.read(RUN) if isinstance(r.body, QuestionAnswered))
-    left = cut(whole, answered)
+    left = cut(list(whole.read(RUN))[:answered])
     async with engine(left).resume(RUN) as run:
         await perform(run, work)
     assert run.result.status == "aborted"

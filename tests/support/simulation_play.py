@@ -17,7 +17,8 @@ from replanning.plan import RunId
 from replanning.testing import VirtualClock
 from tests.support.invariants import RunModel, invariant_violations, replay_differences
 from tests.support.live import inconsistencies
-from tests.support.simulation_world import RUN, World
+from tests.support.resume import RUN
+from tests.support.simulation_world import World
 
 HALF_A_DAY: Final = 12 * 3600.0
 """Virtual seconds after which a run counts as stuck; what is simulated takes minutes."""
@@ -80,16 +81,6 @@ def answer_some(world: World, engine: ReplanningEngine) -> None:
                 engine.answer(question.id, verdict, by="eve", choice=rng.randrange(2))
             except ReplanningError:
                 continue  # refused, which is as good an answer as any
-
-
-def cut(records: journal.RunStore, count: int) -> journal.MemoryStore:
-    """What a store holds of a run whose process was killed after so many records."""
-    kept = journal.MemoryStore()
-    lease = kept.create(RUN, "a process that is gone", 0.0, 0.0)
-    for record in list(records.read(RUN))[:count]:
-        kept.append(lease, record)
-    kept.release(lease)
-    return kept
 
 
 def text_of(records: journal.RunStore, run_id: RunId = RUN) -> list[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Final
 
 import anyio
 
@@ -59,6 +58,7 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
+from tests.support.resume import RUN
 
 # Plans: every shape and field that a plan file can have, and shapes of real workflows
 
@@ -360,25 +360,8 @@ EDITS: dict[Make, int] = {
 }
 """What somebody does to a running plan by hand, and how often."""
 
-
-def random_alternatives(rng: Random, view: PlanView, focus: Sequence[str]) -> list[Alternative]:
-    """Up to three alternatives for some tasks."""
-    maker = Maker(rng, view)
-    return [
-        Alternative(
-            changes=maker.changes(focus, REPAIRS),
-            reason="it may help",
-            confidence=rng.choice([None, 0.0, 0.25, 0.6, 0.8, 0.9, 0.95, 1.0]),
-            expected_duration=rng.choice([None, 5.0]),
-            unreachable=rng.choice(["proven-unreachable", *[None] * 20]),
-        )
-        for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))
-    ]
-
-
 # The world
 
-RUN: Final = RunId("run-1")
 TIMES = (0.0, 0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 12.5, 30.0)
 """How long things take: ties are frequent, as they are where trouble is."""
 
@@ -583,7 +566,17 @@ class RandomProvider:
         if fate < 0.12:
             return "nonsense"  # type: ignore[return-value]  # as a model's would be
         focus = [task for trigger in request.triggers for task in trigger.tasks]
-        return random_alternatives(rng, request.view, focus)
+        maker = Maker(rng, request.view)
+        return [
+            Alternative(
+                changes=maker.changes(focus, REPAIRS),
+                reason="it may help",
+                confidence=rng.choice([None, 0.0, 0.25, 0.6, 0.8, 0.9, 0.95, 1.0]),
+                expected_duration=rng.choice([None, 5.0]),
+                unreachable=rng.choice(["proven-unreachable", *[None] * 20]),
+            )
+            for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))
+        ]
 
 
 def random_answer(rng: Random, question: Question, run: PlanRun) -> Answer:

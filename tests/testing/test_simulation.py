@@ -29,8 +29,9 @@ import pytest
 from replanning.journal import JsonlStore, MemoryStore, PlanRevised, SqliteStore
 from replanning.plan import RunId
 from replanning.testing import VirtualClock
-from tests.support.simulation_play import cut, live, play, text_of
-from tests.support.simulation_world import REAL_SHAPES, RUN, World
+from tests.support.resume import RUN, cut
+from tests.support.simulation_play import live, play, text_of
+from tests.support.simulation_world import REAL_SHAPES, World
 
 BLOCK: Final = 100
 Scene = Callable[[int], Awaitable[list[str]]]
@@ -109,11 +110,11 @@ async def kill_and_resume(seed: int) -> list[str]:
     """Play a run whose process is killed at some records, and resume it each time."""
     world, records = World(seed), MemoryStore()
     await live(world, records)
-    length = len(list(records.read(RUN)))
+    whole = list(records.read(RUN))
     problems = []
     for life in (2, 3):
-        count = world.rng("kill", life).randint(1, length)
-        left = cut(records, count)
+        count = world.rng("kill", life).randint(1, len(whole))
+        left = cut(whole[:count])
         found = await play(World(seed, life=life), left)
         _show(left, found)
         problems += [f"killed after record {count}: {problem}" for problem in found]
