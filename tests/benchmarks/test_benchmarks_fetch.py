@@ -5,9 +5,7 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +13,7 @@ import pytest
 
 pytest.importorskip("benchmarks", reason="benchmarks are part of a checkout, not of a distribution")
 from benchmarks import fetch, instances, published, workflows
+from tests.support.http_server import Answer, HttpServer, Request
 
 ROOT = Path(__file__).parents[2]
 QUERY = """Here are the actions I can do.
@@ -61,36 +60,22 @@ TIMES = [{"id": "b1", "runtimeInSeconds": 2.00049}, {"id": "a1", "runtimeInSecon
 WORKFLOW = {"name": "small", "workflow": {"specification": {"tasks": TASKS}, "execution": {"tasks": TIMES}}}
 
 
-class Server:
-    """Serves a few files, counts what is asked, and can break off in the middle of an answer."""
+class Server(HttpServer):
+    """Serves a few files, and can break off in the middle of an answer."""
 
     def __init__(self) -> None:
+        super().__init__(self._serve)
         self.files: dict[str, bytes] = {}
-        self.asked: list[tuple[str, str | None]] = []
         self.cut = 0
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                span = self.headers.get("Range")
-                outer.asked.append((self.path, span))
-                text = outer.files.get(self.path)
-                if text is None:
-                    self.send_error(404)
-                    return
-                start = int(span.removeprefix("bytes=").removesuffix("-")) if span else 0
-                self.send_response(206 if span else 200)
-                self.send_header("Content-Length", str(len(text) - start))
-                self.end_headers()
-                cut, outer.cut = outer.cut, 0
-                self.wfile.write(text[start : cut or None])
-
-            def log_message(self, *arguments: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    def _serve(self, request: Request) -> Answer:
+        text = self.files.get(request.path)
+        if text is None:
+            return 404, {}, b""
+        span = request.headers.get("range")
+        start = int(span.removeprefix("bytes=").removesuffix("-")) if span else 0
+        cut, self.cut = self.cut, 0
+        return 206 if span else 200, {"content-length": str(len(text) - start)}, text[start : cut or None]
 
     def publish(self, form: Literal["planbench", "workflows"], *documents: object) -> fetch.Dataset:
         """Serve documents as the files of a data set."""
@@ -101,18 +86,12 @@ class Server:
             files.append((path, len(text), hashlib.sha256(text).hexdigest()))
         return fetch.Dataset(form, "owner/name", "c0ffee", tuple(files))
 
-    def close(self) -> None:
-        """Serve no more."""
-        self._server.shutdown()
-        self._server.server_close()
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A server on this machine."""
-    made = Server()
-    yield made
-    made.close()
+    with Server() as made:
+        yield made
 
 
 def test_fetched(tmp_path: Path, server: Server) -> None:
@@ -124,9 +103,9 @@ def test_fetched(tmp_path: Path, server: Server) -> None:
     server.files["/owner/name/c0ffee/some/where/0.json"] = json.dumps(ANSWERS).encode()
     told: list[str] = []
     with pytest.raises(fetch.FetchError, match="is not the file that it was"):
-        fetch.fetch(tmp_path, host=server.address, wanted=wanted, report=told.append)
+        fetch.fetch(tmp_path, host=server.url, wanted=wanted, report=told.append)
     server.files["/owner/name/c0ffee/some/where/0.json"] = json.dumps(WORKFLOW).encode()
-    first, second = fetch.fetch(tmp_path, host=server.address, wanted=wanted, report=told.append)
+    first, second = fetch.fetch(tmp_path, host=server.url, wanted=wanted, report=told.append)
 
     (instance,) = instances.load(first)
     assert [str(action) for action in instance.plan] == ["pick red", "stack red blue"]
@@ -138,22 +117,22 @@ def test_fetched(tmp_path: Path, server: Server) -> None:
         "other some/where/1.json",
     ]
     assert any(line.startswith("  2/2") for line in told)
-    asked = len(server.asked)
-    assert fetch.fetch(tmp_path, host=server.address, wanted=wanted) == [first, second]
-    assert len(server.asked) == asked
+    asked = len(server.requests)
+    assert fetch.fetch(tmp_path, host=server.url, wanted=wanted) == [first, second]
+    assert len(server.requests) == asked
     assert not list((tmp_path / "sources").iterdir())
 
 
 def test_goes_on_where_it_was_cut_off(tmp_path: Path, server: Server) -> None:
     """A download that breaks off is gone on with where it was, and what was fetched before is not fetched again."""
     wanted = {workflows.FILE: server.publish("workflows", WORKFLOW, {**WORKFLOW, "name": "other"})}
-    fetch.fetch(tmp_path / "elsewhere", host=server.address, wanted=wanted)
-    server.asked.clear()
+    fetch.fetch(tmp_path / "elsewhere", host=server.url, wanted=wanted)
+    server.requests.clear()
     server.cut = 100
     with pytest.raises(fetch.FetchError, match="call it again to go on"):
-        fetch.fetch(tmp_path, host=server.address, wanted=wanted)
-    fetch.fetch(tmp_path, host=server.address, wanted=wanted)
-    assert [span for _, span in server.asked] == [None, "bytes=100-", None]
+        fetch.fetch(tmp_path, host=server.url, wanted=wanted)
+    fetch.fetch(tmp_path, host=server.url, wanted=wanted)
+    assert [request.headers.get("range") for request in server.requests] == [None, "bytes=100-", None]
 
 
 def test_not_there(tmp_path: Path, server: Server) -> None:
@@ -161,7 +140,7 @@ def test_not_there(tmp_path: Path, server: Server) -> None:
     wanted = {workflows.FILE: server.publish("workflows", WORKFLOW)}
     server.files.clear()
     with pytest.raises(fetch.FetchError, match=r"some/where/0\.json answers 404"):
-        fetch.fetch(tmp_path, host=server.address, wanted=wanted)
+        fetch.fetch(tmp_path, host=server.url, wanted=wanted)
     assert not (tmp_path / workflows.FILE).exists()
 
 
@@ -179,7 +158,7 @@ def test_of_another_form(
 ) -> None:
     """A file of another form than it had makes none of ours, and it is said what is wrong with it."""
     with pytest.raises(fetch.FetchError, match=why):
-        fetch.fetch(tmp_path, host=server.address, wanted={"file": server.publish(form, document)})
+        fetch.fetch(tmp_path, host=server.url, wanted={"file": server.publish(form, document)})
     assert not (tmp_path / "file").exists()
 
 

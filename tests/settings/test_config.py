@@ -7,8 +7,6 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any, get_args
@@ -23,6 +21,7 @@ from replanning import settings as public
 from replanning.config import OTHERS, VARIABLES, LoadedSettings, keys, load_settings, values
 from replanning.errors import SettingsError
 from replanning.settings import PriceSettings
+from tests.support.http_server import HttpServer
 
 PACKAGE = Path(__file__).parents[2] / "replanning"
 FILE = "replanning.yaml"
@@ -50,31 +49,9 @@ def problems(section: str = "", **given: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-@contextmanager
-def server(body: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """A real server that answers every request alike; its address, and what was asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}/users/eve", asked
-        finally:
-            http.shutdown()
-            thread.join()
+def server(body: bytes, status: int = 200) -> HttpServer:
+    """A real server that answers every request alike, and with another address for redirects."""
+    return HttpServer(lambda request: (status, {"location": "/elsewhere"}, body))
 
 
 def own(**planning: Any) -> dict[str, Any]:
@@ -652,11 +629,12 @@ def test_override_by_a_function() -> None:
 
 def test_override_by_a_server() -> None:
     """A server of the file, or before it of a variable, is asked once, and what it says counts; a function goes before."""
-    with server(json.dumps(own(max_subtasks=5)).encode()) as (address, asked):
+    with server(json.dumps(own(max_subtasks=5)).encode()) as asked:
+        address = f"{asked.url}/users/eve"
         by_file = load(f"override: {{url: '{address}', timeout: 9}}")
         assert load(override=own).settings.planning.max_subtasks == 100
         by_variable = from_server(f"{address}/other")
-    assert asked == ["/users/eve", "/users/eve/other"]
+    assert [request.path for request in asked.requests] == ["/users/eve", "/users/eve/other"]
     assert by_file.settings.planning.max_subtasks == by_variable.settings.planning.max_subtasks == 5
     assert by_file.sources["planning.max_subtasks"] == f"override {address}"
     assert (by_file.kind("planning.max_subtasks"), by_file.warnings) == ("override", ())
@@ -681,9 +659,9 @@ def test_override_of_another_form(answer: object, got: str) -> None:
     """An answer of another form is one error that says what was expected and what came, from a function or a server."""
     (told,) = problems(override=lambda: answer)
     assert told.startswith(f"override: {FORM}, {got}")
-    with server(json.dumps(answer).encode()) as (address, _):
-        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": address})
-    assert told.startswith(f"override {address}: {FORM}")
+    with server(json.dumps(answer).encode()) as asked:
+        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": asked.url})
+    assert told.startswith(f"override {asked.url}: {FORM}")
 
 
 @pytest.mark.parametrize("answer", [object(), {"status": float("nan"), "data": {1, 2}}])
@@ -697,9 +675,9 @@ def test_override_that_is_no_json(answer: object) -> None:
 @pytest.mark.parametrize("body", [b"<html>", b"", b"{", b"\xff", b"[" * 10_000])
 def test_server_that_sends_no_json(body: bytes) -> None:
     """An answer that is no JSON is an error that says what was expected."""
-    with server(body) as (address, _):
-        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": address})
-    assert told.startswith(f"override {address}: {FORM}")
+    with server(body) as asked:
+        (told,) = problems(environ={"REPLANNING_OVERRIDE_URL": asked.url})
+    assert told.startswith(f"override {asked.url}: {FORM}")
 
 
 @pytest.mark.parametrize(
@@ -713,12 +691,14 @@ def test_server_that_sends_no_json(body: bytes) -> None:
 )
 def test_override_that_fails_stops_nothing(status: int, body: bytes, reason: str) -> None:
     """A server that answers with an error or too much is passed over with a warning; redirects are not followed."""
-    with server(body, status) as (address, asked):
-        loaded = from_server(address, PLANNING_STRATEGY="simple")
-    assert len(asked) == 1
-    without = load(environ={"PLANNING_STRATEGY": "simple"}, arguments={"override.url": address}, override=own)
+    with server(body, status) as asked:
+        loaded = from_server(asked.url, PLANNING_STRATEGY="simple")
+    assert len(asked.requests) == 1
+    without = load(environ={"PLANNING_STRATEGY": "simple"}, arguments={"override.url": asked.url}, override=own)
     assert loaded.settings == without.settings
-    assert list(map(str, loaded.warnings)) == [f"override {address}: {reason}; the settings of the person are left out"]
+    assert list(map(str, loaded.warnings)) == [
+        f"override {asked.url}: {reason}; the settings of the person are left out"
+    ]
 
 
 def test_server_that_is_silent_or_gone() -> None:

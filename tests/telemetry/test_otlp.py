@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,51 +24,15 @@ from replanning.errors import SettingsError
 from replanning.exporters.otlp import OtlpExporter
 from replanning.journal import RunOpened
 from replanning.testing import ScriptedExecutor, ScriptedProvider, VirtualClock, raises, returns, virtual_environment
+from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.runs import again, bodies, chain
 from tests.support.tracing import Flat, Spans, output_of, plain, received, tree
 
 LOG = "replanning.exporters.otlp"
 
 
-class Collector:
-    """A receiver of OTLP/HTTP that keeps what it gets.
-
-    Args:
-        status: what it answers.
-        stuck: whether it keeps requests waiting until it is closed.
-    """
-
-    def __init__(self, status: int = 200, *, stuck: bool = False) -> None:
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
-        self.released = threading.Event()
-        if not stuck:
-            self.released.set()
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.requests.append((self.path, dict(self.headers), body))
-                collector.released.wait()
-                self.send_response(status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.released.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+class Collector(HttpServer):
+    """A receiver of OTLP/HTTP that keeps what it gets."""
 
     @property
     def resources(self) -> list[dict[str, object]]:
@@ -84,21 +47,21 @@ class Collector:
         return [received(span) for scope in scopes for span in scope.spans]
 
     def _traces(self) -> list[ExportTraceServiceRequest]:
-        found = [body for path, _, body in self.requests if path == "/v1/traces"]
+        found = [request.body for request in self.requests if request.path == "/v1/traces"]
         return [ExportTraceServiceRequest.FromString(body) for body in found]
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     """A receiver that takes everything."""
-    with closing(Collector()) as made:
+    with Collector() as made:
         yield made
 
 
 @pytest.fixture
 def nowhere() -> str:
     """An address at which nothing listens."""
-    with closing(Collector()) as closed:
+    with HttpServer() as closed:
         return closed.url
 
 
@@ -172,14 +135,14 @@ def test_no_address(address: str) -> None:
 async def test_headers(collector: Collector) -> None:
     """Headers that the collector wants are sent with every request."""
     await send(OtlpExporter(collector.url, headers={"x-key": "abc"}))
-    assert [headers["x-key"] for _, headers, _ in collector.requests] == ["abc"]
+    assert [request.headers["x-key"] for request in collector.requests] == ["abc"]
 
 
 async def test_metrics_only_when_asked_for(collector: Collector) -> None:
     """Metrics go to the collector only if wanted, since not every one takes them."""
     for metrics in (False, True):
         await repaired(OtlpExporter(collector.url, metrics=metrics))
-    (found,) = [body for path, _, body in collector.requests if path == "/v1/metrics"]
+    (found,) = [request.body for request in collector.requests if request.path == "/v1/metrics"]
     groups = ExportMetricsServiceRequest.FromString(found).resource_metrics
     names = {metric.name for group in groups for scope in group.scope_metrics for metric in scope.metrics}
     assert {"replanning.replans", "replanning.attempts", "replanning.replan.duration"} <= names
@@ -202,7 +165,7 @@ async def test_absent_collector_is_not_waited_for(nowhere: str) -> None:
 
 async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
     """A collector that answers with an error harms nobody, and its answer is part of what is said."""
-    with closing(Collector(status=403)) as collector:
+    with HttpServer(lambda request: (403, {}, b"")) as collector:
         exporter = OtlpExporter(collector.url)
         await repaired(exporter)
     assert ("403" in exporter.problem, len(caplog.records)) == (True, 1)
@@ -210,7 +173,15 @@ async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
     """A collector that never answers holds up neither the run nor, beyond the limit, the end of the program."""
-    with closing(Collector(stuck=True)) as collector:
+    released = threading.Event()
+
+    def wait(request: Request) -> Answer:
+        released.wait()
+        return 200, {}, b""
+
+    with ExitStack() as stack:
+        collector = stack.enter_context(HttpServer(wait))
+        stack.callback(released.set)
         exporter = OtlpExporter(collector.url, timeout=600, close_limit=0.05)
         await repaired(exporter)
     assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
@@ -234,7 +205,7 @@ async def test_passwords_in_addresses_are_not_shown(nowhere: str, caplog: pytest
 
 async def test_others_keep_their_log(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK's complaints about exporters that are not ours are logged as ever."""
-    with closing(Collector(status=403)) as collector:
+    with HttpServer(lambda request: (403, {}, b"")) as collector:
         await OtlpExporter(collector.url).aclose()
         other = OTLPSpanExporter(endpoint=f"{collector.url}/v1/traces")
         other.export([])

@@ -12,10 +12,8 @@ import ssl
 import threading
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
 import anyio.abc
@@ -34,70 +32,15 @@ from replanning.tools import (
     ToolUnavailable,
     TransientHttpStatusFailed,
 )
+from tests.support.http_server import Answer, HttpServer, Request
 from tests.support.tools import PATIENCE, Attempt, spec, task, use
 
 
-class Seen(NamedTuple):
-    """A request as it reached the server."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-Answer = tuple[int, dict[str, str], bytes | Iterable[bytes]]
-"""Status, headers, and the body: whole, or in parts of which there may be no end."""
-
-
-class Server(ThreadingHTTPServer):
-    """A web server on a free port that answers as a test wants, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.seen: list[Seen] = []
-        self.answer: Callable[[Seen], Answer] = lambda seen: (200, {}, b"")
-
-    def says(self, value: object = None, status: int = 200, **headers: str) -> None:
-        """Answer every request with this JSON."""
-        named = {name.replace("_", "-"): text for name, text in headers.items()}
-        body = json.dumps(value).encode()
-        self.answer = lambda seen: (status, {"content-type": "application/json", **named}, body)
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def handle_any(self) -> None:
-        size = int(self.headers.get("content-length", 0))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.seen.append(Seen(self.command, self.path, headers, self.rfile.read(size)))
-        status, named, body = self.server.answer(self.server.seen[-1])
-        length = {"content-length": str(len(body))} if isinstance(body, bytes) else {}
-        self.send_response_only(status)
-        for name, value in {**length, **named}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client may have had enough
-            for part in [body] if isinstance(body, bytes) else body:
-                self.wfile.write(part)
-
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - the names are those of http.server
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[HttpServer]:
     """A server that is stopped after the test."""
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with HttpServer() as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def http(url: str, **fields: object):
@@ -105,9 +48,9 @@ def http(url: str, **fields: object):
     return spec(kind="http", url=url, **fields)
 
 
-async def test_answer_in_json(server: Server):
+async def test_answer_in_json(server: HttpServer):
     """An answer has its status, the headers of interest, its JSON, and what the tool produces."""
-    server.says({"id": 7, "tags": []}, status=201, etag='"e"', x_other="no")
+    server.answer_json({"id": 7, "tags": []}, status=201, etag='"e"', x_other="no")
     output = await use(http(f"{server.url}/things", method="POST", produces=["id", "other"]))
     assert output == {
         "status": 201,
@@ -130,15 +73,15 @@ async def test_answer_in_json(server: Server):
         ("text/html", b"[1]", {"text": "[1]"}),
     ],
 )
-async def test_answers_of_all_sorts(server: Server, content_type: str, body: bytes, part: JsonObject):
+async def test_answers_of_all_sorts(server: HttpServer, content_type: str, body: bytes, part: JsonObject):
     """What is not JSON is text, in the character set that the server states."""
-    server.answer = lambda seen: (200, {"content-type": content_type}, body)
+    server.answer = lambda request: (200, {"content-type": content_type}, body)
     output = await use(http(server.url))
     del output["status"], output["headers"]
     assert output == part
 
 
-async def test_request(server: Server):
+async def test_request(server: HttpServer):
     """Arguments stand in the address as text, in the body with their types; a stated type of the body is kept."""
     tool = http(
         server.url + "/{team}/x?q={q}&all={flag}",
@@ -147,13 +90,13 @@ async def test_request(server: Server):
         body={"whole": "{list}", "part": "{team}/{n}", "fixed": [1, None, "{{n}}"]},
     )
     await use(tool, {"team": "a/b c", "q": "ä&b=c", "flag": True, "list": [1, {"a": None}], "n": 2})
-    (seen,) = server.seen
+    (seen,) = server.requests
     assert (seen.method, seen.path) == ("POST", "/a%2Fb%20c/x?q=%C3%A4%26b%3Dc&all=true")
     assert seen.headers["x-team"] == "team a/b c"
     assert seen.headers["content-type"] == "application/json"
     assert json.loads(seen.body) == {"whole": [1, {"a": None}], "part": "a/b c/2", "fixed": [1, None, "{n}"]}
     await use(http(server.url, method="POST", headers={"content-type": "application/json-patch+json"}, body=[]))
-    assert server.seen[1].headers["content-type"] == "application/json-patch+json"
+    assert server.requests[1].headers["content-type"] == "application/json-patch+json"
 
 
 @pytest.mark.parametrize(
@@ -165,15 +108,19 @@ async def test_request(server: Server):
         ("PUT", {"idempotency-key": "own"}, "own"),
     ],
 )
-async def test_idempotency_key(server: Server, method: str, headers: JsonObject, key: str | None):
+async def test_idempotency_key(server: HttpServer, method: str, headers: JsonObject, key: str | None):
     """Requests that change something carry the idempotency key, unless the tool states its own."""
     await use(http(server.url, method=method, headers=headers), attempt=Attempt(idempotency_key="k ä/1"))
-    assert server.seen[0].headers.get("idempotency-key") == key
+    assert server.requests[0].headers.get("idempotency-key") == key
 
 
-async def test_secrets_travel_late_and_are_hidden(server: Server):
+async def test_secrets_travel_late_and_are_hidden(server: HttpServer):
     """Variables are looked up in headers, address and body, and appear in no output."""
-    server.answer = lambda seen: (200, {}, f"{seen.path} {seen.headers['authorization']} {seen.body.decode()}".encode())
+    server.answer = lambda request: (
+        200,
+        {},
+        f"{request.path} {request.headers['authorization']} {request.body.decode()}".encode(),
+    )
     tool = http(
         server.url + "/?key={env:TOKEN}",
         method="POST",
@@ -181,24 +128,24 @@ async def test_secrets_travel_late_and_are_hidden(server: Server):
         body="{env:TOKEN}",
     )
     output = await use(tool, environ={"TOKEN": "s3 cr3t"})
-    assert server.seen[0].path == "/?key=s3%20cr3t"
-    assert server.seen[0].headers["authorization"] == "Bearer s3 cr3t"
+    assert server.requests[0].path == "/?key=s3%20cr3t"
+    assert server.requests[0].headers["authorization"] == "Bearer s3 cr3t"
     assert output["text"] == '/?key=[redacted] [redacted] "[redacted]"'
 
 
-async def test_arguments_are_no_templates(server: Server):
+async def test_arguments_are_no_templates(server: HttpServer):
     """An argument that looks like a reference to a secret stays that text."""
     tool = http(server.url, method="POST", headers={"X": "{a}"}, body=["{a}", "<{a}>"])
     await use(tool, {"a": "{env:TOKEN}{b}", "b": "no"}, environ={"TOKEN": "s3cr3t"})
-    assert server.seen[0].headers["x"] == "{env:TOKEN}{b}"
-    assert json.loads(server.seen[0].body) == ["{env:TOKEN}{b}", "<{env:TOKEN}{b}>"]
+    assert server.requests[0].headers["x"] == "{env:TOKEN}{b}"
+    assert json.loads(server.requests[0].body) == ["{env:TOKEN}{b}", "<{env:TOKEN}{b}>"]
 
 
-async def test_address_from_elsewhere(server: Server):
+async def test_address_from_elsewhere(server: HttpServer):
     """The whole address may come from an argument where no secret is sent, its start from the environment."""
     await use(http("{url}"), {"url": server.url + "/a?b=c"})
     await use(http("{env:BASE}/a"), environ={"BASE": server.url})
-    assert [seen.path for seen in server.seen] == ["/a?b=c", "/a"]
+    assert [seen.path for seen in server.requests] == ["/a?b=c", "/a"]
 
 
 @pytest.mark.parametrize(
@@ -263,18 +210,18 @@ async def test_header_injection():
     ("statuses", "declared", "transient"),
     [((304, 400, 401, 404), [], False), ((404,), [404], True), ((408, 409, 425, 429, 500, 503), [], True)],
 )
-async def test_statuses(server: Server, statuses: tuple[int, ...], declared: list[int], transient: bool):
+async def test_statuses(server: HttpServer, statuses: tuple[int, ...], declared: list[int], transient: bool):
     """A status that is no success is an error; those of a busy server, or declared so, may pass."""
     for status in statuses:
-        server.says(status=status)
+        server.answer_json(status=status)
         with pytest.raises(HttpStatusFailed) as caught:
             await use(http(server.url, transient=declared))
         assert (caught.value.status, isinstance(caught.value, TransientError)) == (status, transient)
 
 
-async def test_failure_says_what_the_server_said(server: Server):
+async def test_failure_says_what_the_server_said(server: HttpServer):
     """The error names tool, request, status, request id and the answer, without secrets."""
-    server.says("bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2")
+    server.answer_json("bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2")
     tool = http(server.url + "/?k={env:K}", headers={"authorization": "Bearer literal-9"})
     with pytest.raises(TransientHttpStatusFailed) as caught:
         await use(tool, environ={"K": "s3cr3t"})
@@ -298,17 +245,17 @@ async def test_failure_says_what_the_server_said(server: Server):
         ("-1", None),
     ],
 )
-async def test_retry_after(server: Server, after: str, seconds: float | None):
+async def test_retry_after(server: HttpServer, after: str, seconds: float | None):
     """A time to try again is read against the clock of the server that names it."""
-    server.answer = lambda seen: (429, {"retry-after": after, "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"")
+    server.answer = lambda request: (429, {"retry-after": after, "date": "Wed, 21 Oct 2015 07:28:00 GMT"}, b"")
     with pytest.raises(TransientHttpStatusFailed) as caught:
         await use(http(server.url))
     assert caught.value.retry_after == seconds
 
 
-async def test_redirect_on_the_same_host(server: Server):
+async def test_redirect_on_the_same_host(server: HttpServer):
     """A redirect that only reads and stays on its host is followed."""
-    server.answer = lambda seen: (302, {"location": "/b"}, b"") if seen.path == "/a" else (200, {}, b"there")
+    server.answer = lambda request: (302, {"location": "/b"}, b"") if request.path == "/a" else (200, {}, b"there")
     assert (await use(http(server.url + "/a")))["text"] == "there"
 
 
@@ -323,17 +270,17 @@ async def test_redirect_on_the_same_host(server: Server):
     ],
     ids=["another host", "another scheme", "not reading", "for ever", "no address"],
 )
-async def test_redirects_that_are_not_followed(server: Server, method: str, location: str):
+async def test_redirects_that_are_not_followed(server: HttpServer, method: str, location: str):
     """Any other redirect is an error that says where it leads."""
-    server.answer = lambda seen: (302, {"location": location}, b"")
+    server.answer = lambda request: (302, {"location": location}, b"")
     with pytest.raises(HttpStatusFailed, match=r"it redirects to '.*'; if that is right, write it as the `url`"):
         await use(http(server.url + "/a", method=method, headers={"Authorization": "Bearer abc"}))
-    assert len(server.seen) <= 6
+    assert len(server.requests) <= 6
 
 
-async def test_nobody_there(server: Server):
+async def test_nobody_there(server: HttpServer):
     """A server that cannot be reached, or breaks its answer off, is an error that may pass, and names the request."""
-    server.answer = lambda seen: (200, {"content-length": "100"}, b"only this")
+    server.answer = lambda request: (200, {"content-length": "100"}, b"only this")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -372,11 +319,11 @@ async def test_untrusted_certificate(tmp_path: Path):
     ("encoding", "body"),
     [("gzip", gzip.compress(b"text", mtime=0)), ("deflate", zlib.compress(b"text")), ("identity", b"text")],
 )
-async def test_packed_answers(server: Server, encoding: str, body: bytes):
+async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
     """Answers may come packed in the ways that we say we can unpack."""
-    server.answer = lambda seen: (200, {"content-encoding": encoding}, body)
+    server.answer = lambda request: (200, {"content-encoding": encoding}, body)
     assert (await use(http(server.url)))["text"] == "text"
-    assert server.seen[0].headers["accept-encoding"] == "gzip, deflate"
+    assert server.requests[0].headers["accept-encoding"] == "gzip, deflate"
 
 
 @pytest.mark.parametrize(
@@ -387,9 +334,9 @@ async def test_packed_answers(server: Server, encoding: str, body: bytes):
         ("br", b"text", "its answer is packed as 'br', which was not asked for"),
     ],
 )
-async def test_answers_that_cannot_be_unpacked(server: Server, encoding: str, body: bytes, message: str):
+async def test_answers_that_cannot_be_unpacked(server: HttpServer, encoding: str, body: bytes, message: str):
     """An answer that is not in the encoding it states, or in another one, is an error."""
-    server.answer = lambda seen: (200, {"content-encoding": encoding}, body)
+    server.answer = lambda request: (200, {"content-encoding": encoding}, body)
     with pytest.raises(HttpUnreachable, match=message):
         await use(http(server.url))
 
@@ -399,9 +346,9 @@ async def test_answers_that_cannot_be_unpacked(server: Server, encoding: str, bo
     [({}, itertools.repeat(b"x" * 1_000)), ({"content-encoding": "gzip"}, [gzip.compress(bytes(20_000_000))])],
     ids=["without end", "large when unpacked"],
 )
-async def test_large_answers(server: Server, headers: dict[str, str], body: Iterable[bytes]):
+async def test_large_answers(server: HttpServer, headers: dict[str, str], body: Iterable[bytes]):
     """An answer above the limit, packed or not, is an error before it fills the memory."""
-    server.answer = lambda seen: (200, headers, body)
+    server.answer = lambda request: (200, headers, body)
     tracemalloc.start()
     try:
         with pytest.raises(ToolOutputTooLarge, match="the answer exceeded 100000 bytes"):
@@ -411,11 +358,11 @@ async def test_large_answers(server: Server, headers: dict[str, str], body: Iter
         tracemalloc.stop()
 
 
-async def test_cancelled_request(server: Server):
+async def test_cancelled_request(server: HttpServer):
     """A request that is cancelled ends at once, whatever the server does."""
     asked, free = threading.Event(), threading.Event()
 
-    def wait(seen: Seen) -> Answer:
+    def wait(request: Request) -> Answer:
         asked.set()
         free.wait(PATIENCE)
         return 200, {}, b""
@@ -430,18 +377,18 @@ async def test_cancelled_request(server: Server):
         free.set()
 
 
-async def test_bytes_of_the_environment(server: Server):
+async def test_bytes_of_the_environment(server: HttpServer):
     """A variable that is no UTF-8 reaches the server byte by byte."""
     await use(http(server.url, headers={"X": "{env:V}"}), environ={"V": "a\udcffb"})
-    assert server.seen[0].headers["x"] == "a\xffb"
+    assert server.requests[0].headers["x"] == "a\xffb"
 
 
-async def test_connections_are_shared_and_closed(server: Server):
+async def test_connections_are_shared_and_closed(server: HttpServer):
     """One executor asks many times, also after it was closed, and keeps no cookies from one task to the next."""
-    server.says({}, set_cookie="a=b; Path=/")
+    server.answer_json({}, set_cookie="a=b; Path=/")
     executor = ToolExecutor([http(server.url)])
     for _ in range(2):
         async with executor:
             await executor(task(), Attempt())
             await executor(task(), Attempt())
-    assert ["cookie" in seen.headers for seen in server.seen] == [False] * 4
+    assert ["cookie" in seen.headers for seen in server.requests] == [False] * 4
