@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hypothesis import strategies as st
 
 from replanning import Goal, Plan, ReplanningError, Task
@@ -13,8 +11,6 @@ from replanning.changes import AbortRun, AddTask, ModifyTask, PlanChange
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from tests.support.live import JournaledPlan, cancel, expected_next, remove, reorder, replace, retry, skip, task, tool
-
-Draw = Callable[[st.SearchStrategy], object]
 
 TOOLS = (
     tool("plain", capability="c"),

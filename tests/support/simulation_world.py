@@ -528,18 +528,14 @@ class World:
         elif kind == "pause" and rng.random() < 0.4:
             run.pause("enough for today", by="ada")
         elif kind == "answer":
-            self.answer(rng, engine, run)
-
-    def answer(self, rng: Random, engine: ReplanningEngine, run: PlanRun) -> None:
-        """Answer one of the open questions, or one that never was."""
-        pending = engine.pending(run.id)
-        if not pending or rng.random() < 0.1:
-            engine.answer(f"{run.id}.q99", "approve")
-            return
-        question = rng.choice(pending)
-        answer = random_answer(rng, question, run)
-        changes = [change.model_dump(mode="json") for change in answer.changes]
-        engine.answer(question.id, answer.verdict, by="bob", choice=answer.choice, changes=changes)
+            pending = engine.pending(run.id)
+            if not pending or rng.random() < 0.1:
+                engine.answer(f"{run.id}.q99", "approve")  # which never was
+            else:
+                question = rng.choice(pending)
+                answer = random_answer(rng, question, run)
+                changes = [change.model_dump(mode="json") for change in answer.changes]
+                engine.answer(question.id, answer.verdict, by="bob", choice=answer.choice, changes=changes)
 
 
 class RandomProvider:
