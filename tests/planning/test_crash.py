@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.support.coding import RIGHT
+from tests.support.coding import RIGHT, commits
 from tests.support.planning_crash import KILLS_PER_RUN, Campaign, charged, kept, retries, story, told
 
 KILLS = 20
@@ -34,9 +33,3 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         assert (tmp_path / name / "work/sums.py").read_text() == RIGHT
         assert commits(tmp_path / name / "work") == ["Add sums"]
     assert campaign.kills == KILLS
-
-
-def commits(folder: Path) -> list[str]:
-    """Return the subjects of the commits."""
-    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
-    return log.stdout.splitlines()

@@ -65,15 +65,6 @@ async def test_a_repaired_plan_is_taken(bad):
     assert model.asked.count("action_sequence") == len(bad) + 1
 
 
-async def test_a_decision_that_cannot_be_read_is_none():
-    """An invalid decision is requested once more; then nothing is replanned, and that is recorded."""
-    planning, model, _ = await run({"decision:action_sequence": "hm"})
-    assert planning.result.status == "succeeded"
-    assert model.asked.count("decision:action_sequence") == 2
-    record = planning.state.records[2]
-    assert (record.executed, record.llm_decision, bool(record.error)) == (False, None, True)
-
-
 async def test_what_cannot_be_evaluated_is_a_problem():
     """If the goal cannot be judged, a person is asked; it does not count as achieved."""
     planning, _, _ = await run({"completion": "who knows"})

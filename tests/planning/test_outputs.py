@@ -20,7 +20,6 @@ from replanning.planning.outputs import (
     parse_planning,
     parse_reply,
 )
-from replanning.planning.phases import batch_subtasks, merge_action_plans
 from replanning.planning.tasks import compile_action_plan, plan_problems, planned_arguments, revise_decomposition
 
 GOAL = Phase.GOAL_UNDERSTANDING
@@ -303,18 +302,6 @@ def test_a_revised_plan_has_its_own_subtasks():
         ("fix", ("look", "check")),
     ]
     assert messages(found, plan, finished=["look"]) == []
-
-
-def test_large_plans_are_made_in_parts():
-    """The parts hold every subtask once, in order, and what they come to is one plan again."""
-    many = decomposition(*({"id": f"t{number}", "description": ""} for number in range(40)))
-    parts = batch_subtasks(many, 15)
-    assert [len(part) for part in parts] == [15, 15, 10]
-    plans = [action_plan(*({"task_id": name, "tool": "run"} for name in part), order=part) for part in parts]
-    assert messages(many, merge_action_plans(plans)) == []
-    assert [task.id for task in compile_action_plan(merge_action_plans(plans), many, TOOLS)] == [
-        subtask.id for subtask in many.subtasks
-    ]
 
 
 def test_everything_wrong_with_a_decomposition_is_named():

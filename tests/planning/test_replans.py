@@ -195,31 +195,6 @@ async def test_a_tasks_own_retries_do_not_count():
     assert "decision:execution" not in model.asked
 
 
-@pytest.mark.parametrize(("confidence", "override"), [(0.5, None), (0.49, "confidence")])
-async def test_unsure_replans_are_overridden(confidence, override):
-    """A replan below the required confidence is not executed if nobody may be asked, and recorded so."""
-    replies = {"decision:action_sequence": (replan("action_regeneration", confidence=confidence), go_on())}
-    sure = {"require_user_confirmation_on_low_confidence": False}
-    planning, _, _ = await run(replies, settings=limits(llm_decision=sure))
-
-    record = planning.state.records[2]
-    assert (record.executed, record.override_reason, record.confidence) == (not override, override, confidence)
-    assert (len(planning.state.plans), planning.state.counts.total) == (1, not override)
-
-
-async def test_the_third_time_is_a_loop():
-    """The same replan for the same cause runs twice; the third is skipped, and the model is asked once for another way."""
-    again = replan("action_regeneration", issues_found=["line 12 is wrong"])
-    planning, model, _ = await run({"decision:action_sequence": again}, settings=limits())
-
-    records = [record for record in planning.state.records if record.phase == "action_sequence"]
-    assert [record.override_reason for record in records] == [None, None, "loop", "loop"]
-    assert [record.executed for record in records] == [True, True, False, False]
-    *_, told = model.told("decision:action_sequence")
-    assert "the same action_regeneration has run 2 times for the same cause" in told
-    assert len(model.told("decision:action_sequence")) == 4
-
-
 async def test_a_lineage_that_has_used_up_its_replans_is_blocked():
     """Replacements of a failed task inherit its replans: after the third the task is blocked, and no model is asked."""
     kinds = ("partial_replan", "action_regeneration", "partial_replan", "action_regeneration")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from replanning.providers.openai import OpenAIProvider
 from replanning.telemetry import Exporter
 from replanning.testing import ScriptedGate
 from replanning.tools import ToolExecutor
-from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, repository, tools, use
+from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Coder, commits, repository, tools, use
 from tests.support.invariants import invariant_violations
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, go_on, planned, replan, revision, summary
@@ -54,12 +53,6 @@ def working(folder: Path, replies: Replies) -> AbstractAsyncContextManager[Plann
     specs = [ToolSpec.model_validate({**tool, "kind": "shell", "cwd": str(folder)}) for tool in FILES]
     script = Model(replies)
     return over_http(lambda request: json.dumps(script(request.prompt)), specs, "Note it")
-
-
-def commits(folder: Path) -> list[str]:
-    """Return the subjects of the commits."""
-    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
-    return log.stdout.splitlines()
 
 
 async def test_a_coding_task(tmp_path):

@@ -61,6 +61,12 @@ def repository(folder: Path) -> Path:
     return folder
 
 
+def commits(folder: Path) -> list[str]:
+    """Return the subjects of the commits."""
+    log = subprocess.run(["git", "log", "--format=%s"], cwd=folder, capture_output=True, text=True, check=True)
+    return log.stdout.splitlines()
+
+
 def tools(folder: Path) -> tuple[ToolSpec, ...]:
     """A Python function that writes files, and commands: tests, which must fail or pass, and a commit.
 
