@@ -320,5 +320,5 @@ def test_a_retry_withdraws_the_whole_replacement(inner: PlanChange) -> None:
             ChangeRejected, match=f"'{part}' was withdrawn for what it had replaced: it cannot be retried"
         ):
             run.apply(retry(part))
-    after(run, [remove("b"), add("c", "a")], "run a c")
+    after(run, replace("a", "w"), [remove("b"), add("c", "a")], retry("a"), "run a c")
     assert (run.live.complete, inconsistencies(run.live)) == (True, [])
