@@ -271,19 +271,17 @@ async def test_the_package_is_missing(monkeypatch):
         ({"command": "no-such-program -x"}, "the program 'no-such-program' is not found on the PATH; install it, or"),
         ({"command": "./absent"}, "the program './absent' is not found; install it, or correct `command`"),
         ({"command": "true", "cwd": "/no/where"}, "its working directory '/no/where' does not exist"),
-        (
-            {"command": "true", "env": {"A": "{env:NO_SUCH}"}},
-            "it needs the environment variables NO_SUCH, which are",
-        ),
+        ({"command": "true", "env": {"A": "{env:NO_SUCH}"}}, "it needs the environment variables NO_SUCH, which are"),
         ({"command": ["sh", "-c", "echo first >&2; echo last >&2"]}, "it ended before it answered: last"),
         ({"command": "sleep 1000", "timeout": 0.2}, "it did not say within 0.2 s what it can do"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "http://127.0.0.1:9/mcp cannot be reached: ConnectError"),
     ],
 )
 async def test_why_a_server_is_not_there(server, reason):
-    """A server that cannot be started says why, in one line."""
-    async with open_executor(plan(**server), clock=Pauses()) as (executor, _):
+    """A server that cannot be started or reached says why, in one line, and has no tools."""
+    async with open_executor(plan(**server), clock=Pauses()) as (executor, found):
         told = executor.unavailable_servers["web"]
-    assert told.startswith(reason)
+    assert (told.startswith(reason), found.tools) == (True, ()), told
 
 
 async def test_tools_of_a_server_that_is_not_there():
@@ -299,44 +297,29 @@ async def test_tools_of_a_server_that_is_not_there():
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        ("{web: {}}", "MCP server 'web': it needs either a `command` that starts it or a `url`, and not both"),
-        ("{web: {command: ''}}", "MCP server 'web': its command names no program"),
-        ('{web: {command: "a \'b"}}', 'a quotation in the command is not closed, got "a \'b"'),
-        (
-            "{web: {url: 'ftp://x'}}",
-            "MCP server 'web': its url 'ftp://x' begins neither with http:// nor with https://",
-        ),
-        ("{web: {url: 'http://x', cwd: a}}", "MCP server 'web': `cwd` has no meaning for it"),
-        ("{web: {command: x, headers: {A: b}}}", "MCP server 'web': `headers` has no meaning for it"),
-        (
-            "{web: {command: x, tools: [a], safe: [b]}}",
-            "MCP server 'web': ['b'] under `safe` are not among its `tools`",
-        ),
-        ("{web: {command: x, tols: [a]}}", "there is no field 'tols' here"),
+        ("{}", "{web}it needs either a `command` that starts it or a `url`, and not both"),
+        ("{command: ''}", "{web}its command names no program"),
+        ('{command: "a \'b"}', 'a quotation in the command is not closed, got "a \'b"'),
+        ("{url: 'ftp://x'}", "{web}its url 'ftp://x' begins neither with http:// nor with https://"),
+        ("{url: 'http://x', cwd: a}", "{web}`cwd` has no meaning for it"),
+        ("{command: x, headers: {A: b}}", "{web}`headers` has no meaning for it"),
+        ("{command: x, tools: [a], safe: [b]}", "{web}['b'] under `safe` are not among its `tools`"),
+        ("{command: x, tols: [a]}", "there is no field 'tols' here"),
     ],
 )
 def test_a_section_that_is_wrong(section, problem):
     """A plan whose servers cannot be used says what is wrong with each, and starts none."""
     with pytest.raises(PlanError) as caught:
-        Plan.parse(f"goal: {{objective: x}}\nmcp: {section}\n")
-    assert [one.message for one in caught.value.problems] == [problem]
+        Plan.parse(f"goal: {{objective: x}}\nmcp: {{web: {section}}}\n")
+    assert [one.message for one in caught.value.problems] == [problem.replace("{web}", "MCP server 'web': ")]
 
 
 def test_a_tool_of_no_server():
     """A tool that names a server which is not described, and a task that names what no server may have, are problems."""
+    tools = [{"name": "t", "kind": "mcp", "server": "wev"}, {"name": "u", "kind": "mcp"}]
+    tasks = [{"id": name, "tool": tool} for name, tool in (("a", "web.search"), ("b", "web.find"), ("c", "web."))]
     with pytest.raises(PlanError) as caught:
-        Plan.model_validate(
-            {
-                "goal": {"objective": "x"},
-                "mcp": {"web": {"command": "x", "tools": ["search"]}},
-                "tools": [{"name": "t", "kind": "mcp", "server": "wev"}, {"name": "u", "kind": "mcp"}],
-                "tasks": [
-                    {"id": "a", "tool": "web.search"},
-                    {"id": "b", "tool": "web.find"},
-                    {"id": "c", "tool": "web."},
-                ],
-            }
-        )
+        plan(described=tools, tasks=tasks, tools=["search"])
     assert [one.message for one in caught.value.problems] == [
         "tool 't': `mcp` describes no server 'wev'; did you mean 'web'?",
         "tool 'u' is of kind mcp and has no server",
@@ -388,8 +371,8 @@ def test_names_that_no_tool_may_have():
 # Runs: what becomes of a plan when a server dies and comes back
 
 
-async def run_of(wanted, acting, *, watched=True):
-    """Carry out a plan with its servers, and act on the run meanwhile; the run, ended, and its journal."""
+async def run_of(wanted, acting=None, *, watched=True):
+    """Carry out a plan with its servers, and act on the run meanwhile, if wanted; the run, ended, and its journal."""
     engine = ReplanningEngine(["repair"])
     async with (
         open_executor(wanted) as (executor, found),
@@ -398,7 +381,8 @@ async def run_of(wanted, acting, *, watched=True):
     ):
         if watched:
             executor.watch(run.change_resource)
-        group.start_soon(acting, run)
+        if acting is not None:
+            group.start_soon(acting, run)
         async for task in run.ready():
             async with run.attempt(task) as attempt:
                 attempt.output = await executor(task, attempt.context)
@@ -479,56 +463,26 @@ async def test_dangerous_tools_are_gated():
     """A tool that its server does not call harmless is not put into a plan without a person's agreement."""
     bad = {"name": "bad", "kind": "shell", "command": "exit 3"}
     tasks = [{"id": "a", "tool": "bad", "fallbacks": [{"tool": "web.wipe", "arguments": {"path": "p"}}]}]
-
-    async def nothing(run):
-        pass
-
-    run, _ = await run_of(plan(described=[bad], tasks=tasks), nothing)
+    run, _ = await run_of(plan(described=[bad], tasks=tasks))
     assert run.result.status == "needs_human"
 
 
 async def test_over_http():
-    """A server that serves over HTTP is found, asked, and missed when it dies; its tools are back when it is."""
-    reports = Reports()
-    with serving() as (process, url):
-        async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
-            assert [tool.tool for tool in found.tools if not tool.dangerous] == ["search", "variable", "hang"]
-            output = await executor(use("web.search", query="x", limit=1), Attempt("1"))
-            assert output["json"] == {"found": ["x 1"]}
-            executor.watch(reports)
-            reports.seen.clear()
-            process.kill()
-            process.wait()
-            with pytest.raises(McpServerLost):
-                await executor(use("web.search", query="x"), Attempt("2"))
-            assert await reports.until("web.search", available=False)
-
-
-async def test_an_address_where_nobody_is():
-    """Where nothing listens the server is unavailable, and its reason says so."""
-    with serving() as (process, url):
-        process.kill()
-        process.wait()
-    async with open_executor(plan(url=url), clock=Pauses()) as (executor, found):
-        assert found.tools == ()
-        assert executor.unavailable_servers["web"].startswith(f"{url} cannot be reached: ConnectError")
-
-
-@pytest.mark.deep
-async def test_a_server_over_http_that_comes_back():
-    """A server over HTTP that is there again at its address is reached again, and answers."""
-    reports, go = Reports(), anyio.Event()
+    """A server that serves over HTTP is found, asked, missed when it dies, and asked again once it is back."""
+    reports, go, search = Reports(), anyio.Event(), use("web.search", query="x", limit=1)
     with serving() as (first, url):
-        async with open_executor(plan(url=url), clock=Pauses(go)) as (executor, _):
+        async with open_executor(plan(url=url), clock=Pauses(go)) as (executor, found):
+            assert [tool.tool for tool in found.tools if not tool.dangerous] == ["search", "variable", "hang"]
+            assert (await executor(search, Attempt("1")))["json"] == {"found": ["x 1"]}
             executor.watch(reports)
             reports.seen.clear()
             first.kill()
             first.wait()
             with pytest.raises(McpServerLost):
-                await executor(use("web.search", query="x"), Attempt("1"))
+                await executor(search, Attempt("2"))
+            assert await reports.until("web.search", available=False)
             with serving("--port", url.split(":")[2].split("/")[0]):
                 go.set()
                 await reports.until("web.search", available=True)
-                output = await executor(use("web.search", query="x", limit=1), Attempt("2"))
-    assert output["json"] == {"found": ["x 1"]}
-    assert [seen[1] for seen in reports.seen if seen[0] == "web.search"] == [False, True]
+                assert (await executor(search, Attempt("3")))["json"] == {"found": ["x 1"]}
+    assert [available for name, available, _ in reports.seen if name == "web.search"] == [False, True]
