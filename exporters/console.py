@@ -1,4 +1,4 @@
-"""Exporter that prints one line for each record of a run."""
+"""Exporter that prints one line for each record of a run; it asks nothing."""
 
 from __future__ import annotations
 

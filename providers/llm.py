@@ -1,4 +1,4 @@
-"""Alternatives proposed by a language model, which is not trusted, and told once what is wrong with them.
+"""Alternatives proposed by an untrusted language model: its reply is read as changes, and objections are sent back once.
 
 Only what a model may state becomes a change: the parser allows no tools but the available ones, and some changes only
 with the approval of a person. The engine checks the alternatives against the plan.

@@ -1,4 +1,7 @@
-"""Monitoring of runs: detectors turn records into triggers, and handlers are called with events."""
+"""Monitoring of runs: detectors turn records into triggers, and handlers are called with events.
+
+`decision/staleness.py` judges later whether a trigger still holds.
+"""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from replanning.decision.answers import (
     timeout_answer,
     validate_answer,
 )
-from replanning.decision.policy import Decision, redact_changes, relevant_triggers
+from replanning.decision.policy import Decision, redact_changes
 from replanning.decision.request import Answer, HumanGate, Question
+from replanning.decision.staleness import relevant_triggers
 from replanning.errors import (
     ChangeRejected,
     NotRunning,

@@ -14,7 +14,8 @@ import anyio.lowlevel
 from replanning.changes import AbortRun, PlanChange, target_task_ids
 from replanning.decision.answers import question_footprint
 from replanning.decision.confidence import OutcomeHistory
-from replanning.decision.policy import PERSISTENT_KINDS, Decision, ReplanPolicy, relevant_triggers, stale_reason
+from replanning.decision.policy import Decision, ReplanPolicy
+from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
 from replanning.engine.questions import Questions
 from replanning.errors import ChangeRejected, NotRunning, RecordNotSerializable, StaleView, StoreError

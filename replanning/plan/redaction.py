@@ -1,4 +1,4 @@
-"""Redactor of secrets in texts, JSON values and plans, used where they enter the library."""
+"""Redactor of secrets in texts, JSON values and plans, used before a record is made of them."""
 
 from __future__ import annotations
 

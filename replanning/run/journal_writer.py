@@ -1,4 +1,4 @@
-"""Writer of a run's journal, which keeps its lease; outputs and errors as records hold them."""
+"""Writer of a run's journal, which checks the lease, and outputs in the form in which records hold them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
 
 from pydantic_core import from_json
 
 from replanning.environment import Clock
-from replanning.errors import LeaseLost, NotAccepted, OutputError, RecordNotSerializable, StoreError, TransientError
+from replanning.errors import LeaseLost, OutputError, RecordNotSerializable, StoreError
 from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
@@ -26,11 +25,9 @@ from replanning.journal.records import (
     new_record,
 )
 from replanning.journal.store import Lease, RunStore
-from replanning.live.graph import TaskEntry
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue
-from replanning.run.event_loop import describe_error, error_message
-from replanning.settings import Settings
+from replanning.run.event_loop import describe_error
 
 DEFAULT_LEASE_TTL = 30.0
 """Seconds for which a run is owned without being renewed."""
@@ -145,15 +142,6 @@ def strip_unstorable(body: RecordBody) -> RecordBody | None:
 Codec = Callable[[object], JsonValue]
 """Turns an output that is not JSON into JSON."""
 
-_MAX_MESSAGE_CHARS: Final = 8_000
-
-_MAX_DELAY_SECONDS: Final = 3600.0
-
-_MAX_DOUBLINGS: Final = 62
-"""By then every delay has reached the maximum, and a float still holds it."""
-
-_TRANSPORT_ERRORS: Final = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
-
 
 def serialise_output(output: object, codec: Codec | None, redactor: Redactor, max_bytes: int) -> tuple[JsonValue, bool]:
     """Return an output as JSON without secrets, and whether a resumed run will find it.
@@ -184,75 +172,3 @@ def serialise_output(output: object, codec: Codec | None, redactor: Redactor, ma
         return redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
     except (ValueError, RecordNotSerializable):
         return None, False  # a reader does not take so deep a nesting, or so long a number
-
-
-def failure_from(error: BaseException | str) -> Failure:
-    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are."""
-    if isinstance(error, str):
-        failure = Failure("Error", error)
-    elif isinstance(error, NotAccepted):
-        failure = Failure("NotAccepted", error_message(error), kind=error.kind)
-    elif isinstance(error, BaseExceptionGroup):
-        parts = [failure_from(part) for part in error.exceptions]
-        message = f"{error_message(error)}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
-        failure = Failure(type(error).__name__, message, all(part.transient for part in parts))
-    else:
-        failure = Failure(type(error).__name__, error_message(error), is_transient(error))
-    message, half = failure.message, _MAX_MESSAGE_CHARS // 2
-    if len(message) <= _MAX_MESSAGE_CHARS:
-        return failure
-    left_out = f"\n[... {len(message) - 2 * half} characters left out ...]\n"
-    return replace(failure, message=f"{message[:half]}{left_out}{message[-half:]}")
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether an error may pass: TransientError, connection errors, HTTP 429 and 5xx, a failing store.
-
-    Errors of other libraries are recognised by their attributes (`status_code`, also of their `response`) and by
-    their class, never by the words in them.
-    """
-    if isinstance(error, TransientError | ConnectionError | StoreError):
-        return True
-    status = getattr(error, "status_code", None)
-    if status is None:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
-        return status == 429 or 500 <= status <= 599
-    return any(
-        base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
-        for base in type(error).__mro__
-    )
-
-
-def schedule_retry(
-    entry: TaskEntry, failure: Failure, settings: Settings, *, now: float, chance: float
-) -> tuple[float | None, bool]:
-    """Decide when a task is run again after a failed attempt.
-
-    Args:
-        entry: the task, whose attempt has failed.
-        failure: the failure.
-        settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
-        now: seconds since the epoch.
-        chance: a number in [0, 1) that spreads the delay.
-
-    Returns:
-        The time of the next attempt or None, and whether the task's retries are used up.
-    """
-    if failure.kind == "unfinished":
-        return now, False
-    if failure.kind in ("rejected", "blocked"):  # a judge's verdict, which says that the task is not run again
-        return None, True
-    if failure.kind == "interrupted":
-        return (now, False) if entry.task.idempotent else (None, True)
-    policy = entry.task.retry or settings.retry
-    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
-    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
-    if policy.jitter:
-        delay *= 0.5 + chance
-    due = now + min(delay, _MAX_DELAY_SECONDS)
-    if repeatable and entry.attempts_in_round < policy.max_attempts:
-        return due, False
-    if entry.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
-        return due, True
-    return None, True

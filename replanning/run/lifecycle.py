@@ -1,10 +1,11 @@
-"""The core of a run: every record takes effect here, tasks are handed out, attempts start and end, and the run ends."""
+"""The core of a run: records take effect, tasks are handed out, attempts end or are retried, a failing store is waited for."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 import anyio
@@ -18,10 +19,12 @@ from replanning.errors import (
     LeaseLost,
     LLMRequestRejected,
     LLMUnavailable,
+    NotAccepted,
     NotRunning,
     OutputError,
     RecordNotSerializable,
     StoreError,
+    TransientError,
     UnknownAttempt,
 )
 from replanning.journal.records import (
@@ -56,15 +59,8 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, ReplanId, RunId, TaskId, TriggerId
-from replanning.run.event_loop import Timer, describe_error
-from replanning.run.journal_writer import (
-    Codec,
-    Journal,
-    failure_from,
-    schedule_retry,
-    serialise_output,
-    strip_unstorable,
-)
+from replanning.run.event_loop import Timer, describe_error, error_message
+from replanning.run.journal_writer import Codec, Journal, serialise_output, strip_unstorable
 from replanning.run.processes import host_id, process_start_time
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
@@ -824,3 +820,87 @@ class RunMeter:
         finally:
             life.charge(used, provider=self._provider)
             release()
+
+
+# Failures of attempts, and automatic retries
+
+_MAX_DELAY_SECONDS: Final = 3600.0
+
+_MAX_DOUBLINGS: Final = 62
+"""By then every delay has reached the maximum, and a float still holds it."""
+
+_TRANSPORT_ERRORS: Final = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
+
+_MAX_MESSAGE_CHARS: Final = 8_000
+
+
+def failure_from(error: BaseException | str) -> Failure:
+    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are."""
+    if isinstance(error, str):
+        failure = Failure("Error", error)
+    elif isinstance(error, NotAccepted):
+        failure = Failure("NotAccepted", error_message(error), kind=error.kind)
+    elif isinstance(error, BaseExceptionGroup):
+        parts = [failure_from(part) for part in error.exceptions]
+        message = f"{error_message(error)}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
+        failure = Failure(type(error).__name__, message, all(part.transient for part in parts))
+    else:
+        failure = Failure(type(error).__name__, error_message(error), is_transient(error))
+    message, half = failure.message, _MAX_MESSAGE_CHARS // 2
+    if len(message) <= _MAX_MESSAGE_CHARS:
+        return failure
+    left_out = f"\n[... {len(message) - 2 * half} characters left out ...]\n"
+    return replace(failure, message=f"{message[:half]}{left_out}{message[-half:]}")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error may pass: TransientError, connection errors, HTTP 429 and 5xx, a failing store.
+
+    Errors of other libraries are recognised by their attributes (`status_code`, also of their `response`) and by
+    their class, never by the words in them.
+    """
+    if isinstance(error, TransientError | ConnectionError | StoreError):
+        return True
+    status = getattr(error, "status_code", None)
+    if status is None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status == 429 or 500 <= status <= 599
+    return any(
+        base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
+        for base in type(error).__mro__
+    )
+
+
+def schedule_retry(
+    entry: TaskEntry, failure: Failure, settings: Settings, *, now: float, chance: float
+) -> tuple[float | None, bool]:
+    """Decide when a task is run again after a failed attempt.
+
+    Args:
+        entry: the task, whose attempt has failed.
+        failure: the failure.
+        settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
+        now: seconds since the epoch.
+        chance: a number in [0, 1) that spreads the delay.
+
+    Returns:
+        The time of the next attempt or None, and whether the task's retries are used up.
+    """
+    if failure.kind == "unfinished":
+        return now, False
+    if failure.kind in ("rejected", "blocked"):  # a judge's verdict, which says that the task is not run again
+        return None, True
+    if failure.kind == "interrupted":
+        return (now, False) if entry.task.idempotent else (None, True)
+    policy = entry.task.retry or settings.retry
+    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
+    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
+    if policy.jitter:
+        delay *= 0.5 + chance
+    due = now + min(delay, _MAX_DELAY_SECONDS)
+    if repeatable and entry.attempts_in_round < policy.max_attempts:
+        return due, False
+    if entry.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
+        return due, True
+    return None, True

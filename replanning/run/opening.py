@@ -1,4 +1,4 @@
-"""Opening of runs: a new run is created, an earlier one resumed or forked; and the services of a run that is open."""
+"""Opening of runs: new, resumed or forked; and, while a run is open, renewal of its lease and reading of its inbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes of tools and of applied alternatives: noted, collected for later runs, and looked up."""
+"""Past success of tools and of applied alternatives, which is evidence for later scores."""
 
 from __future__ import annotations
 

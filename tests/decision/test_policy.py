@@ -11,7 +11,8 @@ import pytest
 from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
-from replanning.decision.policy import Decision, ReplanPolicy, relevant_triggers, stale_reason
+from replanning.decision.policy import Decision, ReplanPolicy
+from replanning.decision.staleness import relevant_triggers, stale_reason
 from replanning.live import PlanView
 from tests.support.live import JournaledPlan, add, cancel, journaled, replace, retry, skip, task, tool
 

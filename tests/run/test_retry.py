@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replanning import Retry, Settings, Task
 from replanning.journal import Failure
 from replanning.plan import TaskId
-from replanning.run.journal_writer import failure_from, schedule_retry
+from replanning.run.lifecycle import failure_from, schedule_retry
 from tests.support.live import journaled
 
 PASSING = Failure("OSError", "reset", transient=True)
