@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 
 from replanning.exporters._checklist import render_checklist
 from replanning.exporters._forge import MAX_COMMENT_CHARS
-from replanning.journal import MemoryStore, Record
+from replanning.journal import Record
 from replanning.plan import JsonObject, RunId
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
-from replanning.testing import VirtualClock
 from tests.support.notices import NASTY, TEXTS, read
-from tests.support.planning import Desk, Model, Replies, action, coordinator, go_on, replan, revision
+from tests.support.planning import MISSING, Desk, Replies, action, actions, go_on, replan, revision, run
 
 pytestmark = pytest.mark.anyio
 
 AT = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
-MISSING = FileNotFoundError("no such file: news.txt")
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,20}\Z")
 
@@ -45,10 +43,8 @@ SECOND = made(
 
 async def journal(replies: Replies, desk: Desk | None = None) -> list[Record]:
     """Return the records of a run with these replies."""
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        await coordinator(Model(replies), clock, desk, store=store).execute_with_planning("r")
-    return list(store.read(RunId("r")))
+    planning, _, _ = await run(replies, desk, run_id="r")
+    return list(planning.engine.store.read(RunId("r")))
 
 
 def ticks(plan: PlanProgress) -> dict[str, bool]:
@@ -157,35 +153,21 @@ async def test_tasks_are_ticked_as_they_finish() -> None:
     assert all(not before[name] or after[name] for before, after in pairwise(seen) for name in before)
 
 
-KEEPING: list[tuple[str, Replies]] = [
-    (
-        "partial_replan",
-        {"decision:execution": (replan("partial_replan"), go_on()), "revision": revision(action("post", "shout"))},
-    ),
-    (
-        "action_regeneration",
-        {
-            "decision:execution": (replan("action_regeneration"), go_on()),
-            "action_sequence": (
-                {"actions": [action("write", "write"), action("post", "post")]},
-                revision_of_post := {"actions": [action("post", "shout")]},
-            ),
-        },
-    ),
-    (
-        "full_replan",
-        {
-            "decision:execution": (replan("full_replan", replan_level=3), go_on()),
-            "action_sequence": ({"actions": [action("write", "write"), action("post", "post")]}, revision_of_post),
-        },
-    ),
-]
+POST_ANEW = (actions(action("write", "write"), action("post", "post")), actions(action("post", "shout")))
 
 
-@pytest.mark.parametrize(("kind", "replies"), KEEPING, ids=[kind for kind, _ in KEEPING])
-async def test_ticks_of_finished_tasks_are_kept(kind: str, replies: Replies) -> None:
+@pytest.mark.parametrize(
+    ("decision", "replies"),
+    [
+        (replan("partial_replan"), {"revision": revision(action("post", "shout"))}),
+        (replan("action_regeneration"), {"action_sequence": POST_ANEW}),
+        (replan("full_replan", replan_level=3), {"action_sequence": POST_ANEW}),
+    ],
+    ids=["partial_replan", "action_regeneration", "full_replan"],
+)
+async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: Replies) -> None:
     """A replan that keeps the decomposition keeps the ticks of what is done; what failed, and what is new, has none."""
-    records = await journal(replies, Desk({"post": [MISSING]}))
+    records = await journal({"decision:execution": (decision, go_on()), **replies}, Desk({"post": [MISSING]}))
     assert ticks(begun(records, 2)) == {"write": True, "post": False}
     first, last = PlanningProgress.from_records(records).plans
     assert (ticks(first)["post"], last.done) == (False, 2)
@@ -206,15 +188,15 @@ async def test_a_plan_revision_keeps_ticks() -> None:
     assert ticks(begun(await journal(replies), 2)) == {"write": True, "post": True, "fix": False}
 
 
-CLEAN: list[JsonObject] = [
-    replan("task_redecomposition"),
-    replan("goal_revision"),
-    replan("full_replan", replan_level=4),
-    replan("full_replan", replan_level=5),
-]
-
-
-@pytest.mark.parametrize("decision", CLEAN)
+@pytest.mark.parametrize(
+    "decision",
+    [
+        replan("task_redecomposition"),
+        replan("goal_revision"),
+        replan("full_replan", replan_level=4),
+        replan("full_replan", replan_level=5),
+    ],
+)
 async def test_another_decomposition_starts_clean(decision: JsonObject) -> None:
     """A goal that is taken apart or understood anew begins without any tick, also of tasks of the same name."""
     records = await journal({"decision:execution": (decision, go_on())}, Desk({"post": [MISSING]}))
@@ -224,22 +206,17 @@ async def test_another_decomposition_starts_clean(decision: JsonObject) -> None:
 
 async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
     """A task whose fallback did it is done."""
-    planned: JsonObject = {"actions": [action("write", "write", fallback_strategy="shout"), action("post", "post")]}
+    planned = actions(action("write", "write", fallback_strategy="shout"), action("post", "post"))
     records = await journal({"action_sequence": planned}, Desk({"write": [MISSING]}))
     assert ticks(PlanningProgress.from_records(records).plans[-1]) == {"write": True, "post": True}
 
 
 async def test_actions_of_one_subtask_are_told_apart() -> None:
     """If several actions serve a subtask, each is an item with its purpose, and the last has the subtask's text."""
-    planned: JsonObject = {
-        "actions": [action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post")]
-    }
+    planned = actions(action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post"))
     plan = PlanningProgress.from_records(await journal({"action_sequence": planned})).plans[-1]
-    assert [(step.name, step.text) for step in plan.steps] == [
-        ("write-1", "Draft it"),
-        ("write", "Write it"),
-        ("post", "Post it"),
-    ]
+    told = {step.name: step.text for step in plan.steps}
+    assert list(told.items()) == [("write-1", "Draft it"), ("write", "Write it"), ("post", "Post it")]
 
 
 @given(

@@ -102,27 +102,18 @@ async def test_the_secondary_limit_of_github(fake, forge, clock, status):
     assert len(fake.comments) == 1
 
 
-@pytest.mark.parametrize("status", [0, 500, 502, 504])
-async def test_a_post_that_arrived_is_not_repeated(fake, forge, status):
-    """A comment that arrived although its connection was cut, or its answer was an error, is there once."""
+@pytest.mark.parametrize(
+    ("status", "arrives"), [*((status, True) for status in (0, 500, 502, 504)), (0, False), (500, False)]
+)
+async def test_a_post_whose_fate_is_unknown(fake, forge, status, arrives):
+    """A post whose connection was cut, or whose answer was an error, is looked for, and sent again if it is not there."""
     old = await forge.post("news")
-    fake.faults = [Fault("POST", status, done=True)]
+    asked = len(fake.asked)
+    fake.faults = [Fault("POST", status, done=arrives)]
     new = await forge.post("news")
-    assert fake.texts() == [f"news{AUTHORSHIP_MARKER}", f"news{AUTHORSHIP_MARKER}"]
+    assert fake.texts() == [f"news{AUTHORSHIP_MARKER}"] * 2
     assert [str(one["id"]) for one in fake.comments] == [old, new]
-    assert fake.count("POST") == 2
-
-
-@pytest.mark.parametrize("status", [0, 500])
-async def test_a_post_that_did_not_arrive_is_repeated(fake, forge, status):
-    """A comment that did not arrive is sent again, after it was looked for."""
-    fake.faults = [Fault("POST", status)]
-    posted = await forge.post("news")
-    assert [str(one["id"]) for one in fake.comments] == [posted]
-    posts = [number for number, one in enumerate(fake.asked) if one.method == "POST"]
-    between = fake.asked[posts[0] + 1 : posts[1]]
-    assert len(posts) == 2
-    assert [one.method for one in between] == ["GET"]
+    assert [one.method for one in fake.asked[asked:]] == ["POST", "GET"] + ["POST"] * (not arrives)
 
 
 async def test_a_post_given_up_is_looked_for_later(fake, forge):
@@ -160,22 +151,15 @@ async def test_one_deadline(fake, forge, clock):
     assert await forge.comments() == []
 
 
-class Silent(httpx.AsyncBaseTransport):
-    """Takes requests and never answers."""
+async def test_no_answer(fake, clock):
+    """A forge that never answers is given up at the deadline."""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        await self._clock.sleep(float("inf"))
+    async def silence(request: httpx.Request) -> httpx.Response:
+        await clock.sleep(float("inf"))
         raise AssertionError("it never wakes up")
 
-
-async def test_no_answer(fake, forge, clock):
-    """A forge that never answers is given up at the deadline."""
-    forge = on(fake, clock, transport=Silent(clock))
     with pytest.raises(ForgeError, match="no response within 30 s"):
-        await forge.comments()
+        await on(fake, clock, transport=httpx.MockTransport(silence)).comments()
     assert clock.elapsed == pytest.approx(30)
 
 
@@ -384,18 +368,14 @@ def test_wrong_settings(forge, setting, values, message):
         assert setting != "token" or value not in str(caught.value)
 
 
+@pytest.mark.parametrize("server", ["evil.example", "github.com.evil.example"])
 @pytest.mark.parametrize(
-    ("forge", "text"),
-    [
-        (GitHubIssue, "https://evil.example/octo/repo/issues/12"),
-        (GitHubIssue, "https://github.com.evil.example/octo/repo/issues/12"),
-        (GitLabIssue, "https://evil.example/group/project/-/issues/12"),
-    ],
+    ("forge", "path"), [(GitHubIssue, "octo/repo/issues/12"), (GitLabIssue, "group/project/-/issues/12")]
 )
-def test_tokens_stay_where_they_belong(forge, text):
+def test_tokens_stay_where_they_belong(forge, path, server):
     """An address of another server is refused, with the variable that would make it ours."""
     with pytest.raises(SettingsError, match=ELSEWHERE):
-        forge(text, token=TOKEN, environ={})
+        forge(f"https://{server}/{path}", token=TOKEN, environ={})
 
 
 async def test_an_issue(fake, forge, clock):
@@ -474,43 +454,35 @@ async def test_only_the_issue(fake, forge):
 
 
 @pytest.mark.parametrize(
-    ("author", "may"),
+    "trusting",
     [
-        ("ada", True),
-        ("bob", True),
-        ("guest", False),
-        ("eve", False),
-        ("friend", True),
-        ("dependabot[bot]", False),
-        ("project_12_bot", False),
+        {"trusted": ["Friend", "mallory"]},
+        {"environ": {f"{forge}_TRUSTED_USERS": "friend, @Mallory" for forge in ("GITHUB", "GITLAB")}},
     ],
+    ids=["argument", "environment"],
 )
-async def test_who_may_steer(fake, forge, author, may):  # a parameter
+async def test_who_may_steer(fake, trusting):
     """Members of the project and those who are trusted may steer; strangers, guests and programs may not."""
-    forge = on(fake, trusted=["Friend"])
-    fake.says(author, "do it otherwise")
-    (comment,) = await forge.comments()
-    assert await forge.may_steer(comment) is may
-
-
-async def test_who_is_trusted_stands_in_the_environment(fake, forge):
-    """Further people whose word counts are named by a variable, with commas between them."""
-    variables = {"GITHUB_TRUSTED_USERS": "eve, @Mallory", "GITLAB_TRUSTED_USERS": "eve, @Mallory"}
-    forge = on(fake, environ=variables)
-    for author in ("eve", "mallory", "trent"):
+    forge = on(fake, **trusting)
+    may = {"ada", "bob", "friend", "mallory"}
+    for author in (*may, "guest", "eve", "dependabot[bot]", "project_12_bot"):
         fake.says(author, "do it otherwise")
-    assert [await forge.may_steer(one) for one in await forge.comments()] == [True, True, False]
+    comments = await forge.comments()
+    assert len(comments) == 8
+    assert {one.author for one in comments if await forge.may_steer(one)} == may
 
 
 async def test_the_same_account(fake, forge):
-    """A person with the account that we write as may steer; what we wrote ourselves may not."""
+    """With whatever account a notice was written, it steers nothing; what people write with it, or quote of it, does."""
     await forge.post("a notice")
     fake.says(US, "do it otherwise")
     fake.says("eve", f"I am a notice{AUTHORSHIP_MARKER}")
-    notice, person, faked = await forge.comments()
-    assert [await forge.may_steer(one) for one in (notice, person, faked)] == [False, True, False]
-    assert (person.own, person.notice) == (True, False)
-    assert not faked.notice
+    fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
+    fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
+    comments = await forge.comments()
+    assert [await forge.may_steer(one) for one in comments] == [False, True, False, False, True]
+    _, person, faked, *_ = comments
+    assert (person.own, person.notice, faked.notice) == (True, False, False)
 
 
 async def test_a_notice_that_somebody_edits(fake, forge):
@@ -520,14 +492,6 @@ async def test_a_notice_that_somebody_edits(fake, forge):
     (comment,) = await forge.comments()
     assert (comment.notice, comment.question, await forge.may_steer(comment)) == (True, "r.q1", False)
     assert "I would say yes." in comment.body
-
-
-async def test_notices_of_another_account(fake, forge):
-    """Notices written with a member's account do not count as that member's word, nor do quotes of them."""
-    fake.says("ada", f"the plan of another run{AUTHORSHIP_MARKER}")
-    fake.says("ada", "> the plan of another run\n>\n> <!-- written by replanning -->\n\nNot like this.")
-    notice, reply = await forge.comments()
-    assert [await forge.may_steer(one) for one in (notice, reply)] == [False, True]
 
 
 @gitlab

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
-from replanning import Settings, StoreGate, ToolSpec
-from replanning.decision import HumanGate
+from replanning import StoreGate, Task, ToolSpec
 from replanning.exporters._forge import ForgeError, Marker
 from replanning.exporters.notices import Notifier
 from replanning.journal import MemoryStore, PlanningNoted, QuestionAnswered, RecordBody, ReplanRequested
 from replanning.plan import RunId
-from replanning.planning import PlanningCoordinator, Steering
-from replanning.testing import FlakyStore, ScriptedLLM, VirtualClock, virtual_environment
-from tests.support.forges import FakeForge, FakeGitHub, FakeGitLab, Fault, on
-from tests.support.planning import TOOLS, Desk, Model, Replies, go_on, replan
+from replanning.planning import Steering
+from replanning.testing import FlakyStore, VirtualClock
+from tests.support.forges import FakeForge, FakeGitHub, Fault, on
+from tests.support.planning import TOOLS, Desk, Model, Replies, coordinator, go_on, replan
 
 github = pytest.mark.parametrize("fake", [FakeGitHub], indirect=True)
-gitlab = pytest.mark.parametrize("fake", [FakeGitLab], indirect=True)
 
 UNCLEAR: Replies = {
     "decision:goal_understanding": (
@@ -35,6 +33,8 @@ UNCLEAR: Replies = {
     )
 }
 RISKY: Sequence[ToolSpec] = tuple(tool.model_copy(update={"dangerous": tool.name == "post"}) for tool in TOOLS)
+CLARIFY, DECIDE = "Clarification Needed", "Decision Needed"
+STRANGER = "its author may not steer this project"
 
 
 class Scene:
@@ -49,46 +49,37 @@ class Scene:
 
     def __init__(self, fake: FakeForge, clock: VirtualClock, replies: Replies | None = None, **more: Any) -> None:
         self.fake, self.clock, self.forge = fake, clock, on(fake, clock)
-        self.desk, self.model, self.told = Desk(), Model(replies), list[str]()
-        self.store = more.pop("store", None) or MemoryStore()
-        self.notifies = more.pop("notifies", True)
-        self.known = more.pop("known", ())
-        environment = virtual_environment(clock=clock)
-        gate: HumanGate | None = more.pop("gate", StoreGate())
-        self.planning = PlanningCoordinator(
-            more.pop("settings", Settings()),
-            ScriptedLLM(self.model, environment=environment),
-            more.pop("tools", TOOLS),
-            "Tell people the news",
-            work=more.pop("work", self.desk),
-            gate=gate,
-            store=self.store,
-            exporters=[Notifier(on(fake, clock))] if self.notifies else [],
-            environment=environment,
-        )
-        self.steering = Steering(self.planning, self.forge, handled=self.known, on_message=self.told.append)
+        self.desk, self.model, self.told = more.pop("desk", None) or Desk(), Model(replies), list[str]()
+        exporters = [Notifier(on(fake, clock))] if more.pop("notifies", True) else []
+        known = more.pop("known", ())
+        given = {"gate": StoreGate(), "store": MemoryStore(), **more}
+        self.planning = coordinator(self.model, clock, self.desk, exporters=exporters, **given)
+        self.steering = Steering(self.planning, self.forge, handled=known, on_message=self.told.append)
 
-    async def play(self, *script: Callable[[], Any] | tuple[str, str, str], run_id: str = "r") -> bool:
-        """Take the goal to its end, while people write: who and what, once some text stands in a notice."""
+    async def play(self, *script: str | tuple[str, str]) -> bool:
+        """Take the goal to its end, while people wait for notices with these texts, and write: who, and what."""
         async with self.steered(*script):
-            done = await self.planning.execute_with_planning(run_id)
+            done = await self.planning.execute_with_planning("r")
             await self.planning.engine.aclose()
         return done
 
     @asynccontextmanager
-    async def steered(self, *script: Any) -> AsyncIterator[None]:
+    async def steered(self, *script: str | tuple[str, str]) -> AsyncIterator[None]:
         """People write, and are read."""
         async with anyio.create_task_group() as group:
             group.start_soon(self.steering.listen)
-            group.start_soon(self._people, script)
+            group.start_soon(self._write, script)
             yield
             group.cancel_scope.cancel()
 
-    async def _people(self, script: Sequence[tuple[str, str, str]]) -> None:
-        for seen, author, text in script:
-            while not any(seen.replace("/", self.forge.command) in body for body in self.fake.texts()):
-                await self.clock.sleep(1)
-            self.fake.says(author, text.replace("/", self.forge.command))
+    async def _write(self, script: Sequence[str | tuple[str, str]]) -> None:
+        for step in script:
+            if isinstance(step, str):
+                while not any(step in body for body in self.fake.texts()):
+                    await self.clock.sleep(1)
+            else:
+                author, text = step
+                self.fake.says(author, text.replace("/", self.forge.command))
 
     def answers(self) -> list[tuple[str, str, str]]:
         """Return the answers to questions: verdict, author and comment."""
@@ -104,7 +95,7 @@ class Scene:
 
     def bodies(self) -> list[RecordBody]:
         """Return the records of the run."""
-        return [record.body for record in self.store.read(RunId("r"))]
+        return [record.body for record in self.planning.engine.store.read(RunId("r"))]
 
     def ignored(self) -> list[str]:
         """Return the recorded reasons for ignoring comments."""
@@ -115,7 +106,7 @@ class Scene:
 async def test_a_reply_is_the_answer(fake, clock):
     """A reply to the notice is the answer to what is unclear: it is on record with its author, and the model gets it."""
     scene = Scene(fake, clock, UNCLEAR)
-    assert await scene.play(("Clarification Needed", "ada", "To the customers."))
+    assert await scene.play(CLARIFY, ("ada", "To the customers."))
     assert clock.elapsed < 60
     (answer,) = scene.answers()
     number = next(one["id"] for one in scene.fake.comments if one["body"] == "To the customers.")
@@ -123,6 +114,23 @@ async def test_a_reply_is_the_answer(fake, clock):
     (clarified,) = scene.planning.state.clarified
     assert (clarified.questions, clarified.answer) == (("To whom?",), "To the customers.")
     assert scene.feedback() == []
+
+
+@pytest.mark.parametrize(
+    ("author", "text", "feedback", "ignored"),
+    [
+        *((name, "To me.", [], [f"{name}: {STRANGER}"]) for name in ("eve", "guest", "news[bot]", "project_5_bot")),
+        ("ada", "/replan with less", ["with less"], []),
+        ("ada", "/approve", [], ["ada: the pending question needs an answer in words"]),
+    ],
+)
+async def test_what_is_no_reply(fake, clock, *, author, text, feedback, ignored):
+    """Strangers and commands answer nothing: `/replan` asks for a new plan; why else nothing counts is on record."""
+    scene = Scene(fake, clock, UNCLEAR)
+    assert await scene.play(CLARIFY, (author, text), ("ada", "To all."))
+    assert [text for _, _, text in scene.answers()] == ["To all."]
+    assert (scene.feedback(), scene.ignored()) == (feedback, ignored)
+    assert not ignored or any(author in told and "is ignored" in told for told in scene.told)
 
 
 async def test_nobody_replies(fake, clock):
@@ -133,39 +141,26 @@ async def test_nobody_replies(fake, clock):
     assert scene.planning.state.clarified[0].assumptions[0] == "to everybody"
 
 
-@pytest.mark.parametrize("author", ["eve", "guest", "news[bot]", "project_5_bot"])
-async def test_strangers_are_not_heard(fake, clock, author):
-    """A stranger to the project cannot answer; their comment is reported and recorded as ignored."""
-    scene = Scene(fake, clock, UNCLEAR)
-    script = [("Clarification Needed", author, "To me."), ("To me.", "ada", "To all.")]
-    assert await scene.play(*script)
-    assert [text for _, _, text in scene.answers()] == ["To all."]
-    assert [f"{author}: its author may not steer this project"] == scene.ignored()
-    assert any(author in told and "is ignored" in told for told in scene.told)
-
-
 @github
 async def test_only_after_the_notice(fake, clock):
     """A comment from before the notice is no answer: it is ignored if the request includes it, else feedback."""
     old = fake.says("ada", "It is urgent.")
     fake.says("ada", "By mail, please.")
     scene = Scene(fake, clock, UNCLEAR, known=[old])
-    assert await scene.play(("Clarification Needed", "bob", "To all."))
+    assert await scene.play(CLARIFY, ("bob", "To all."))
     assert [text for _, _, text in scene.answers()] == ["To all."]
     assert scene.feedback() == ["By mail, please."]
 
 
 async def test_comments_are_feedback(fake, clock):
     """A comment of a person while the plan runs is a reflection: the model judges it, and the plan may change."""
-    scene: Scene
 
-    async def work(task: Any, context: Any) -> Any:
+    async def shout(task: Task) -> None:
         if task.tool == "write":
-            scene.fake.says("ada", "Shout it as well.")
+            fake.says("ada", "Shout it as well.")
             await clock.sleep(60)
-        return await scene.desk(task, context)
 
-    scene = Scene(fake, clock, {"decision:reflection": (replan("plan_revision"), go_on())}, work=work)
+    scene = Scene(fake, clock, {"decision:reflection": (replan("plan_revision"), go_on())}, desk=Desk(before=shout))
     await scene.play()
     assert scene.feedback() == ["Shout it as well."]
     (said,) = [one for one in scene.bodies() if isinstance(one, ReplanRequested)]
@@ -180,46 +175,33 @@ async def test_a_review_is_feedback() -> None:
     async with VirtualClock() as clock:
         fake = FakeGitHub(clock.now, pull=True)
 
-        async def work(task: Any, context: Any) -> Any:
+        async def review(task: Task) -> None:
             if task.tool == "write":
                 fake.lines("bob", "this is wrong", "news.md", 3)
                 fake.reviewed("bob", "Not like this.", "CHANGES_REQUESTED")
                 await clock.sleep(60)
-            return await scene.desk(task, context)
 
-        scene = Scene(fake, clock, work=work)
+        scene = Scene(fake, clock, desk=Desk(before=review))
         assert await scene.play()
     assert scene.feedback() == ["news.md:3: this is wrong", "Changes requested. Not like this."]
-
-
-async def test_a_new_plan_is_asked_for(fake, clock):
-    """`/replan` asks for a new plan also while something is to be clarified, and does not answer that."""
-    scene = Scene(fake, clock, UNCLEAR)
-    script = [("Clarification Needed", "ada", "/replan with less"), ("/replan", "ada", "To all.")]
-    assert await scene.play(*script)
-    assert scene.feedback() == ["with less"]
-    assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
 async def test_danger_takes_a_command(fake, clock):
     """Words do not approve of what may do harm, however much they agree; `/approve` of a member does."""
     scene = Scene(fake, clock, tools=RISKY)
-    script = [
-        ("Decision Needed", "ada", "Yes, I approve. Do it! /approve"),
-        ("Do it!", "eve", "/approve"),
-        ("Do it!", "ada", "/approve it is fine"),
-    ]
-    assert await scene.play(*script)
+    vague, clear = "Yes, I approve. Do it! /approve", "/approve it is fine"
+    assert await scene.play(DECIDE, ("ada", vague), ("eve", "/approve"), ("ada", clear))
     ((verdict, by, text),) = scene.answers()
     assert (verdict, by.partition(" ")[0], text) == ("approve", "ada", "it is fine")
     assert ("post", "post") in scene.desk.used
-    assert scene.ignored() == ["eve: its author may not steer this project"]
+    assert scene.ignored() == [f"eve: {STRANGER}"]
+    assert any("eve" in told and "is ignored" in told for told in scene.told)
 
 
 async def test_danger_is_rejected(fake, clock):
     """`/reject` leaves what may do harm undone."""
     scene = Scene(fake, clock, tools=RISKY)
-    assert not await scene.play(("Decision Needed", "ada", "/reject too risky"))
+    assert not await scene.play(DECIDE, ("ada", "/reject too risky"))
     assert [verdict for verdict, _, _ in scene.answers()][:1] == ["reject"]
     assert "post" not in [tool for _, tool in scene.desk.used]
 
@@ -277,19 +259,11 @@ async def test_a_notice_that_was_deleted(fake, clock):
     assert [verdict for verdict, _, _ in scene.answers()] == ["approve"]
 
 
-async def test_what_takes_words(fake, clock):
-    """An approval does not answer a clarification, and the reason for ignoring it is reported."""
-    scene = Scene(fake, clock, UNCLEAR)
-    assert await scene.play(("Clarification Needed", "ada", "/approve"), ("pprove", "ada", "To all."))
-    assert scene.ignored() == ["ada: the pending question needs an answer in words"]
-    assert [text for _, _, text in scene.answers()] == ["To all."]
-
-
 @github
 async def test_a_long_reply(fake, clock):
     """Of a reply that is too long its beginning is taken, and whoever reads it is told that it was cut."""
     scene = Scene(fake, clock, UNCLEAR)
-    assert await scene.play(("Clarification Needed", "ada", "To all. " + "x" * 60_000))
+    assert await scene.play(CLARIFY, ("ada", "To all. " + "x" * 60_000))
     ((_, _, text),) = scene.answers()
     assert text.startswith("To all. xxx")
     assert text.endswith("[cut: 60008 characters in all]")
@@ -300,14 +274,10 @@ async def test_a_long_reply(fake, clock):
 async def test_commands_of_others(fake, clock):
     """A command for another program is no feedback, and an empty comment says nothing."""
     scene = Scene(fake, clock, UNCLEAR)
-    script = [
-        ("Clarification Needed", "ada", "/deploy now"),
-        ("/deploy", "ada", "  \n"),
-        ("/deploy", "ada", "/usr/bin is full, so to nobody"),
-    ]
-    assert await scene.play(*script)
+    reply = "/usr/bin is full, so to nobody"
+    assert await scene.play(CLARIFY, ("ada", "/deploy now"), ("ada", "  \n"), ("ada", reply))
     assert scene.ignored() == ["ada: its command is for another program", "ada: it is empty"]
-    assert [text for _, _, text in scene.answers()] == ["/usr/bin is full, so to nobody"]
+    assert [text for _, _, text in scene.answers()] == [reply]
 
 
 async def test_each_comment_once(fake, clock):
@@ -315,31 +285,27 @@ async def test_each_comment_once(fake, clock):
     store = MemoryStore()
     fake.says("ada", "before the run")
 
-    async def work(task: Any, context: Any) -> Any:
+    async def comment(task: Task) -> None:
         fake.says("ada", "faster")
         fake.says("eve", "slower")
         await clock.sleep(60)
         scene.planning.run.pause("for the night")
-        return await scene.desk(task, context)
 
-    scene = Scene(fake, clock, UNCLEAR, store=store, work=work, known=["9000", "400"])
-    await scene.play(("Clarification Needed", "ada", "To all."))
+    scene = Scene(fake, clock, UNCLEAR, store=store, desk=Desk(before=comment), known=["9000", "400"])
+    await scene.play(CLARIFY, ("ada", "To all."))
     again = Scene(fake, clock, store=store)
     assert await again.play()
     assert [text for _, _, text in again.answers()] == ["To all."]
     assert again.feedback() == ["faster"]
-    assert again.ignored() == ["eve: its author may not steer this project"]
+    assert again.ignored() == [f"eve: {STRANGER}"]
     assert again.told == []
 
 
 async def test_what_was_quoted(fake, clock):
     """A command after a quotation counts, one within it does not."""
     scene = Scene(fake, clock, tools=RISKY)
-    script = [
-        ("Decision Needed", "ada", "> /approve\n>\n> or not?\n"),
-        ("or not", "ada", "> carry it out?\r\n\r\n/approve certainly"),
-    ]
-    assert await scene.play(*script)
+    quoted, own = "> /approve\n>\n> or not?\n", "> carry it out?\r\n\r\n/approve certainly"
+    assert await scene.play(DECIDE, ("ada", quoted), ("ada", own))
     assert [text for _, _, text in scene.answers()] == ["certainly"]
     assert scene.ignored() == ["ada: it is empty"]
 
@@ -347,12 +313,9 @@ async def test_what_was_quoted(fake, clock):
 @github
 async def test_what_was_there_while_the_run_stood_still(fake, clock):
     """Comments that were there when a run stood still are on record as soon as it goes on, and do not count then."""
-
-    async def work(task: Any, context: Any) -> Any:
-        await clock.sleep(60)
-        return await scene.desk(task, context)
-
-    scene = Scene(fake, clock, UNCLEAR, gate=None, notifies=False, work=work, known=None)
+    scene = Scene(
+        fake, clock, UNCLEAR, gate=None, notifies=False, desk=Desk(before=lambda task: clock.sleep(60)), known=None
+    )
     there = fake.says("ada", "before the run")
     async with anyio.create_task_group() as group:
         group.start_soon(scene.planning.execute_with_planning, "r")
@@ -371,7 +334,7 @@ async def test_what_was_there_while_the_run_stood_still(fake, clock):
 async def test_a_reply_while_the_run_stands_still(fake, clock):
     """Without anybody to ask here, a reply that comes while the run stands still lets it go on with it."""
     scene = Scene(fake, clock, UNCLEAR, gate=None)
-    assert await scene.play(("Clarification Needed", "ada", "To all."))
+    assert await scene.play(CLARIFY, ("ada", "To all."))
     assert clock.elapsed < 60
     assert scene.planning.state.clarified[0].answer == "To all."
     assert [text for _, _, text in scene.answers()] == ["To all."]
@@ -382,7 +345,7 @@ async def test_a_forge_that_fails_harms_nobody(fake, clock):
     scene = Scene(fake, clock, UNCLEAR)
     scene.fake.faults = [Fault("GET", 500, path="comments") for _ in range(12)]
     scene.fake.faults += [Fault("GET", 500, path="notes") for _ in range(12)]
-    assert await scene.play(("Clarification Needed", "ada", "To all."))
+    assert await scene.play(CLARIFY, ("ada", "To all."))
     assert sum("cannot be read" in told for told in scene.told) == 1
     assert scene.planning.state.clarified[0].answer == "To all."
 

@@ -15,14 +15,7 @@ from replanning.exporters._notices import HEADINGS, Notice, NoticeKind
 from replanning.journal import PlanningNoted, Record
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from tests.support.notices import (
-    EVENTFUL,
-    NASTY,
-    RUN,
-    TEXTS,
-    carried_out,
-    read,
-)
+from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, read
 from tests.support.planning import Replies, go_on, replan
 
 pytestmark = pytest.mark.anyio
@@ -30,15 +23,10 @@ pytestmark = pytest.mark.anyio
 
 async def test_six_moments() -> None:
     """A replan is told of when it is decided, started, done, failed or overridden, and when something must be clarified."""
-    kinds = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))}
-    assert kinds == {
-        NoticeKind.CLARIFICATION,
-        NoticeKind.DECIDED,
-        NoticeKind.STARTED,
-        NoticeKind.DONE,
-        NoticeKind.OVERRIDDEN,
-    }
-    assert [HEADINGS[kind] for kind in list(NoticeKind)[:6]] == [
+    told = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))}
+    six = list(NoticeKind)[:6]
+    assert told == {*six} - {NoticeKind.FAILED}
+    assert [HEADINGS[kind] for kind in six] == [
         "🔄 Plan Revision Decided by AI",
         "🚀 Plan Revision Started",
         "❓ Clarification Needed (AI Decision)",
@@ -153,22 +141,22 @@ async def test_a_person_is_asked_when_revisions_are_used_up() -> None:
 
 def replanned(decision: JsonObject, **record: object) -> Record:
     """The record of a replan's end."""
-    considered = {
+    both = {
         "replan_id": "p1",
         "phase": "execution",
-        "cause": {"action": "write"},
         "llm_decision": decision["replan_decision"],
-        "ruling": {"kind": "execute", "reason": "its confidence is 0.9"},
         "timestamp": "2026-01-01T00:00:00Z",
     }
+    considered = {
+        **both,
+        "cause": {"action": "write"},
+        "ruling": {"kind": "execute", "reason": "its confidence is 0.9"},
+    }
     told = {
-        "replan_id": "p1",
-        "phase": "execution",
-        "llm_decision": decision["replan_decision"],
+        **both,
         "confidence": 0.9,
         "executed": True,
         "override_reason": None,
-        "timestamp": "2026-01-01T00:00:00Z",
         "result": "success",
         "duration": 1.25,
         "replan_type": "partial_replan",

@@ -21,13 +21,7 @@ from replanning.plan import RunId
 from replanning.telemetry import ExporterContext
 from tests.support.cli import cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.support.notices import (
-    EVENTFUL,
-    RUN,
-    carried_out,
-    marks,
-    read,
-)
+from tests.support.notices import EVENTFUL, RUN, carried_out, marks, read
 from tests.support.planning import Model, Replies, action, go_on, replan
 from tests.support.resume import cut
 

@@ -6,27 +6,15 @@ import logging
 
 import pytest
 
-from replanning import Settings, Task
+from replanning import Task
 from replanning.exporters._forge import ForgeError
 from replanning.exporters.notices import Notifier
-from replanning.journal import ErrorContained, MemoryStore, PlanningNoted, RunEnded
+from replanning.journal import ErrorContained, MemoryStore, RunEnded
 from replanning.plan import RunId
-from replanning.plan.types import JsonValue
-from replanning.planning import PlanningCoordinator
 from replanning.telemetry import ExporterContext
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
-from tests.support.notices import (
-    EVENTFUL,
-    RUN,
-    Issue,
-    attached,
-    carried_out,
-    marks,
-    marks_and_texts,
-    planner,
-    read,
-)
-from tests.support.planning import TOOLS, Desk, Model, Replies, action
+from replanning.testing import VirtualClock
+from tests.support.notices import EVENTFUL, RUN, Issue, attached, carried_out, marks, marks_and_texts, planner, read
+from tests.support.planning import Desk, Replies, action, coordinator
 from tests.support.resume import cut
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +36,10 @@ class Late(Issue):
         """Write one, in the end."""
         await self._clock.sleep(self._seconds)
         return await super().post(body)
+
+
+BAD_GATEWAY = ForgeError("HTTP 502", status=502)
+AT_ONCE = ForgeError("once more", retry_after=0)
 
 
 async def test_one_checklist_comment() -> None:
@@ -149,26 +141,17 @@ def wide(count: int) -> Replies:
 async def test_edits_keep_their_distance_and_the_last_one_arrives(clock):
     """Tasks that finish one after another are edited in every few seconds, and the latest state is never left out."""
     issue = Issue()
-    store = MemoryStore()
     seen: list[tuple[float, int]] = []
 
-    class Slow(Desk):
-        async def __call__(self, task: Task, context: object) -> JsonValue:
-            seen.append((clock.elapsed, issue.edits))
-            await clock.sleep(1)
-            return "done"
+    async def look(task: Task) -> None:
+        seen.append((clock.elapsed, issue.edits))
 
-    environment = virtual_environment(clock=clock)
-    planning = PlanningCoordinator(
-        Settings(),
-        ScriptedLLM(Model(wide(12)), environment=environment),
-        TOOLS,
-        "Tell people",
-        work=Slow(),
-        store=store,
-        exporters=[Notifier(issue, edit_interval=4)],
-        environment=environment,
+    planning = coordinator(
+        wide(12),
+        clock,
+        Desk(before=look, takes=1),
         max_concurrency=1,
+        exporters=[Notifier(issue, edit_interval=4)],
     )
     await planning.execute_with_planning(RUN)
     await planning.engine.aclose()
@@ -180,12 +163,8 @@ async def test_edits_keep_their_distance_and_the_last_one_arrives(clock):
 async def test_a_deleted_checklist_is_written_anew(records, clock):
     """A deleted checklist is written again with the next change."""
     issue = Issue()
-    last = next(
-        n for n, record in enumerate(records) if isinstance(record.body, PlanningNoted) and record.body.type == "plan"
-    )
-    store = cut(records[: last + 1])
-    notifier = Notifier(issue, edit_interval=0)
-    notifier.attach(ExporterContext(store, clock))
+    last = next(n for n, record in enumerate(records) if getattr(record.body, "type", "") == "plan")
+    notifier = attached(issue, records[: last + 1], clock)
     await notifier.export(RUN, records[last])
     issue.kept = [one for one in issue.kept if "📋" not in one.body]
     notifier.attach(ExporterContext(cut(records), clock))
@@ -209,17 +188,27 @@ async def test_a_failing_forge_harms_nobody(caplog: pytest.LogCaptureFixture) ->
     assert issue.kept == []
 
 
-async def test_what_was_missed_is_posted_later(expected):
-    """Notices that a forge refused are posted when it works again, at the latest when the notifier is closed."""
-    for failures in (1, 2):
-        issue = Issue([ForgeError("HTTP 502", status=502)] * failures)
-        await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
-        assert marks_and_texts(issue) == marks_and_texts(expected)
+@pytest.mark.parametrize(
+    ("errors", "effective", "every"),
+    [
+        ([BAD_GATEWAY], False, 0.0),
+        ([BAD_GATEWAY] * 2, False, 0.0),
+        ([AT_ONCE] * 3, False, 0.0),
+        ([AT_ONCE] * 3, False, 2.5),
+        ([BAD_GATEWAY, None, BAD_GATEWAY], True, 0.0),
+    ],
+    ids=["once", "until the notifier is closed", "try again at once", "the same with distance", "failed, but arrived"],
+)
+async def test_what_was_missed_is_posted_later(expected, errors, effective, every):
+    """Notices whose requests failed are posted when the forge works again, at the latest at the end, and none twice."""
+    issue = Issue(errors, effective=effective)
+    await carried_out(EVENTFUL, Notifier(issue, edit_interval=every), failing=2)
+    assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
 async def test_what_was_missed_is_posted_when_the_run_is_resumed(records, expected, clock):
     """Notices that one process could not post are posted by the next."""
-    issue = Issue([ForgeError("HTTP 502", status=502)] * 1_000)
+    issue = Issue([BAD_GATEWAY] * 1_000)
     first = attached(issue, records, clock)
     with pytest.raises(ForgeError):
         await first.export(RUN, records[-1])
@@ -270,22 +259,6 @@ async def test_a_forge_that_does_answer_is_given_more_time_at_the_end(clock):
     assert issue.posts > posts
 
 
-async def test_the_last_state_goes_first_when_a_run_ends(records, expected, clock):
-    """If many notices are unsent at the end, the checklist is updated first."""
-    issue = Issue()
-    await attached(issue, records, clock).export(RUN, records[-1])
-    assert marks(issue)[0].kind == "checklist"
-    assert marks_and_texts(issue) == marks_and_texts(expected)
-
-
-@pytest.mark.parametrize("every", [0.0, 2.5])
-async def test_a_forge_that_asks_for_no_time_is_asked_again(expected, every):
-    """A forge that says to try again at once is tried again, and not in an endless loop."""
-    issue = Issue([ForgeError("once more", retry_after=0)] * 3)
-    await carried_out(EVENTFUL, Notifier(issue, edit_interval=every), failing=2)
-    assert marks_and_texts(issue) == marks_and_texts(expected)
-
-
 async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
     """After a final failure nothing is retried, and the unsent notices are reported at the end."""
     gone = ForgeError("there is no issue owner/repo#12", status=404, final=True)
@@ -296,13 +269,14 @@ async def test_an_issue_that_is_not_there_is_not_asked_for_again(caplog: pytest.
 
 
 async def test_one_notifier_for_several_engines(records, expected, clock):
-    """Engines with stores of their own may share a notifier: the past of a resumed run is found wherever it is."""
+    """Engines may share a notifier: the past of a resumed run is found in its store; the last state is told first."""
     issue = Issue()
     notifier, own, other = Notifier(issue, edit_interval=0), cut(records), MemoryStore()
     for store in (own, other):
         notifier.attach(ExporterContext(store, clock))
     await notifier.export(RUN, records[-1])
     await notifier.aclose()
+    assert marks(issue)[0].kind == "checklist"
     assert marks_and_texts(issue) == marks_and_texts(expected)
 
 
@@ -322,10 +296,3 @@ async def test_a_text_that_is_refused_keeps_no_other_away(expected, caplog):
     await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
     assert sorted(issue.titles()) == sorted(title for title in expected.titles() if "Clarification" not in title)
     assert "1 notice could not be posted to fake: it does not take this text" in caplog.text
-
-
-async def test_a_request_that_failed_and_arrived_is_not_repeated(expected):
-    """A comment that was written although its request failed is found, and not written again."""
-    issue = Issue([ForgeError("cut off"), None, ForgeError("cut off")], effective=True)
-    await carried_out(EVENTFUL, Notifier(issue, edit_interval=0), failing=2)
-    assert marks_and_texts(issue) == marks_and_texts(expected)

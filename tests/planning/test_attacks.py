@@ -19,7 +19,7 @@ from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryStore
 from replanning.testing import VirtualClock
 from replanning.tools import ToolExecutor
-from tests.exporters.test_forges_steering import Scene
+from tests.exporters.test_forges_steering import DECIDE, Scene
 from tests.support.forges import FakeGitHub, FakeGitLab, on
 from tests.support.planning import (
     TOOLS,
@@ -142,13 +142,9 @@ async def test_comments_repeat_nothing_dangerous():
     async with VirtualClock() as clock:
         desk = Desk({"wipe": [ValueError("no right to")]})
         replies = {"action_sequence": WIPES, "decision:execution": go_on(**WHICH)}
-        scene = Scene(FakeGitHub(clock.now), clock, replies, tools=RISKY, work=desk)
-        script = [
-            ("Decision Needed", "ada", "/approve"),
-            ("which may do harm", "ada", "Just do it again!"),
-            ("Just do it again!", "ada", "/approve but gently"),
-        ]
-        assert await scene.play(*script)
+        scene = Scene(FakeGitHub(clock.now), clock, replies, tools=RISKY, desk=desk)
+        again = (("ada", "Just do it again!"), ("ada", "/approve but gently"))
+        assert await scene.play(DECIDE, ("ada", "/approve"), "which may do harm", *again)
     assert [text for _, _, text in scene.answers()] == ["", "but gently"]
     assert scene.feedback() == ["Just do it again!"]
     assert desk.tools == ["write", "wipe", "wipe"]

@@ -43,7 +43,6 @@ class Asked(NamedTuple):
     method: str
     path: str
     status: int
-    headers: Mapping[str, str]
 
 
 class Reply(NamedTuple):
@@ -89,6 +88,8 @@ class FakeForge:
     site = ""
     base = ""
     url = ""
+    accepted = ("", "")
+    """The header with the token, and its value."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:  # noqa: TID251 # a server has its own time
         self.comments: list[dict[str, Any]] = []
@@ -116,13 +117,14 @@ class FakeForge:
 
     def known(self, headers: Mapping[str, str]) -> bool | None:
         """Return whether the token is valid; None without a token."""
-        raise NotImplementedError
+        name, value = self.accepted
+        return headers[name] == value if name in headers else None
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:
         """The answer to a request; None where the connection is cut."""
         with self._lock:
             reply = self._answer(method, target, {name.lower(): value for name, value in headers.items()}, content)
-            self.asked.append(Asked(method, urlsplit(target).path, reply.status if reply else 0, dict(headers)))
+            self.asked.append(Asked(method, urlsplit(target).path, reply.status if reply else 0))
             return reply
 
     def _answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:
@@ -185,6 +187,7 @@ class FakeGitHub(FakeForge):
     """GitHub with the issue `octo/repo#12`, or that pull request."""
 
     site = "https://github.com"
+    accepted = ("authorization", f"Bearer {TOKEN}")
 
     def __init__(self, now: Callable[[], float] = time.time, *, pull: bool = False) -> None:  # noqa: TID251 # likewise
         super().__init__(now)
@@ -214,18 +217,8 @@ class FakeGitHub(FakeForge):
     def _said(self, number: int, author: str, body: str, **more: Any) -> JsonObject:
         user = {"login": author, "type": "Bot" if author.endswith("[bot]") else "User"}
         role = self.roles.get(author, "NONE")
-        return {
-            "id": number,
-            "user": user,
-            "body": body,
-            "created_at": self.stamp(),
-            "author_association": role,
-            **more,
-        }
-
-    def known(self, headers: Mapping[str, str]) -> bool | None:
-        said = headers.get("authorization")
-        return None if said is None else said == f"Bearer {TOKEN}"
+        said = {"id": number, "user": user, "body": body, "created_at": self.stamp(), "author_association": role}
+        return {**said, **more}
 
     def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
         if not number:
@@ -236,8 +229,8 @@ class FakeGitHub(FakeForge):
     def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
         issue, pull = "/repos/octo/repo/issues/12", "/repos/octo/repo/pulls/12"
         if method == "POST" and path == f"{issue}/comments":
-            number = self.says(US, body["body"])
-            return Reply(201, self.comments[-1] | {"id": int(number)})
+            self.says(US, body["body"])
+            return Reply(201, self.comments[-1])
         if found := re.fullmatch(r"/repos/octo/repo/issues/comments/(\d+)", path):
             one = next((c for c in self.comments if c["id"] == int(found[1])), None)
             if one is None:
@@ -288,6 +281,7 @@ class FakeGitLab(FakeForge):
     """GitLab with the issue `group/project#3` and the merge request `group/project!7`, which share their notes."""
 
     site, base = "https://gitlab.com", "/api/v4"
+    accepted = ("private-token", TOKEN)
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:  # noqa: TID251 # likewise
         super().__init__(now)
@@ -307,10 +301,6 @@ class FakeGitLab(FakeForge):
             {"id": number, "author": who, "body": body, "created_at": self.stamp(), "system": False, **more}
         )
         return str(number)
-
-    def known(self, headers: Mapping[str, str]) -> bool | None:
-        said = headers.get("private-token")
-        return None if said is None else said == TOKEN
 
     def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
         return {"x-next-page": str(number or ""), "x-per-page": query.get("per_page", "20")}

@@ -19,8 +19,8 @@ from replanning.journal import MemoryStore, Record
 from replanning.plan import RunId
 from replanning.planning import PlanningCoordinator
 from replanning.telemetry import Exporter, ExporterContext
-from replanning.testing import ScriptedLLM, VirtualClock, virtual_environment
-from tests.support.planning import TOOLS, Desk, Model, Replies, action, go_on, replan, revision
+from replanning.testing import VirtualClock
+from tests.support.planning import MISSING, Desk, Replies, action, coordinator, go_on, replan, revision
 from tests.support.resume import cut
 
 AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -212,7 +212,6 @@ TEXTS = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=20)), max_si
 # A run
 
 RUN = RunId("run-1")
-MISSING = FileNotFoundError("no such file: news.txt")
 UNCLEAR = replan(
     "clarification_request",
     clarification_needed=True,
@@ -241,17 +240,8 @@ def planner(
     settings: Settings | None = None,
 ) -> PlanningCoordinator:
     """Planning mode with a scripted model and exporters; its first tool fails as often as is said."""
-    environment = virtual_environment(clock=clock)
-    return PlanningCoordinator(
-        settings or Settings(),
-        ScriptedLLM(Model(replies), environment=environment),
-        TOOLS,
-        "Tell people the news",
-        work=Desk({"write": [MISSING] * failing}),
-        store=store,
-        exporters=exporters,
-        environment=environment,
-    )
+    desk = Desk({"write": [MISSING] * failing})
+    return coordinator(replies, clock, desk, settings=settings, store=store, exporters=exporters)
 
 
 async def carried_out(

@@ -204,6 +204,7 @@ def coordinator(
     store: RunStore | None = None,
     tools: Sequence[ToolSpec] | Plan = TOOLS,
     patient: bool = True,
+    max_concurrency: int = 8,
     task: str | TaskRequest = "Tell people the news",
     exporters: Sequence[Exporter] = (),
     max_tokens: int = 2000,
@@ -224,6 +225,7 @@ def coordinator(
         store=store,
         exporters=exporters,
         environment=environment,
+        max_concurrency=max_concurrency,
         wait_for_answers=patient,
     )
     return desk.planning
