@@ -126,7 +126,7 @@ class PathGenerator:
     """Asks providers, and ranks their proposals.
 
     Args:
-        providers: asked concurrently, each with its own deadline; a failing one is left out and noted.
+        providers: asked at the same time, with one deadline for all; a failing one is left out and noted.
         scorer: scores valid proposals.
     """
 
