@@ -69,7 +69,7 @@ class Narrator:
         self._candidates: dict[str, tuple[journal.Candidate, ...]] = {}
         self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
 
-    def line_for(self, event: object) -> Line | None:  # noqa: C901, PLR0912, PLR0915 # one case for each kind of event
+    def line_for(self, event: object) -> Line | None:  # one case for each kind of event
         """Return the line for an event; None for events that need no line."""
         match event:
             case journal.TriggerEvent():
