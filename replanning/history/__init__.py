@@ -7,7 +7,6 @@ from replanning.history.diff import PlanDiff
 from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
 from replanning.history.export import export_history, import_history
 from replanning.history.history import ReplanHistory
-from replanning.history.markdown import markdown_report
 from replanning.history.metrics import (
     Calibration,
     Prediction,
@@ -15,7 +14,7 @@ from replanning.history.metrics import (
     calibrate,
     compute_metrics,
 )
-from replanning.history.reports import text_report, why_report
+from replanning.history.reports import markdown_report, text_report, why_report
 from replanning.history.status import RunStatusReport, open_questions, run_status
 
 __all__ = [

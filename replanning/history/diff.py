@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -125,16 +125,11 @@ def _task_line(task: Task) -> str:
     return printable_line(f"{task.id}: {rest}" if rest else task.id)
 
 
-def _changed_items(
-    old: Mapping[str, Task] | Mapping[str, ToolSpec], new: Mapping[str, Task] | Mapping[str, ToolSpec]
-) -> tuple[TaskChange, ...]:
-    pairs: Iterable[tuple[str, Task | ToolSpec, Task | ToolSpec]] = (
-        (name, before, new[name]) for name, before in old.items() if name in new
-    )
+def _changed_items(old: Mapping[str, Task | ToolSpec], new: Mapping[str, Task | ToolSpec]) -> tuple[TaskChange, ...]:
     return tuple(
-        TaskChange(name, _field_changes(_json_document(before), _json_document(after)))
-        for name, before, after in pairs
-        if before != after
+        TaskChange(name, _field_changes(_json_document(before), _json_document(new[name])))
+        for name, before in old.items()
+        if name in new and before != new[name]
     )
 
 

@@ -1,8 +1,10 @@
-"""Reports as plain text: a whole history, the reasons for one revision, and calibration."""
+"""Reports as plain text or Markdown: a whole history, the reasons for one revision, and calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
 from typing import Final
 
 from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
@@ -26,6 +28,9 @@ from replanning.journal.records import Candidate, PlanRevised, Score
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
 
+_MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~&@$^=:-])")
+_FENCE: Final = re.compile("`{3,}|~{3,}")
+
 
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as text: a head, then each replan, edit and change of the goal in the order of time.
@@ -42,12 +47,27 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         f"run {printable_line(history.run)}{name}: {status}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
-        f"  replans:  {metrics_line(history.metrics)}",
+        f"  replans:  {_metrics_line(history.metrics)}",
         "",
     ]
-    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else timeline(history)
+    entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else _timeline(history)
     for entry in entries:
-        lines += [*entry_lines(entry), ""]
+        if isinstance(entry, GoalEdit):
+            by = f" by {printable_line(entry.by)}" if entry.by else ""
+            goal = goal_line(entry.goal, entry.changed)
+            lines.append(f"goal · {format_time(entry.at)} · changed{by}: {goal}")
+            lines += [f"    reason:   {printable_line(entry.reason)}"] if entry.reason else []
+        else:
+            lines.append(_entry_title(entry))
+            if isinstance(entry, ReplanEvent):
+                lines += [f"    cause:    {trigger_cause(trigger)}" for trigger in entry.triggers[:_MAX_ITEMS]]
+                lines += [f"    asked:    {line}" for line in _question_lines(entry.question)]
+                lines.append(f"    decided:  {_decision_line(entry)}")
+            lines += [f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]]
+            if isinstance(entry, ReplanEvent):
+                lines += [f"    spent:    {format_usage(entry.spent)}"] if entry.spent.calls else []
+                lines += [f"    note:     {printable_line(note)}" for note in entry.notes[:_MAX_ITEMS]]
+        lines.append("")
     if not entries:
         lines += ["no replans" if events is None else "no replan matches", ""]
     if events is None and history.dropped_triggers:
@@ -62,7 +82,7 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
     return "\n".join(lines)
 
 
-def timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
+def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
     """Return replans, edits and changes of the goal in the order of time."""
     return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
 
@@ -70,18 +90,37 @@ def timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]:
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     """Return one screen about a replan or an edit: cause, candidates, rejected ones, decision and diff of the plan."""
     effect = revision_diffs(history, [entry.after]).get(entry.after, "") if entry.after is not None else ""
+    sections: list[tuple[str, list[str]]] = []
     if isinstance(entry, PlanEdit):
-        parts = [("Changes", [change_line(change) for change in entry.changes])]
+        sections.append(("Changes", [change_line(change) for change in entry.changes]))
     else:
-        parts = _event_sections(entry)
+        candidates: list[str] = []
+        for number, candidate in enumerate(entry.candidates, 1):
+            candidates += candidate_lines(number, candidate, chosen=candidate == entry.chosen and entry.executed)
+        rejected: list[str] = []
+        for candidate in entry.rejected[:_MAX_ITEMS]:
+            rejected += [_candidate_text(candidate), f"   rejected: {printable_line(candidate.rejected)}"]
+            rejected += [f"   {format_score(candidate.score)}"] if candidate.score is not None else []
+        if len(entry.rejected) > _MAX_ITEMS:
+            rejected.append(f"… and {len(entry.rejected) - _MAX_ITEMS} more")
+        sections += [
+            ("Cause", _limited_lines([trigger_line(trigger) for trigger in entry.triggers])),
+            ("Candidates", candidates or ["none"]),
+            ("Rejected", rejected),
+            ("Notes", _limited_lines([printable_line(note) for note in entry.notes])),
+            ("Spent", [format_usage(entry.spent)] if entry.spent.calls else []),
+            ("Asked", _question_lines(entry.question)),
+            ("Decision", [_decision_line(entry), *([f"outcome: {entry.outcome}"] if entry.executed else [])]),
+        ]
     plan = effect.splitlines() or ["nothing was applied" if entry.after is None else "no task is another than before"]
     lines = [f"run {printable_line(history.run)}: {_entry_title(entry)}"]
-    for title, content in [*parts, ("Plan", plan)]:
-        lines += ["", title, *(f"  {line}" for line in content)]
+    for title, content in [*sections, ("Plan", plan)]:
+        if content:
+            lines += ["", title, *(f"  {line}" for line in content)]
     return "\n".join(lines) + "\n"
 
 
-def metrics_line(metrics: ReplanMetrics) -> str:
+def _metrics_line(metrics: ReplanMetrics) -> str:
     """Return metrics as one line."""
     known = metrics.succeeded + metrics.failed
     rate = f"{metrics.success_rate:.0%} of {known} with a known outcome worked out" if known else "no outcome known yet"
@@ -94,24 +133,6 @@ def metrics_line(metrics: ReplanMetrics) -> str:
     return "; ".join(parts)
 
 
-def entry_lines(entry: ReplanEvent | PlanEdit | GoalEdit) -> list[str]:
-    """Return a few lines about a replan, an edit or a change of the goal."""
-    if isinstance(entry, GoalEdit):
-        by = f" by {printable_line(entry.by)}" if entry.by else ""
-        reason = [f"    reason:   {printable_line(entry.reason)}"] if entry.reason else []
-        return [f"goal · {format_time(entry.at)} · changed{by}: {goal_line(entry.goal, entry.changed)}", *reason]
-    lines = [_entry_title(entry)]
-    if isinstance(entry, PlanEdit):
-        return [*lines, *(f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS])]
-    lines += [f"    cause:    {trigger_cause(trigger)}" for trigger in entry.triggers[:_MAX_ITEMS]]
-    lines += [f"    asked:    {line}" for line in question_lines(entry.question)]
-    lines.append(f"    decided:  {decision_line(entry)}")
-    lines += [f"    applied:  {change_line(change)}" for change in entry.changes[:_MAX_ITEMS]]
-    lines += [f"    spent:    {format_usage(entry.spent)}"] if entry.spent.calls else []
-    lines += [f"    note:     {printable_line(note)}" for note in entry.notes[:_MAX_ITEMS]]
-    return lines
-
-
 def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
     made = f"revision {entry.before} → {entry.after}" if entry.after is not None else "plan kept"
     if isinstance(entry, PlanEdit):
@@ -122,7 +143,7 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
     return f"{printable_line(entry.replan)} · {format_time(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
 
 
-def decision_line(event: ReplanEvent) -> str:
+def _decision_line(event: ReplanEvent) -> str:
     """Return the decision with its decider, rule, reason and duration."""
     if event.decision is None:
         return "nothing: the process ended first"
@@ -131,7 +152,7 @@ def decision_line(event: ReplanEvent) -> str:
     return f"{event.decision}{by}{rule}: {printable_line(event.reason)} ({format_duration(event.duration)})"
 
 
-def question_lines(asked: QuestionEntry | None) -> list[str]:
+def _question_lines(asked: QuestionEntry | None) -> list[str]:
     """Return the question to a person and its answer."""
     if asked is None:
         return []
@@ -141,31 +162,6 @@ def question_lines(asked: QuestionEntry | None) -> list[str]:
     said = f", who said: {printable_line(asked.comment)}" if asked.comment else ""
     by = f" by {printable_line(asked.by)}" if asked.by else ""
     return [text, f"{asked.verdict}{by} after {format_duration(asked.answered_at - asked.at)}{said}"]
-
-
-def _event_sections(event: ReplanEvent) -> list[tuple[str, list[str]]]:
-    triggers = [trigger_line(trigger) for trigger in event.triggers]
-    candidates = [
-        line
-        for n, c in enumerate(event.candidates, 1)
-        for line in candidate_lines(n, c, chosen=c == event.chosen and event.executed)
-    ]
-    rejected: list[str] = []
-    for c in event.rejected[:_MAX_ITEMS]:
-        rejected += [_candidate_text(c), f"   rejected: {printable_line(c.rejected)}"]
-        rejected += [f"   {format_score(c.score)}"] if c.score is not None else []
-    if len(event.rejected) > _MAX_ITEMS:
-        rejected.append(f"… and {len(event.rejected) - _MAX_ITEMS} more")
-    outcome = [f"outcome: {event.outcome}"] if event.executed else []
-    return [
-        ("Cause", _limited_lines(triggers)),
-        ("Candidates", candidates or ["none"]),
-        *([("Rejected", rejected)] if rejected else []),
-        *([("Notes", _limited_lines([printable_line(note) for note in event.notes]))] if event.notes else []),
-        *([("Spent", [format_usage(event.spent)])] if event.spent.calls else []),
-        *([("Asked", question_lines(event.question))] if event.question else []),
-        ("Decision", [decision_line(event), *outcome]),
-    ]
 
 
 def candidate_lines(number: int, candidate: Candidate, *, chosen: bool = False) -> list[str]:
@@ -229,3 +225,91 @@ def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = N
             lines = (line for line in live.diff(following.changes).split("\n") if line)
             diffs[following.number] = "\n".join(line[:2] + printable_line(line[2:]) for line in lines)
     return diffs
+
+
+def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
+    """Return a history as a document: status and metrics, then each replan and edit with its diff of the plan.
+
+    Args:
+        history: the history.
+        events: the replans to include, instead of all entries and dropped triggers.
+    """
+    plan, metrics = history.plan, history.metrics
+    lines = [
+        f"# Replanning of {_escape_inline(plan.name or plan.id or 'a plan')}",
+        "",
+        f"- **Run**: {_escape_inline(history.run)}",
+        f"- **Goal**: {_escape_inline(history.goal.objective)}",
+        f"- **Status**: {_escape_inline(history.status)}"
+        + (f" – {_escape_inline(history.reason)}" if history.reason else ""),
+        f"- **Started**: {format_time(history.started)}",
+        f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
+        *([f"- **By trigger**: {_counts_text(metrics.by_trigger)}"] if metrics.by_trigger else []),
+        *([f"- **By decision**: {_counts_text(metrics.by_decision)}"] if metrics.by_decision else []),
+        "",
+    ]
+    shown = revision_diffs(history)
+    for entry in _timeline(history) if events is None else events:
+        lines += _entry_section(entry, shown)
+    if history.dropped_triggers and events is None:
+        lines += ["## Dropped triggers", ""]
+        lines += [
+            f"- {d.trigger.kind}: {_escape_inline(trigger_cause(d.trigger))} – {_escape_inline(d.reason)}"
+            for d in history.dropped_triggers
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _escape_inline(text: str) -> str:
+    """Escape a text for use in a line of Markdown."""
+    return _MARKDOWN_SPECIAL.sub(r"\\\1", printable_line(text))
+
+
+def _entry_section(entry: ReplanEvent | PlanEdit | GoalEdit, diffs: Mapping[int, str]) -> list[str]:
+    when = f"- **When**: {format_time(entry.at)}"
+    reason = [f"- **Reason**: {_escape_inline(entry.reason)}"] if entry.reason else []
+    if isinstance(entry, GoalEdit):
+        by = [f"- **By**: {_escape_inline(entry.by)}"] if entry.by else []
+        new = f"- **New**: {_escape_inline(goal_line(entry.goal, entry.changed))}"
+        return ["## The goal changed", "", when, *by, *reason, new, ""]
+    made = f", revision {entry.before} → {entry.after}" if entry.after is not None else ""
+    effect = diffs.get(entry.after or 0, "")
+    block = [*_fenced_diff(effect), ""] if effect else []
+    if isinstance(entry, PlanEdit):
+        changes = [f"- {_escape_inline(change_line(change))}" for change in entry.changes]
+        return [f"## Edit by {edit_author(entry.changes)}{made}", "", when, *reason, *changes, "", *block]
+    title = f"{trigger_kinds_text(entry.triggers)} → {entry.decision or 'undecided'}{made}"
+    lines = [f"## {_escape_inline(entry.replan)}: {title}", "", when]
+    lines += [f"- **Cause**: {_escape_inline(trigger_cause(trigger))}" for trigger in entry.triggers]
+    lines += [f"- **Asked**: {_escape_inline('; '.join(_question_lines(entry.question)))}"] if entry.question else []
+    lines.append(f"- **Decision**: {_escape_inline(_decision_line(entry))}")
+    lines.append(f"- **Executed**: {'yes' if entry.executed else 'no'}, outcome: {entry.outcome}")
+    lines += [f"- **Spent**: {format_usage(entry.spent)}"] if entry.spent.calls else []
+    lines += [f"- **Note**: {_escape_inline(note)}" for note in entry.notes]
+    lines += [""]
+    if entry.all_candidates:
+        lines += ["| | alternative | confidence | self-assessment | past success | availability | simplicity |"]
+        lines += ["|-|-|-|-|-|-|-|"]
+        lines += [_candidate_row(candidate, entry) for candidate in entry.all_candidates] + [""]
+    return [*lines, *block]
+
+
+def _candidate_row(candidate: Candidate, event: ReplanEvent) -> str:
+    alternative = candidate.alternative
+    does = "; ".join(change_line(change) for change in alternative.changes) or "no changes"
+    said = f"{does} ({alternative.source}: {alternative.reason})"
+    text = _escape_inline(said) + (f" – rejected: {_escape_inline(candidate.rejected)}" if candidate.rejected else "")
+    mark = "✘" if candidate.rejected else "✔" if event.executed and candidate == event.chosen else ""
+    score = [""] * 5 if candidate.score is None else [f"{part:.2f}" for part in astuple(candidate.score)]
+    return f"| {mark} | {text} | {' | '.join(score)} |"
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{_escape_inline(name)} {number}" for name, number in counts.items())
+
+
+def _fenced_diff(text: str) -> list[str]:
+    """Return a block of a diff whose fence is longer than any in the text."""
+    fence = "`" * max([3, *(len(found) + 1 for found in _FENCE.findall(text))])
+    return [f"{fence}diff", *text.split("\n"), fence]
