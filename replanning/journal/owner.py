@@ -29,18 +29,14 @@ def owner_id() -> str:
 
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
     """Return whether a lease can be taken: it was released, it has ended, or the process of its owner is gone."""
-    return owner is None or at > until or _is_dead(owner)
-
-
-def _is_dead(owner: str) -> bool:
-    """Return whether an owner is certainly dead; that is unknown of processes on other machines."""
+    if owner is None or at > until:
+        return True
     match = _OWNER_PATTERN.fullmatch(owner)
     if match is None:
         return False
     pid, host, born, where = match.groups()
-    if (host, where) != (socket.gethostname(), pid_namespace_id()):
-        return False
-    return _process_start_time(int(pid)) != born
+    is_local = (host, where) == (socket.gethostname(), pid_namespace_id())  # of other machines nothing is known
+    return is_local and _process_start_time(int(pid)) != born
 
 
 @cache
@@ -67,11 +63,16 @@ def _process_start_time(pid: int) -> str | None:
 
     Where the system does not show start times the result is a constant word, and only the number identifies processes.
     """
-    stat = process_stat(pid)
-    if not stat:
-        # Not only gone processes lack the file: a system may hide those of other users, or have no /proc.
-        return _UNKNOWN_START_TIME if _process_exists(pid) else None
-    return None if stat[0] in DEAD_STATES else stat[STAT_START_TIME]
+    if stat := process_stat(pid):
+        return None if stat[0] in DEAD_STATES else stat[STAT_START_TIME]
+    # Not only gone processes lack the file: a system may hide those of other users, or have no /proc.
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass
+    return _UNKNOWN_START_TIME
 
 
 def process_stat(pid: int) -> list[str]:
@@ -81,13 +82,3 @@ def process_stat(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

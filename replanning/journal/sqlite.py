@@ -106,34 +106,6 @@ _SQLITE_ADVICE: Final = {
 _CORRUPT_FILE_CODES: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
-def connect(path: Path, synchronous: Synchronous) -> sqlite3.Connection:
-    """Open the file, created with its folder if it is missing, and migrate its schema.
-
-    Raises:
-        StoreError: it cannot be opened, is no history, or was written by a newer version of the library.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Every statement is its own transaction unless one is begun; calls are serialised by the store.
-        connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
-    except OSError as error:
-        raise StoreError(f"the folder of {path} cannot be made: {error.strerror}; name another path") from error
-    except sqlite3.Error as error:
-        raise store_error(error, path, "be opened") from error
-    try:
-        _migrate(connection, path)
-        _enable_wal(connection)
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    except sqlite3.Error as error:
-        connection.close()
-        raise store_error(error, path, "be opened") from error
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def store_error(error: Exception, path: Path, operation: str) -> StoreError:
     """Convert an error of SQLite to `{path} cannot {operation}: ...` with advice."""
     name = getattr(error, "sqlite_errorname", "")
@@ -161,17 +133,11 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     Raises:
         StoreError: the version is newer than this library, or the file belongs to another program.
     """
-
-    def read_ids() -> tuple[int, int]:
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        return application, version
-
-    if read_ids() == (_APPLICATION_ID, SCHEMA_VERSION):
+    if connection.execute(_VERSION_SQL).fetchone() == (_APPLICATION_ID, SCHEMA_VERSION):
         return
     with transaction(connection):
         # Read again under the lock: another process may have been migrating before.
-        application, version = read_ids()
+        application, version = connection.execute(_VERSION_SQL).fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if application != _APPLICATION_ID and (application or version or tables):
             raise StoreError(f"{path} is a database of another program; name another file for the history")
@@ -187,22 +153,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _enable_wal(connection: sqlite3.Connection) -> None:
-    """Switch to a write-ahead log, so that readers and writers do not block each other."""
-    for _ in range(_MAX_WAL_ATTEMPTS):
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != "SQLITE_BUSY":
-                raise
-            # This statement ignores the busy timeout while others open the same new file; BEGIN IMMEDIATE waits.
-            with transaction(connection):
-                pass
-        else:
-            return
-
-
 _READ_BATCH_SIZE: Final = 100
+
+_VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 
 # One statement checks lease and number and appends, so that no other writer can intervene.
 _APPEND_SQL: Final = """
@@ -249,7 +202,38 @@ class SqliteStore(RunStore):
     def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
         self._path = Path(path)
         self._lock = RLock()
-        self._connection = connect(self._path, synchronous)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
+            connection = sqlite3.connect(
+                self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
+            )
+        except OSError as error:
+            folder = f"the folder of {self._path} cannot be made"
+            raise StoreError(f"{folder}: {error.strerror}; name another path") from error
+        except sqlite3.Error as error:
+            raise store_error(error, self._path, "be opened") from error
+        try:
+            _migrate(connection, self._path)
+            # With a write-ahead log, readers and writers do not block each other.
+            for _ in range(_MAX_WAL_ATTEMPTS):
+                try:
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    break
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorname != "SQLITE_BUSY":
+                        raise
+                    # This statement ignores the busy timeout while others open the same new file; BEGIN IMMEDIATE waits.
+                    with transaction(connection):
+                        pass
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise store_error(error, self._path, "be opened") from error
+            raise
+        self._connection = connection
 
     def __repr__(self) -> str:
         return f"<SqliteStore {str(self._path)!r}>"

@@ -196,8 +196,10 @@ def encode_body(record: Record) -> str:
             raise ValueError(f"its time is {at}")
         if len(text) > _MAX_UNCHECKED_CHARS:
             from_json(text)
-        if "null" in text and not _is_finite(body):
-            raise ValueError("a number in it is infinite or not a number")
+        if "null" in text:  # which stands for None, and for numbers that are not finite
+            with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
+            if with_names != to_json(body, inf_nan_mode="null", serialize_unknown=True):
+                raise ValueError("a number in it is infinite or not a number")
     except (ValueError, RecursionError) as error:
         raise RecordNotSerializable(
             f"record {seq} ({body.kind}) cannot be kept as JSON: {error}; nothing was written"
@@ -217,12 +219,6 @@ def to_json_line(value: JsonValue) -> str:
         raise RecordNotSerializable(
             f"{brief_repr(value)} cannot be kept as JSON: {error}; nothing was written"
         ) from error
-
-
-def _is_finite(body: RecordBody) -> bool:
-    """Return whether all numbers are finite; JSON text shows the others as null, like None."""
-    with_names = to_json(body, inf_nan_mode="constants", serialize_unknown=True)
-    return with_names == to_json(body, inf_nan_mode="null", serialize_unknown=True)
 
 
 def decode_body(kind: str, text: str | bytes) -> RecordBody:
@@ -260,27 +256,26 @@ def check_run_id(run: RunId) -> None:
     Raises:
         StoreError: it cannot.
     """
-    if reason := _run_id_problem(run):
-        raise StoreError(
-            f"{brief_repr(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'"
-        )
+    if not run or run.startswith("."):
+        reason = "it is empty or begins with '.'"
+    elif "/" in run or "\\" in run:
+        reason = "it has a path separator"
+    elif not run.isprintable():
+        reason = "it has characters that cannot be printed"
+    elif len(run.encode()) > MAX_RUN_ID_BYTES:
+        reason = f"it is longer than {MAX_RUN_ID_BYTES} bytes"
+    else:
+        return
+    raise StoreError(f"{brief_repr(run)} cannot be the id of a run: {reason}; use letters, digits, '-', '_' and '.'")
 
 
 def is_valid_run_id(run: RunId) -> bool:
     """Return whether `check_run_id` accepts the id."""
-    return not _run_id_problem(run)
-
-
-def _run_id_problem(run: str) -> str:
-    if not run or run.startswith("."):
-        return "it is empty or begins with '.'"
-    if "/" in run or "\\" in run:
-        return "it has a path separator"
-    if not run.isprintable():
-        return "it has characters that cannot be printed"
-    if len(run.encode()) > MAX_RUN_ID_BYTES:
-        return f"it is longer than {MAX_RUN_ID_BYTES} bytes"
-    return ""
+    try:
+        check_run_id(run)
+    except StoreError:
+        return False
+    return True
 
 
 def unknown_run(run: RunId, known: Iterable[str]) -> UnknownRun:
