@@ -1,16 +1,20 @@
-"""One issue of a forge: its name, its request, its comments, and comments that are written exactly once."""
+"""One issue of a forge: its request, its comments, and comments that are written exactly once, over its HTTP API."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from typing import ClassVar, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
+import anyio
 import httpx
 
 from replanning import Environment, Goal
+from replanning.environment import move_on_after
 from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge import (
     AUTHORSHIP_MARKER,
@@ -20,20 +24,80 @@ from replanning.exporters._forge import (
     parse_time,
     strip_authorship,
 )
-from replanning.exporters._forge_http import (
-    PAGE_SIZE,
-    ForgeClient,
-    as_object,
-    objects_in,
-    text_at,
+from replanning.http import (
+    RequestFailed,
+    RetryPolicy,
+    create_client,
+    is_valid_token,
+    read_body,
+    retry_after_seconds,
+    url_problem,
 )
-from replanning.http import is_valid_token, url_problem
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, TaskRequest
 
+T = TypeVar("T")
+
 MAX_COMMENTS: Final = 5_000
 """Comments of an issue that are read; GitLab allows no more, and GitHub half as many."""
+
+MAX_EXCERPT_CHARS: Final = 300
+"""Characters of a response in error messages."""
+
+PAGE_SIZE: Final = 100
+"""Entries of a page; the maximum of both forges."""
+
+MAX_FILES: Final = 300
+
+_MAX_FILE_NAMES: Final = 200
+
+_MAX_README_CHARS: Final = 4_000
+
+_MAX_REDIRECTS: Final = 3
+
+_REDIRECT_STATUSES: Final = (301, 302, 307, 308)
+
+_DEFAULT_RATE_LIMIT_WAIT: Final = 60.0
+"""Seconds to wait after a rate limit that names no time."""
+
+_MAX_RATE_LIMIT_WAIT: Final = 3_600.0
+"""Longest wait for a rate limit in seconds, in case the clocks differ."""
+
+_MAX_HEADER_DIGITS: Final = 15
+"""Longest number accepted in a header."""
+
+_RATE_LIMIT_PHRASES: Final = ("rate limit", "abuse detection", "too many requests")
+
+_STATUS_REASONS: Final[Mapping[int, str]] = {
+    400: "the request is malformed",
+    401: "the token is not accepted",
+    403: "the token lacks the permission",
+    404: "not found, or the token may not see it",
+    405: "the method is not allowed",
+    408: "the request took too long",
+    409: "the request conflicts with another operation",
+    410: "it was deleted",
+    422: "the text is rejected",
+    429: "rate limit reached",
+}
+
+
+class Page(NamedTuple):
+    """One page of a list, with the URL of the next."""
+
+    entries: list[JsonObject]
+    next_url: str
+    etag: str
+
+
+class ApiResponse(NamedTuple):
+    """Response to a request."""
+
+    status: int
+    headers: httpx.Headers
+    data: bytes
+
 
 _SLASH_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
 
@@ -89,11 +153,16 @@ class ForgeIssue(ABC):
     """Path of the author's login in a comment."""
     _text_field: ClassVar[str]
     """Field with the text of an issue."""
+    _readme_type: ClassVar[str] = "*/*"
+    """Media type of the text of a README."""
     _has_slash_commands: ClassVar[bool] = False
     """True if the forge interprets lines that begin with a slash as commands."""
     _path: str
     """Path of the issue in the API."""
     _comments_path: str
+    _project_path: str
+    _files_path: str
+    """Path of the list of the project's files."""
 
     def __init__(
         self,
@@ -109,45 +178,44 @@ class ForgeIssue(ABC):
     ) -> None:
         variables = os.environ if environ is None else environ
         urls = (base_url, *map(variables.get, self._url_variables), self.default_url)
-        url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
-        self.id = self._locate(self._parse_name(issue, url))
-        name = self._token_variable
-        secret = _validated_token(variables.get(name, "") if token is None else token, name)
-        self._trusted = _parse_logins(variables.get(self._trusted_variable, "") if trusted is None else trusted)
-        self._api = ForgeClient(
-            f"{self.name} {self.id.removeprefix('gitlab:')}",
-            url,
-            token=secret,
-            token_variable=name,
-            headers=self._headers(secret),
-            timeout=timeout,
-            environment=environment,
-            transport=transport,
-        )
+        self._url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
+        self.id = self._locate(self._parse_name(issue))
+        self._label = f"{self.name} {self.id.removeprefix('gitlab:')}"
+        self._token = (variables.get(self._token_variable, "") if token is None else token).strip()
+        if not is_valid_token(self._token):
+            problem = "the token has characters that are not allowed in tokens; copy exactly the token"
+            raise SettingsError([Problem(self._token_variable, problem)])
+        logins = variables.get(self._trusted_variable, "").split(",") if trusted is None else trusted
+        logins = logins.split(",") if isinstance(logins, str) else logins
+        self._trusted = {login.strip().removeprefix("@").lower() for login in logins if login.strip()}
+        self._timeout = timeout
+        self._environment = environment or Environment()
+        self._transport = transport
+        self._client: httpx.AsyncClient | None = None
+        self._lock = anyio.Lock()  # forges require one call at a time
+        self._deadline = 0.0
+        self._rate_limited_until = 0.0
+        self._page_cache: dict[str, Page] = {}
         self._own_login: str | None = None  # None until it was asked for, empty if unknown
         self._posted_ids: set[str] = set()
         self._unconfirmed: dict[str, frozenset[str]] = {}
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self._api!r}>"
+        return f"<{type(self).__name__} {self.id} at {self._url} {'with' if self._token else 'without'} a token>"
 
     @classmethod
     def _api_url(cls, given: str) -> str:
         """Return the base URL of the API for the URL that the user gives."""
         return given
 
-    def _parse_name(self, issue: str, url: str) -> re.Match[str]:
+    def _parse_name(self, issue: str) -> re.Match[str]:
         """Return the match of an issue's short name or page URL.
 
-        Args:
-            issue: the issue, as the user names it.
-            url: URL of the API.
-
         Raises:
-            SettingsError: it is not an issue of this API, or the URL is invalid.
+            SettingsError: it is not an issue of this API, or the URL of the API is invalid.
         """
         variable = self._url_variables[0]
-        if problem := url_problem(url):
+        if problem := url_problem(self._url):
             raise SettingsError([Problem(variable, f"{problem}; expected something like {self.default_url}")])
         text = issue.strip()
         short = self._short_pattern.fullmatch(text)
@@ -161,7 +229,7 @@ class ForgeIssue(ABC):
         if match is None or not _is_project_path(match["project"]):
             problem = f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
             raise SettingsError([Problem("issue", problem)])
-        api_host = httpx.URL(url).host
+        api_host = httpx.URL(self._url).host
         if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
             problem = f"{page.host} is not served by the API at {api_host}; set {variable} to the URL of its API"
             raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")])
@@ -169,10 +237,10 @@ class ForgeIssue(ABC):
 
     @abstractmethod
     def _locate(self, match: re.Match[str]) -> str:
-        """Set the paths of an issue and of its comments, and return its id."""
+        """Set the paths of an issue, its comments and its project, and return its id."""
 
     @abstractmethod
-    def _headers(self, token: str) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         """Return the headers of requests, with the token."""
 
     @abstractmethod
@@ -192,8 +260,12 @@ class ForgeIssue(ABC):
         """Return the comments, oldest first."""
 
     @abstractmethod
-    async def _repository_info(self, entry: JsonObject) -> JsonObject:
-        """Return data about the repository and the issue."""
+    def _readme_path(self, project: JsonObject) -> str:
+        """Return the path of the text of a project's README."""
+
+    @abstractmethod
+    async def _change_info(self, entry: JsonObject) -> JsonObject:
+        """Return the branches and files that a pull or merge request changes; empty for an issue."""
 
     @abstractmethod
     def _edit_request(self, comment_id: str) -> tuple[str, str]:
@@ -211,7 +283,18 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: the issue cannot be read; other data is left out if it cannot be read.
         """
-        return await self._api.run(self._task_request)
+        async with self._call():
+            entry = await self._fetch_issue()
+            comments = [comment for comment in await self._fetch_comments() if not comment.notice]
+            title = _CONTROL_CHARS.sub(" ", text_at(entry, "title"))
+            return TaskRequest(
+                goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
+                issue_id=self.id,
+                title=title,
+                text=text_at(entry, self._text_field),
+                comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
+                repository=await self._repository_info(entry),
+            ).truncated()
 
     async def comments(self) -> Sequence[ForgeComment]:
         """Return all comments, oldest first; cheap when nothing has changed.
@@ -219,37 +302,51 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: the comments cannot be read.
         """
-        return await self._api.run(self._fetch_comments)
-
-    async def _task_request(self) -> TaskRequest:
-        entry = await self._fetch_issue()
-        comments = [comment for comment in await self._fetch_comments() if not comment.notice]
-        title = _CONTROL_CHARS.sub(" ", text_at(entry, "title"))
-        return TaskRequest(
-            goal=Goal(objective=f"Resolve {self.id.removeprefix('gitlab:')}: {title}"),
-            issue_id=self.id,
-            title=title,
-            text=text_at(entry, self._text_field),
-            comments=tuple(IssueComment(author=c.author, text=c.body, at=c.at) for c in comments),
-            repository=await self._repository_info(entry),
-        ).truncated()
+        async with self._call():
+            return await self._fetch_comments()
 
     async def _fetch_issue(self) -> JsonObject:
-        return as_object(await self._api.get(self._path))
+        return as_object(await self._get(self._path))
+
+    async def _repository_info(self, entry: JsonObject) -> JsonObject:
+        """Return data about the project and the issue, as far as it can be read."""
+        project = as_object(await result_or_none(self._get(self._project_path)))
+        labels = entry.get("labels")
+        files = await result_or_none(self._list_entries(self._files_path, limit=MAX_FILES)) or []
+        names: list[JsonValue] = [
+            f"{text_at(file, 'name')}{'/' if text_at(file, 'type') in ('dir', 'tree') else ''}" for file in files
+        ]
+        readme = ""
+        accepted = {"accept": self._readme_type}
+        url = self._url + self._readme_path(project)
+        if answer := await result_or_none(self._with_retries(lambda: self._send("GET", url, headers=accepted))):
+            readme = answer.data.decode(errors="replace").strip()
+        if len(readme) > _MAX_README_CHARS:
+            readme = f"{readme[:_MAX_README_CHARS]}… [cut: {len(readme)} characters in all]"
+        info: JsonObject = {
+            "forge": self.name,
+            "url": text_at(entry, "html_url") or text_at(entry, "web_url"),
+            "name": re.split("[#!]", self.id.removeprefix("gitlab:"))[0],
+            "state": text_at(entry, "state"),
+            "author": text_at(entry, *self._author_path),
+            "labels": [text_at(label, "name") or str(label) for label in labels] if isinstance(labels, list) else [],
+            **{field: project.get(field) for field in ("description", "default_branch", "language", "topics")},
+            "files": truncated_list(names, _MAX_FILE_NAMES),
+            "readme": readme,
+            **await self._change_info(entry),
+        }
+        return {name: value for name, value in info.items() if value not in ("", None, [], {})}
 
     async def _login(self) -> str:
         """Return the login of the token's owner; empty if unknown."""
         if self._own_login is None:
-            self._own_login = await self._fetch_login() if self._api.token else ""
+            try:
+                self._own_login = text_at(await self._get("/user"), self._author_path[-1]) if self._token else ""
+            except ForgeError as error:
+                if not error.final or error.status == 401:
+                    raise
+                self._own_login = await self._fetch_app_login()
         return self._own_login
-
-    async def _fetch_login(self) -> str:
-        try:
-            return text_at(await self._api.get("/user"), self._author_path[-1])
-        except ForgeError as error:
-            if not error.final or error.status == 401:
-                raise
-            return await self._fetch_app_login()
 
     def _parse_comment(self, entry: JsonObject, login: str, *, kind: str = "", where: str = "") -> ForgeComment:
         """Return a comment of the forge.
@@ -280,7 +377,7 @@ class ForgeIssue(ABC):
 
     def write_error(self) -> str:
         """Return the reason why nothing can be written, without a request; empty if it can."""
-        return "" if self._api.token else f"writing to {self.id} needs a token: set {self._api.token_variable}"
+        return "" if self._token else f"writing to {self.id} needs a token: set {self._token_variable}"
 
     async def post(self, body: str) -> str:
         """Write a new comment and return its id.
@@ -291,7 +388,46 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
         """
-        return await self._api.run(lambda: self._post(body))
+        async with self._call():
+            await self._login()
+            text = self._prepared(body)
+            maybe_written = text in self._unconfirmed
+            if not maybe_written:
+                self._unconfirmed[text] = await self._existing_ids()
+            earlier = self._unconfirmed[text]
+
+            async def find_existing() -> JsonObject | None:
+                """Return the comment, read with one try for each page."""
+                url = self._first_page_url(self._comments_path)
+                for _ in range(MAX_COMMENTS // PAGE_SIZE):
+                    page = await self._get_page(url, once=True)
+                    for entry in page.entries:
+                        is_own = not self._own_login or text_at(entry, *self._author_path) == self._own_login
+                        is_new = text_at(entry, "id") not in earlier | self._posted_ids
+                        if is_own and is_new and is_same_text(text_at(entry, "body"), text):
+                            return entry
+                    url = page.next_url
+                    if not url:
+                        break
+                return None
+
+            try:
+                entry = await self._write(
+                    "POST",
+                    self._comments_path,
+                    {"body": text},
+                    find_existing=find_existing,
+                    maybe_written=maybe_written,
+                )
+            except ForgeError as error:
+                if error.final:
+                    del self._unconfirmed[text]
+                raise
+            del self._unconfirmed[text]
+            comment = text_at(entry, "id")
+            self._posted_ids.add(comment)
+            self._own_login = self._own_login or text_at(entry, *self._author_path)
+            return comment
 
     async def edit(self, comment_id: str, body: str) -> None:
         """Replace the text of a comment.
@@ -299,66 +435,244 @@ class ForgeIssue(ABC):
         Raises:
             ForgeError: the comment was not changed.
         """
-        method, path = self._edit_request(comment_id)
-        await self._api.run(lambda: self._api.write(method, path, {"body": self._prepared(body)}))
+        async with self._call():
+            await self._write(*self._edit_request(comment_id), {"body": self._prepared(body)})
 
     async def aclose(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        await self._api.aclose()
-
-    async def _post(self, body: str) -> str:
-        await self._login()
-        text = self._prepared(body)
-        maybe_written = text in self._unconfirmed
-        if not maybe_written:
-            self._unconfirmed[text] = await self._existing_ids()
-        earlier = self._unconfirmed[text]
-
-        async def find_existing() -> JsonObject | None:
-            for entry in await self._own_comments():
-                is_new = text_at(entry, "id") not in earlier | self._posted_ids
-                if is_new and is_same_text(text_at(entry, "body"), text):
-                    return entry
-            return None
-
-        try:
-            entry = await self._api.write(
-                "POST", self._comments_path, {"body": text}, find_existing=find_existing, maybe_written=maybe_written
-            )
-        except ForgeError as error:
-            if error.final:
-                del self._unconfirmed[text]
-            raise
-        del self._unconfirmed[text]
-        comment = text_at(entry, "id")
-        self._posted_ids.add(comment)
-        self._own_login = self._own_login or text_at(entry, *self._author_path)
-        return comment
+        """Close the connections; the next call opens new ones, also in another event loop."""
+        client, self._client, self._lock = self._client, None, anyio.Lock()
+        if client is not None:
+            await client.aclose()
 
     def _prepared(self, body: str) -> str:
         """Return a text to publish: without the token and without commands to the forge, marked as our own."""
-        text = self._api.redact_token(body)
+        text = self._redact_token(body)
         return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._has_slash_commands else text) + AUTHORSHIP_MARKER
 
     async def _existing_ids(self) -> frozenset[str]:
         """Return the ids of the comments as last read."""
-        path = httpx.URL(self._api.first_page_url(self._comments_path)).path
-        cached = [page.entries for url, page in self._api.page_cache.items() if httpx.URL(url).path == path]
-        pages = cached or [await self._api.list_entries(self._comments_path, limit=MAX_COMMENTS)]
+        path = httpx.URL(self._first_page_url(self._comments_path)).path
+        cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == path]
+        pages = cached or [await self._list_entries(self._comments_path)]
         return frozenset(text_at(entry, "id") for page in pages for entry in page)
 
-    async def _own_comments(self) -> list[JsonObject]:
-        """Return the comments of the token's owner, with one try for each page."""
+    # Requests
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        """Let the requests of a block share one deadline, and other calls wait for its end.
+
+        Raises:
+            ForgeError: the time is up.
+        """
+        clock = self._environment.clock
+        deadline = clock.now() + self._timeout
+        failure: Exception | None = None
+        is_done = False
+        async with move_on_after(self._timeout, clock):
+            try:
+                async with self._lock:
+                    if self._client is None:
+                        self._client = await create_client(self._transport, self._headers())
+                    self._deadline = deadline
+                    yield
+                    is_done = True
+            except Exception as error:  # noqa: BLE001 - raised below: the group would wrap it
+                failure = error
+        if failure is not None:
+            raise failure
+        if not is_done:
+            raise ForgeError(f"{self._label}: no response within {self._timeout:g} s")
+
+    def _redact_token(self, text: str) -> str:
+        return text.replace(self._token, "[redacted]") if self._token else text
+
+    async def _get(self, path: str) -> JsonValue:
+        """Return the JSON value at a path."""
+        return self._parse_json(await self._with_retries(lambda: self._send("GET", self._url + path)))
+
+    async def _list_entries(
+        self, path: str, params: Mapping[str, str] | None = None, *, limit: int = MAX_COMMENTS
+    ) -> list[JsonObject]:
+        """Return the entries of a list of several pages; unchanged pages come from the cache.
+
+        Args:
+            path: path of the list.
+            params: query parameters.
+            limit: most entries to return.
+
+        Raises:
+            ForgeError: a request fails.
+        """
         entries: list[JsonObject] = []
-        url = self._api.first_page_url(self._comments_path)
-        for _ in range(MAX_COMMENTS // PAGE_SIZE):
-            page = await self._api.get_page(url, once=True)
+        url = self._first_page_url(path, params)
+        while url and len(entries) < limit:
+            page = await self._get_page(url)
             entries += page.entries
             url = page.next_url
-            if not url:
+        return entries[:limit]
+
+    def _first_page_url(self, path: str, params: Mapping[str, str] | None = None) -> str:
+        return str(httpx.URL(self._url + path, params={**(params or {}), "per_page": str(PAGE_SIZE)}))
+
+    async def _get_page(self, url: str, *, once: bool = False) -> Page:
+        """Return one page, from the cache if it has not changed.
+
+        Args:
+            url: URL of the page.
+            once: do not retry.
+
+        Raises:
+            ForgeError: the request fails.
+            RequestFailed: the request fails without retries, but a retry may help.
+        """
+        kept = self._page_cache.get(url)
+        headers = {"if-none-match": kept.etag} if kept is not None and kept.etag else {}
+
+        async def ask() -> ApiResponse:
+            return await self._send("GET", url, headers=headers)
+
+        answer = await (ask() if once else self._with_retries(ask))
+        if answer.status == 304 and kept is not None:
+            # A page that was the last stays unchanged when it fills up and a next one begins.
+            is_full = not kept.next_url and len(kept.entries) >= PAGE_SIZE
+            page = kept._replace(next_url=_following_page_url(url)) if is_full else kept
+        else:
+            entries = self._parse_json(answer)
+            objects = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+            page = Page(objects, _next_page_url(url, answer.headers), answer.headers.get("etag", ""))
+        self._page_cache[url] = page
+        return page
+
+    async def _write(
+        self,
+        method: str,
+        path: str,
+        body: JsonObject,
+        *,
+        find_existing: Callable[[], Awaitable[JsonObject | None]] | None = None,
+        maybe_written: bool = False,
+    ) -> JsonObject:
+        """Send a request that writes, and return the JSON object in its response.
+
+        Args:
+            method: HTTP method; PATCH and PUT may be repeated, POST may not.
+            path: path of the resource.
+            body: JSON body.
+            find_existing: finds the result of an earlier try that may have succeeded; None if repeating is harmless.
+            maybe_written: true if an earlier call may have succeeded.
+
+        Raises:
+            ForgeError: the request failed, or its effect is unknown.
+        """
+        if not self._token:
+            raise ForgeError(f"{self._label}: writing needs a token: set {self._token_variable}", final=True)
+
+        async def ask() -> ApiResponse | JsonObject:
+            nonlocal maybe_written
+            if maybe_written and find_existing is not None and (existing := await find_existing()) is not None:
+                return existing
+            try:
+                return await self._send(method, self._url + path, body=body)
+            except RequestFailed as failed:
+                maybe_written = maybe_written or failed.maybe_executed
+                raise
+
+        answer = await self._with_retries(ask)
+        return answer if isinstance(answer, dict) else as_object(self._parse_json(answer))
+
+    async def _with_retries(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a request; repeat it after temporary failures until the deadline."""
+
+        def give_up(failed: RequestFailed, why: str) -> ForgeError:
+            return ForgeError(
+                f"{self._label}: {failed.message}; {why}",
+                status=failed.status,
+                retry_after=failed.retry_after or None,
+                request_id=failed.request_id,
+                excerpt=failed.excerpt,
+            )
+
+        return await RetryPolicy(self._environment, self._deadline, give_up).call(once)
+
+    async def _send(
+        self, method: str, url: str, *, body: JsonObject | None = None, headers: Mapping[str, str] | None = None
+    ) -> ApiResponse:
+        """Return the response to a request, after redirects on the same host.
+
+        Raises:
+            ForgeError: the request is refused.
+            RequestFailed: the request fails, but a retry may help.
+        """
+        clock = self._environment.clock
+        now = clock.now()
+        if self._rate_limited_until > now:
+            raise RequestFailed("rate limit reached", retry_after=self._rate_limited_until - now, status=429)
+        assert self._client is not None  # `_call` opens it
+        redirects = 0
+        while True:
+            try:
+                async with self._client.stream(method, url, json=body, headers=dict(headers or {})) as response:
+                    data, problem = await read_body(response)
+            except (httpx.RequestError, UnicodeError) as error:  # UnicodeError: a redirect to an invalid host
+                excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
+                unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+                what = "the connection was lost" if unsure else "cannot connect"
+                raise RequestFailed(f"{httpx.URL(url).host}: {what}", excerpt=excerpt, maybe_executed=unsure) from error
+            if problem:
+                raise ForgeError(f"{self._label}: {problem}", status=response.status_code)
+            answer = ApiResponse(response.status_code, response.headers, data)
+            is_redirect = answer.status in _REDIRECT_STATUSES
+            target = _same_origin_url(url, answer.headers.get("location", "")) if is_redirect else ""
+            if not target or redirects == _MAX_REDIRECTS:  # the token is not sent to another host
                 break
-        login = self._own_login
-        return [entry for entry in entries if not login or text_at(entry, *self._author_path) == login]
+            url, redirects = target, redirects + 1
+        limit_end = min(_rate_limit_end(answer, clock.now()), clock.now() + _MAX_RATE_LIMIT_WAIT)
+        self._rate_limited_until = max(self._rate_limited_until, limit_end)
+        if answer.status == 304 or 200 <= answer.status < 300:
+            return answer
+        raise self._response_error(answer, max(0.0, self._rate_limited_until - now))
+
+    def _response_error(self, answer: ApiResponse, wait: float) -> Exception:
+        """Return the exception for an error response: `RequestFailed` if a retry may help, else `ForgeError`.
+
+        Args:
+            answer: the response.
+            wait: seconds until the rate limit allows another request.
+        """
+        status, headers = answer.status, answer.headers
+        request_id = self._excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
+        limited, message = _is_rate_limited(answer), self._excerpt(_error_message(answer.data))
+        reason = _STATUS_REASONS.get(429 if limited else status, "the request is refused")
+        if 300 <= status < 400:
+            reason = "redirected to another host, where the token is not sent"
+        elif status >= 500:
+            reason = "server error"
+        if limited or status >= 500 or status in (408, 409):
+            return RequestFailed(
+                reason,
+                status=status,
+                request_id=request_id,
+                excerpt=message,
+                retry_after=wait,
+                maybe_executed=status >= 500 or status == 408,
+            )
+        if status in (401, 403, 404):
+            reason += f"; check {self._token_variable}" if self._token else f"; {self._token_variable} is not set"
+        return ForgeError(f"{self._label}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
+
+    def _parse_json(self, answer: ApiResponse) -> JsonValue:
+        try:
+            value: JsonValue = json.loads(answer.data)
+        except (ValueError, RecursionError):
+            problem = f"{self._label}: the response is not JSON; is {self._url} the URL of its API?"
+            excerpt = self._excerpt(answer.data[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace"))
+            raise ForgeError(problem, status=answer.status, final=True, excerpt=excerpt) from None
+        return value
+
+    def _excerpt(self, text: str) -> str:
+        """Return the beginning of a text, without the token."""
+        return self._redact_token(text[: 4 * MAX_EXCERPT_CHARS])[:MAX_EXCERPT_CHARS]
 
 
 def _is_project_path(path: str) -> bool:
@@ -366,32 +680,7 @@ def _is_project_path(path: str) -> bool:
     return all(part.strip(".") for part in path.split("/"))
 
 
-def _parse_logins(names: str | Iterable[str]) -> frozenset[str]:
-    """Return logins in lower case; a text may hold several, separated by commas."""
-    logins = names.split(",") if isinstance(names, str) else names
-    return frozenset(login.strip().removeprefix("@").lower() for login in logins if login.strip())
-
-
-def _validated_token(token: str, variable: str) -> str:
-    token = token.strip()
-    if not is_valid_token(token):
-        problem = "the token has characters that are not allowed in tokens; copy exactly the token"
-        raise SettingsError([Problem(variable, problem)])
-    return token
-
-
-# Data about a repository
-
-MAX_FILES: Final = 300
-
-_MAX_FILE_NAMES: Final = 200
-
-_MAX_README_CHARS: Final = 4_000
-
-_Result = TypeVar("_Result")
-
-
-async def result_or_none(request: Awaitable[_Result]) -> _Result | None:
+async def result_or_none(request: Awaitable[T]) -> T | None:
     """Return the result of a request for optional data; None if it fails."""
     try:
         return await request
@@ -399,31 +688,90 @@ async def result_or_none(request: Awaitable[_Result]) -> _Result | None:
         return None
 
 
-async def list_or_empty(request: Awaitable[list[JsonObject]]) -> list[JsonObject]:
-    """Return the result of a request for an optional list; empty if it fails."""
-    return await result_or_none(request) or []
-
-
-def file_names(entries: JsonValue) -> list[JsonValue]:
-    """Return the names of files and folders; those of folders end in a slash."""
-    folders = ("dir", "tree")
-    names = [f"{text_at(e, 'name')}{'/' if text_at(e, 'type') in folders else ''}" for e in objects_in(entries)]
-    return truncated_list(names, _MAX_FILE_NAMES)
-
-
 def truncated_list(entries: Sequence[JsonValue], most: int = MAX_FILES) -> list[JsonValue]:
     """Return the first entries of a list, with a note if there are more."""
     return [*entries[:most], *(["… [cut: there are more]"] if len(entries) > most else [])]
 
 
-def readme_excerpt(text: str | None) -> str:
-    """Return the beginning of a README."""
-    text = (text or "").strip()
-    if len(text) <= _MAX_README_CHARS:
-        return text
-    return f"{text[:_MAX_README_CHARS]}… [cut: {len(text)} characters in all]"
+def text_at(value: JsonValue, *path: str) -> str:
+    """Return the text at a path into nested objects; empty if there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    text = "" if value is None or isinstance(value, dict | list) else str(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()  # replaces lone surrogates
 
 
-def without_empty(info: JsonObject) -> JsonObject:
-    """Return an object without its empty fields."""
-    return {name: value for name, value in info.items() if value not in ("", None, [], {})}
+def as_object(value: JsonValue) -> JsonObject:
+    """Return a JSON value that is an object; else an empty object."""
+    return value if isinstance(value, dict) else {}
+
+
+def _rate_limit_end(answer: ApiResponse, now: float) -> float:
+    """Return the time before which a response allows no further request; 0 if it names none."""
+    headers, until = answer.headers, 0.0
+    if _integer_header(headers, "x-ratelimit-remaining", "ratelimit-remaining") == 0:
+        until = float(_integer_header(headers, "x-ratelimit-reset", "ratelimit-reset") or 0)
+    wait = retry_after_seconds(headers, now) if answer.status in (403, 429) or answer.status >= 500 else 0.0
+    until = max(until, now + wait if wait else 0.0)
+    return now + _DEFAULT_RATE_LIMIT_WAIT if _is_rate_limited(answer) and until <= now else until
+
+
+def _is_rate_limited(answer: ApiResponse) -> bool:
+    """Return whether an error response is a rate limit."""
+    if answer.status != 403:
+        return answer.status == 429
+    spent = _integer_header(answer.headers, "x-ratelimit-remaining") == 0
+    message = _error_message(answer.data).lower()
+    return spent or "retry-after" in answer.headers or any(phrase in message for phrase in _RATE_LIMIT_PHRASES)
+
+
+def _error_message(body: bytes) -> str:
+    """Return the message of an error response of GitHub or GitLab."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return body[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace")
+    if not isinstance(content, dict):
+        return str(content)
+    message, details = content.get("message") or content.get("error") or content, content.get("errors")
+    return f"{message} {json.dumps(details)}" if details else str(message)
+
+
+def _integer_header(headers: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        value = headers.get(name, "")
+        if value.isdecimal() and len(value) <= _MAX_HEADER_DIGITS:
+            return int(value)
+    return None
+
+
+def _next_page_url(url: str, headers: Mapping[str, str]) -> str:
+    """Return the URL of the next page, which must be on the same host; empty if there is none."""
+    if number := headers.get("x-next-page", ""):
+        return str(httpx.URL(url).copy_merge_params({"page": number}))
+    if link := headers.get("link"):
+        response = httpx.Response(200, headers={"link": link})
+        return _same_origin_url(url, response.links.get("next", {}).get("url", "") or "")
+    return ""
+
+
+def _following_page_url(url: str) -> str:
+    """Return the URL of the page after a page."""
+    address = httpx.URL(url)
+    number = address.params.get("page", "1")
+    return str(address.copy_merge_params({"page": str(int(number) + 1)})) if number.isdecimal() else ""
+
+
+def _same_origin_url(url: str, place: str) -> str:
+    """Return the absolute URL of a link or redirect; empty if it is missing, invalid, the same, or on another host."""
+    try:
+        there = str(httpx.URL(url).join(place))
+        is_ours = _origin(there) == _origin(url)
+    except (httpx.InvalidURL, ValueError):  # ValueError: an impossible host name
+        return ""
+    return there if is_ours and there != url else ""
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    address = httpx.URL(url)
+    return address.scheme, address.host, address.port

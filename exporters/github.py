@@ -6,18 +6,7 @@ import re
 from typing import ClassVar, Final
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_http import as_object, objects_in, text_at
-from replanning.exporters._forge_issue import (
-    MAX_COMMENTS,
-    MAX_FILES,
-    ForgeIssue,
-    file_names,
-    list_or_empty,
-    readme_excerpt,
-    result_or_none,
-    truncated_list,
-    without_empty,
-)
+from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, as_object, result_or_none, text_at, truncated_list
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 
@@ -56,19 +45,21 @@ class GitHubIssue(ForgeIssue):
     _url_variables = ("GITHUB_API_URL",)
     _author_path = ("user", "login")
     _text_field = "body"
+    _readme_type = "application/vnd.github.raw+json"
     _is_pull_request: bool | None = None
 
     def _locate(self, match: re.Match[str]) -> str:
         project, number = match["project"], match["number"]
-        self._repository_path = f"/repos/{project}"
-        self._pull_path = f"{self._repository_path}/pulls/{number}"
-        self._path = f"{self._repository_path}/issues/{number}"
+        self._project_path = f"/repos/{project}"
+        self._files_path = f"{self._project_path}/contents/"
+        self._pull_path = f"{self._project_path}/pulls/{number}"
+        self._path = f"{self._project_path}/issues/{number}"
         self._comments_path = f"{self._path}/comments"
         return f"{project}#{number}"
 
-    def _headers(self, token: str) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
         headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
-        return {**headers, "authorization": f"Bearer {token}"} if token else headers
+        return {**headers, "authorization": f"Bearer {self._token}"} if self._token else headers
 
     async def may_steer(self, comment: ForgeComment) -> bool:
         """Return whether the author of a comment may steer the run: a member of the project, and not a program."""
@@ -81,33 +72,29 @@ class GitHubIssue(ForgeIssue):
         self._is_pull_request = "pull_request" in entry
         return entry
 
-    async def _repository_info(self, entry: JsonObject) -> JsonObject:
-        repository = as_object(await result_or_none(self._api.get(self._repository_path)))
-        fields = ("description", "default_branch", "language", "topics")
-        info: JsonObject = {
-            "forge": self.name,
-            "url": text_at(entry, "html_url"),
-            "name": self.id.partition("#")[0],
-            "state": text_at(entry, "state"),
-            "author": text_at(entry, "user", "login"),
-            "labels": [text_at(label, "name") for label in objects_in(entry.get("labels"))],
-            **{name: repository[name] for name in fields if name in repository},
-            "files": file_names(await result_or_none(self._api.get(f"{self._repository_path}/contents/"))),
-            "readme": readme_excerpt(
-                await result_or_none(
-                    self._api.get_text(f"{self._repository_path}/readme", "application/vnd.github.raw+json")
-                )
-            ),
-        }
-        if self._is_pull_request:
-            pull = as_object(await result_or_none(self._api.get(self._pull_path)))
-            changed = await list_or_empty(self._api.list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1))
-            info["pull_request"] = {
+    def _readme_path(self, project: JsonObject) -> str:
+        return f"{self._project_path}/readme"
+
+    async def _change_info(self, entry: JsonObject) -> JsonObject:
+        if not self._is_pull_request:
+            return {}
+        pull = as_object(await result_or_none(self._get(self._pull_path)))
+        files = await result_or_none(self._list_entries(f"{self._pull_path}/files", limit=MAX_FILES + 1))
+        changed: list[JsonValue] = [
+            {
+                "path": text_at(file, "filename"),
+                "status": text_at(file, "status"),
+                **{name: file[name] for name in ("additions", "deletions") if isinstance(file.get(name), int)},
+            }
+            for file in files or []
+        ]
+        return {
+            "pull_request": {
                 "base": text_at(pull, "base", "ref"),
                 "head": text_at(pull, "head", "ref"),
-                "changed_files": truncated_list([_changed_file(file) for file in changed]),
+                "changed_files": truncated_list(changed),
             }
-        return without_empty(info)
+        }
 
     # Comments
 
@@ -116,17 +103,17 @@ class GitHubIssue(ForgeIssue):
         login = await self._login()
         if self._is_pull_request is None:
             await self._fetch_issue()
-        entries = await self._api.list_entries(self._comments_path, limit=MAX_COMMENTS)
-        comments = [self._parse_comment(entry, login) for entry in entries]
+        comments = [self._parse_comment(entry, login) for entry in await self._list_entries(self._comments_path)]
         if self._is_pull_request:
-            on_lines = await list_or_empty(self._api.list_entries(f"{self._pull_path}/comments", limit=MAX_COMMENTS))
-            comments += [self._parse_comment(entry, login, kind="r", where=_line_prefix(entry)) for entry in on_lines]
-            reviews = await list_or_empty(self._api.list_entries(f"{self._pull_path}/reviews", limit=MAX_COMMENTS))
-            comments += [
-                self._parse_comment(entry, login, kind="v", where=_review_prefix(entry))
-                for entry in reviews
-                if _has_content(entry)
-            ]
+            for entry in await result_or_none(self._list_entries(f"{self._pull_path}/comments")) or []:
+                line = text_at(entry, "line") or text_at(entry, "original_line")
+                where = f"{text_at(entry, 'path')}{':' if line else ''}{line}: "
+                comments.append(self._parse_comment(entry, login, kind="r", where=where))
+            for entry in await result_or_none(self._list_entries(f"{self._pull_path}/reviews")) or []:
+                state = text_at(entry, "state").upper()
+                where = "Changes requested. " if state == "CHANGES_REQUESTED" else ""
+                if state != "PENDING" and (where or text_at(entry, "body").strip()):
+                    comments.append(self._parse_comment(entry, login, kind="v", where=where))
             comments.sort(key=lambda comment: comment.at)
         return comments
 
@@ -134,32 +121,12 @@ class GitHubIssue(ForgeIssue):
         return text_at(entry, "user", "type") == "Bot" or author.endswith("[bot]")
 
     def _edit_request(self, comment_id: str) -> tuple[str, str]:
-        return "PATCH", f"{self._repository_path}/issues/comments/{comment_id}"
+        return "PATCH", f"{self._project_path}/issues/comments/{comment_id}"
 
     async def _fetch_app_login(self) -> str:
         """Return the login of an app's token, as in GitHub Actions."""
         try:
-            response = await self._api.write("POST", "/graphql", {"query": "query{viewer{login}}"})
+            response = await self._write("POST", "/graphql", {"query": "query{viewer{login}}"})
         except ForgeError:
             return ""
         return text_at(response, "data", "viewer", "login")
-
-
-def _changed_file(entry: JsonObject) -> JsonValue:
-    counts = {name: entry[name] for name in ("additions", "deletions") if isinstance(entry.get(name), int)}
-    return {"path": text_at(entry, "filename"), "status": text_at(entry, "status"), **counts}
-
-
-def _line_prefix(entry: JsonObject) -> str:
-    line = text_at(entry, "line") or text_at(entry, "original_line")
-    return f"{text_at(entry, 'path')}{':' if line else ''}{line}: "
-
-
-def _review_prefix(entry: JsonObject) -> str:
-    return "Changes requested. " if text_at(entry, "state").upper() == "CHANGES_REQUESTED" else ""
-
-
-def _has_content(entry: JsonObject) -> bool:
-    """Return whether a review is submitted and has a text or requests changes."""
-    state = text_at(entry, "state").upper()
-    return state != "PENDING" and (bool(text_at(entry, "body").strip()) or state == "CHANGES_REQUESTED")

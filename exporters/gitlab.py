@@ -9,20 +9,10 @@ from urllib.parse import quote, unquote
 import httpx
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_http import as_object, text_at
-from replanning.exporters._forge_issue import (
-    MAX_COMMENTS,
-    MAX_FILES,
-    ForgeIssue,
-    file_names,
-    list_or_empty,
-    readme_excerpt,
-    result_or_none,
-    truncated_list,
-    without_empty,
-)
+from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, as_object, result_or_none, text_at, truncated_list
 from replanning.http import url_problem
 from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 
 _PROJECT_PATTERN: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"
 _KIND_PATTERN: Final = r"(?P<kind>issues|work_items|merge_requests)"
@@ -30,7 +20,6 @@ _DEVELOPER_LEVEL: Final = 30
 """Lowest access level of members who may push code, and so steer a run."""
 
 _BOT_LOGIN: Final = re.compile(r"(?:project|group)_\d+_bot(?:_\w+)?|ghost|.*[-_]bot|gitlab-.*bot.*", re.IGNORECASE)
-_OLDEST_FIRST: Final = {"sort": "asc", "order_by": "created_at"}
 
 
 class GitLabIssue(ForgeIssue):
@@ -68,6 +57,7 @@ class GitLabIssue(ForgeIssue):
     def _locate(self, match: re.Match[str]) -> str:
         self._is_merge_request = match["kind"] in ("!", "merge_requests")
         self._project_path = f"/projects/{quote(match['project'], safe='')}"
+        self._files_path = f"{self._project_path}/repository/tree"
         self._user_ids: dict[str, str] = {}
         self._membership: dict[str, bool] = {}
         self._path = (
@@ -76,8 +66,8 @@ class GitLabIssue(ForgeIssue):
         self._comments_path = f"{self._path}/notes"
         return f"gitlab:{match['project']}{'!' if self._is_merge_request else '#'}{match['number']}"
 
-    def _headers(self, token: str) -> dict[str, str]:
-        return {"private-token": token} if token else {}
+    def _headers(self) -> dict[str, str]:
+        return {"private-token": self._token} if self._token else {}
 
     async def may_steer(self, comment: ForgeComment) -> bool:
         """Return whether the author of a comment may steer the run: a Developer or higher, and not a program.
@@ -93,12 +83,13 @@ class GitLabIssue(ForgeIssue):
         if person is None:
             return False
         if person not in self._membership:
-            self._membership[person] = await self._api.run(lambda: self._is_member(person))
+            async with self._call():
+                self._membership[person] = await self._is_member(person)
         return self._membership[person]
 
     async def _is_member(self, person: str) -> bool:
         try:
-            member = as_object(await self._api.get(f"{self._project_path}/members/all/{person}"))
+            member = as_object(await self._get(f"{self._project_path}/members/all/{person}"))
         except ForgeError as error:
             if error.status != 404:  # GitLab reports strangers as not found
                 raise
@@ -106,63 +97,46 @@ class GitLabIssue(ForgeIssue):
         level = member.get("access_level")
         return isinstance(level, int) and level >= _DEVELOPER_LEVEL and text_at(member, "state") in ("", "active")
 
-    async def _repository_info(self, entry: JsonObject) -> JsonObject:
-        project = as_object(await result_or_none(self._api.get(self._project_path)))
+    def _readme_path(self, project: JsonObject) -> str:
         name = text_at(project, "readme_url").rpartition("/")[2] or "README.md"
-        file = f"{self._project_path}/repository/files/{quote(unquote(name), safe='')}/raw?ref=HEAD"
-        labels = entry.get("labels")
-        info: JsonObject = {
-            "forge": self.name,
-            "url": text_at(entry, "web_url"),
-            "name": text_at(project, "path_with_namespace"),
-            "state": text_at(entry, "state"),
-            "author": text_at(entry, "author", "username"),
-            "labels": [str(label) for label in labels] if isinstance(labels, list) else [],
-            **{field: project[field] for field in ("description", "default_branch", "topics") if field in project},
-            "files": file_names(
-                [*await list_or_empty(self._api.list_entries(f"{self._project_path}/repository/tree", limit=MAX_FILES))]
-            ),
-            "readme": readme_excerpt(await result_or_none(self._api.get_text(file))),
-        }
-        if self._is_merge_request:
-            changed = await list_or_empty(self._api.list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1))
-            info["merge_request"] = {
+        return f"{self._project_path}/repository/files/{quote(unquote(name), safe='')}/raw?ref=HEAD"
+
+    async def _change_info(self, entry: JsonObject) -> JsonObject:
+        if not self._is_merge_request:
+            return {}
+        words = {"new_file": "added", "deleted_file": "removed", "renamed_file": "renamed"}
+        changed: list[JsonValue] = [
+            {
+                "path": text_at(file, "new_path"),
+                "status": next((word for flag, word in words.items() if file.get(flag) is True), "modified"),
+            }
+            for file in await result_or_none(self._list_entries(f"{self._path}/diffs", limit=MAX_FILES + 1)) or []
+        ]
+        return {
+            "merge_request": {
                 "base": text_at(entry, "target_branch"),
                 "head": text_at(entry, "source_branch"),
-                "changed_files": truncated_list(
-                    [{"path": text_at(file, "new_path"), "status": _change_status(file)} for file in changed]
-                ),
+                "changed_files": truncated_list(changed),
             }
-        return without_empty(info)
+        }
 
     # Notes
 
     async def _fetch_comments(self) -> list[ForgeComment]:
         """Return the notes of people and programs, without the system notes of GitLab."""
         login = await self._login()
-        notes = await self._api.list_entries(self._comments_path, _OLDEST_FIRST, limit=MAX_COMMENTS)
-        for note in notes:
+        comments: list[ForgeComment] = []
+        for note in await self._list_entries(self._comments_path, {"sort": "asc", "order_by": "created_at"}):
             self._user_ids[text_at(note, "author", "username")] = text_at(note, "author", "id")
-        return [
-            self._parse_comment(note, login, where=_line_prefix(note))
-            for note in notes
-            if note.get("system") is not True
-        ]
+            path = text_at(note, "position", "new_path") or text_at(note, "position", "old_path")
+            line = text_at(note, "position", "new_line") or text_at(note, "position", "old_line")
+            where = f"{path}{':' if line else ''}{line}: " if path else ""
+            if note.get("system") is not True:
+                comments.append(self._parse_comment(note, login, where=where))
+        return comments
 
     def _is_bot(self, entry: JsonObject, author: str) -> bool:
         return _BOT_LOGIN.fullmatch(author) is not None
 
     def _edit_request(self, comment_id: str) -> tuple[str, str]:
         return "PUT", f"{self._comments_path}/{comment_id}"
-
-
-def _change_status(entry: JsonObject) -> str:
-    words = {"new_file": "added", "deleted_file": "removed", "renamed_file": "renamed"}
-    return next((word for flag, word in words.items() if entry.get(flag) is True), "modified")
-
-
-def _line_prefix(note: JsonObject) -> str:
-    """Return the file and line of a note as a prefix of its text; empty if it has none."""
-    path = text_at(note, "position", "new_path") or text_at(note, "position", "old_path")
-    line = text_at(note, "position", "new_line") or text_at(note, "position", "old_line")
-    return f"{path}{':' if line else ''}{line}: " if path else ""

@@ -22,8 +22,8 @@ import anyio
 from replanning import Environment
 from replanning.environment import Clock
 from replanning.errors import UnknownRun
-from replanning.exporters._checklist import CHECKLIST_KIND, RunNotices
 from replanning.exporters._forge import CommentIndex, Forge, ForgeComment, ForgeError, Marker, parse_time
+from replanning.exporters._notices import CHECKLIST_KIND, RunNotices
 from replanning.journal import Record
 from replanning.plan import RunId
 from replanning.planning.history import RunJournals

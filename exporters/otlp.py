@@ -8,23 +8,19 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import urlsplit
 
 import anyio.to_thread
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from replanning import __version__
 from replanning.errors import PluginError, Problem, SettingsError
 from replanning.telemetry import Exporter
-
-if TYPE_CHECKING:
-    from replanning.exporters._sending import LossCounter
 
 DEFAULT_ENDPOINT: Final = "http://localhost:4318"
 MAX_QUEUE_SIZE: Final = 16_384
@@ -33,7 +29,65 @@ MAX_QUEUE_SIZE: Final = 16_384
 REFUSED_CLOSE_LIMIT: Final = 0.2
 """Longest wait on closing, in seconds, if no collector listens."""
 
+_MAX_REASON_CHARS: Final = 300
+
 _log = logging.getLogger(__name__)
+
+
+class _ThreadState(threading.local):
+    messages: list[str] | None = None
+
+
+_thread_state = _ThreadState()
+
+
+def _capture_log(record: logging.LogRecord) -> bool:
+    """Filter a log message: keep it as a reason if this thread tracks a batch, else log it."""
+    if _thread_state.messages is None:
+        return True
+    _thread_state.messages.append(record.getMessage())
+    return False
+
+
+class _LossCounter:
+    """Counter of the data that a collector did not accept.
+
+    The SDK logs each failed try, which would bury the program's own output; while batches are tracked, the first
+    message is kept as the reason instead.
+    """
+
+    def __init__(self) -> None:
+        self._lost: dict[str, int] = {}
+        self._reason = ""
+
+    def problem(self, endpoint: str) -> str:
+        """Return the losses in a sentence; empty if there are none."""
+        if not self._lost:
+            return ""
+        lost = " and ".join(f"{count} {kind}" for kind, count in self._lost.items())
+        return f"{lost} could not be sent to {endpoint}; is a collector listening there? ({self._reason})"
+
+    def track(self, exporter: Any, failure: object, kind: str) -> None:
+        """Count the batches of an exporter of the SDK as lost if it returns `failure` or raises."""
+        # The filter affects only messages from tracked batches; those of other exporters are logged.
+        logging.getLogger(type(exporter).__module__).addFilter(_capture_log)
+        send = exporter.export
+
+        def export(batch: Any, *args: Any, **kwargs: Any) -> object:
+            result, messages = failure, list[str]()
+            _thread_state.messages = messages
+            try:
+                result = send(batch, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - a failing collector must not end the thread that sends
+                messages.append(repr(error))
+            finally:
+                _thread_state.messages = None
+            if result is failure:
+                self._lost[kind] = self._lost.get(kind, 0) + (len(batch) if kind == "spans" else 1)
+                self._reason = (messages or ["unknown reason"])[0][:_MAX_REASON_CHARS]
+            return result
+
+        exporter.export = export
 
 
 class OtlpExporter(Exporter):
@@ -76,18 +130,31 @@ class OtlpExporter(Exporter):
         service_name: str | None = None,
     ) -> None:
         base = _base_url(endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_ENDPOINT)
-        sending = _import_sender()
-        self.endpoint = _without_password(base)
-        self._losses: LossCounter = sending.LossCounter()
-        resource = _resource(service_name)
-        spans = sending.SpanSender(f"{base}/v1/traces", headers, timeout, self._losses)
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        except ImportError as error:
+            raise PluginError(
+                f"exporter 'otlp' needs an extra that is not installed ({error}): pip install 'replanning[otlp]'"
+            ) from error
+        parts = urlsplit(base)
+        self.endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
+        self._losses = _LossCounter()
+        name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
+        resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__})
+        # The SDK takes fractions of a second, whatever older versions declare.
+        options: dict[str, Any] = {"headers": dict(headers or {}), "timeout": timeout}
+        spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", **options)
+        self._losses.track(spans, SpanExportResult.FAILURE, "spans")
+        queue_size = None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE_SIZE
         # The end of the program is handled below: the SDK's own handler has no limit that could be set.
         self._tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._tracer_provider.add_span_processor(BatchSpanProcessor(spans, max_queue_size=_queue_size()))
+        self._tracer_provider.add_span_processor(BatchSpanProcessor(spans, max_queue_size=queue_size))
         self._meter_provider: MeterProvider | None = None
         if metrics:
-            sender = sending.MetricSender(f"{base}/v1/metrics", headers, timeout, self._losses)
-            reader = PeriodicExportingMetricReader(sender)
+            batches = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", **options)
+            self._losses.track(batches, MetricExportResult.FAILURE, "batches of metrics")
+            reader = PeriodicExportingMetricReader(batches)
             self._meter_provider = MeterProvider([reader], resource, shutdown_on_exit=False)
         self._close_limit = close_limit
         self._closed = False
@@ -153,16 +220,6 @@ class OtlpExporter(Exporter):
             self._meter_provider.shutdown()
 
 
-def _import_sender() -> ModuleType:
-    try:
-        from replanning.exporters import _sending
-    except ImportError as error:
-        raise PluginError(
-            f"exporter 'otlp' needs an extra that is not installed ({error}): pip install 'replanning[otlp]'"
-        ) from error
-    return _sending
-
-
 def _base_url(endpoint: str) -> str:
     """Return the URL without the path of a signal."""
     text = endpoint.strip() if "://" in endpoint else f"http://{endpoint.strip()}"
@@ -189,18 +246,3 @@ def _refuses_connection(address: str) -> bool:
     except OSError:
         return False  # it may be reachable through a proxy
     return False
-
-
-def _without_password(address: str) -> str:
-    """Return a URL without user name and password."""
-    parts = urlsplit(address)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def _resource(service_name: str | None) -> Resource:
-    name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
-    return Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__})
-
-
-def _queue_size() -> int | None:
-    return None if "OTEL_BSP_MAX_QUEUE_SIZE" in os.environ else MAX_QUEUE_SIZE

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replanning.exporters._checklist import render_checklist
 from replanning.exporters._forge import MAX_COMMENT_CHARS
+from replanning.exporters._notices import render_checklist
 from replanning.journal import Record
 from replanning.plan import JsonObject, RunId
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep

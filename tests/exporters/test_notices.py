@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Settings
-from replanning.exporters._checklist import RunNotices
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker, find_marker
-from replanning.exporters._notices import HEADINGS, Notice, NoticeKind
+from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
 from replanning.journal import PlanningNoted, Record
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
