@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Final
+from pathlib import Path
 
 __all__ = ["main"]
-
-_INTERRUPTED: Final = 130
 
 
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code."""
+    # Printing is safe: closed streams are the null device, and characters that the terminal cannot show are replaced.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - the process closes it
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - likewise
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         from replanning.cli.app import app
-        from replanning.cli.options import prepare_streams
 
-        prepare_streams()
         app()
-    except KeyboardInterrupt:
-        # Ctrl-C before a command has begun, while the program is still being imported.
-        if sys.stderr is not None:
-            sys.stderr.write("error: interrupted\n")
-        raise SystemExit(_INTERRUPTED) from None
+    except KeyboardInterrupt:  # before a command has begun, while the program is still being imported
+        sys.stderr.write("error: interrupted\n")
+        sys.exit(130)

@@ -16,9 +16,9 @@ import anyio
 
 from replanning import Answer, PlanRun, Question, ReplanningError, StoreGate, TaskState
 from replanning.changes import PlanChange, parse_changes
+from replanning.cli.app import AskMode, console, escape_control
 from replanning.cli.lookup import user_name
 from replanning.cli.narrator import Line, Narrator, print_question, usage_words
-from replanning.cli.options import AskMode, console, escape_control
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise

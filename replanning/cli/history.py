@@ -10,8 +10,7 @@ from typing import Annotated, Final, get_args
 
 import typer
 
-from replanning.cli.lookup import command_line, existing_store, find_run, read_settings, split_run
-from replanning.cli.options import (
+from replanning.cli.app import (
     DEFAULT_STORE,
     DIFF_STYLES,
     JsonOption,
@@ -27,6 +26,7 @@ from replanning.cli.options import (
     print_result,
     refuse,
 )
+from replanning.cli.lookup import command_line, existing_store, find_run, read_settings, split_run
 from replanning.errors import JournalCorrupt
 from replanning.history import (
     PlanEdit,

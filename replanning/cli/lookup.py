@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from replanning import Plan, Settings
-from replanning.cli.options import DEFAULT_STORE, fail, print_message, refuse
+from replanning.cli.app import DEFAULT_STORE, fail, print_message, refuse
 from replanning.config import load_settings
 from replanning.decision.answers import closed_error
 from replanning.errors import (
@@ -67,11 +67,20 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     Raises:
         StoreError: the place cannot be used, or has no store.
     """
-    name, path = _parse_place(place)
+    name, colon, path = place.partition(":")
+    installed = installed_plugins("stores")
+    if place == "memory":
+        path = ""
+    elif not colon or name not in installed:
+        if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
+            hint = f"installed are: {', '.join(installed)}; for a file write {'./' + place!r}"
+            raise StoreError(f"no store {name!r} is installed; {hint}")
+        name = "jsonl" if place.endswith((".jsonl", "/")) or Path(place).is_dir() else "sqlite"
+        path = place
     if name in _BUILTIN_STORES and bool(path) == (name == "memory"):
         expected = "expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
         raise StoreError(f"{place!r} cannot be a store; {expected} (--store names the store)")
-    if must_exist and not store_may_exist(place):
+    if must_exist and name in _BUILTIN_STORES and not (path and Path(path).exists()):
         what = "the memory of this process" if name == "memory" else repr(path)
         raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
     try:
@@ -81,34 +90,6 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
             raise
         raise StoreError(f"{error} (--store names the store)") from error
     return store
-
-
-def store_may_exist(place: str) -> bool:
-    """Return whether a place may already hold a store, without creating one.
-
-    Raises:
-        StoreError: the place cannot be used.
-    """
-    name, path = _parse_place(place)
-    return name not in _BUILTIN_STORES or bool(path and Path(path).exists())
-
-
-def _parse_place(place: str) -> tuple[str, str]:
-    """Split a place into the name of a store plugin and the place that it is given.
-
-    Raises:
-        StoreError: it looks like the name of a plugin that is not installed.
-    """
-    if place == "memory":
-        return "memory", ""
-    name, colon, rest = place.partition(":")
-    if colon and name in installed_plugins("stores"):
-        return name, rest
-    if len(name) > 1 and name.replace("-", "_").isidentifier() and rest:  # one letter may be a drive
-        installed = ", ".join(installed_plugins("stores"))
-        hint = f"installed are: {installed}; for a file write {'./' + place!r}"
-        raise StoreError(f"no store {name!r} is installed; {hint}")
-    return "jsonl" if place.endswith((".jsonl", "/")) or Path(place).is_dir() else "sqlite", place
 
 
 @contextmanager
@@ -185,14 +166,11 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[tuple[Ru
             yield info, open_questions(store.read(info.run))
 
 
-def validate_run_id(run_id: str | None) -> str | None:
-    """Return the id for a new run; refuse one that later commands could not name."""
-    if run_id is None:
-        return None
+def check_run_id(run_id: str) -> None:
+    """Refuse an id for a new run that later commands could not name."""
     problems = {"": "is empty", LATEST: "means the newest run"}
     if problem := "would be read as an option" if run_id.startswith("-") else problems.get(run_id, ""):
         fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
-    return run_id
 
 
 def command_line(place: str, *words: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from replanning import Task, TaskState, journal
 from replanning.changes import Alternative, ReplaceTask
-from replanning.cli.options import DIFF_STYLES, escape_control
+from replanning.cli.app import DIFF_STYLES, escape_control
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import (
     HELD_FAILURE_TYPE,

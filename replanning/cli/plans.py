@@ -14,16 +14,13 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from replanning import Goal, Plan, PlanError, Task, ToolSpec
-from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
-from replanning.cli.options import (
-    ConcurrencyOption,
+from replanning.cli.app import (
     ExitCode,
     JsonOption,
     PlanArgument,
     Program,
-    SequentialOption,
-    SettingsOption,
-    concurrency,
+    RunOptions,
+    all_except,
     console,
     epilog,
     escape_control,
@@ -32,6 +29,7 @@ from replanning.cli.options import (
     print_result,
     problems_json,
 )
+from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
 from replanning.plan.document import plan_schema
@@ -270,6 +268,7 @@ def _print_tool(row: JsonObject) -> None:
         "A task is named by its id, by its tool, or * for all. A chance of 1 may be left out.",
         codes="0 every run succeeded · 1 some did not · 2 wrong usage, plan or settings",
     ),
+    without=all_except("sequential", "max_concurrency", "settings", "json"),
 )
 def simulate(
     plan: PlanArgument,
@@ -295,10 +294,7 @@ def simulate(
             help="The provider of alternatives, such as repair; repeat for several. Language models are not asked.",
         ),
     ] = None,
-    sequential: SequentialOption = False,
-    max_concurrency: ConcurrencyOption = None,
-    settings: SettingsOption = None,
-    as_json: JsonOption = False,
+    options: RunOptions,
 ) -> None:
     """Run a plan many times on a virtual clock, with tasks that fail, and count how often it succeeds.
 
@@ -308,9 +304,8 @@ def simulate(
     from replanning.engine.engine import REPAIR_PLUGIN, ReplanningEngine
     from replanning.llm.selection import AUTO, is_llm
 
-    limit = concurrency(sequential=sequential, max_concurrency=max_concurrency)
     document = read_plan(str(plan))
-    loaded = read_settings(settings)
+    loaded = read_settings(options.settings)
     names = replan_provider or loaded.provider
     if models := [name for name in names if is_llm(name)]:  # they cost money and have no virtual time
         message = f"a simulation asks no language model such as {', '.join(map(repr, models))}; use repair"
@@ -328,8 +323,10 @@ def simulate(
         messages = (problem.message for problem in error.problems)
         raise SettingsError(list(map(Problem, places, messages))) from None
     engine = partial(ReplanningEngine, providers, settings=loaded)
-    report = testing.simulate(document, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=limit)
-    if as_json:
+    report = testing.simulate(
+        document, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=options.concurrency
+    )
+    if options.json:
         print_json(report.document())
     else:
         _print_simulation(report, document)

@@ -22,8 +22,7 @@ import typer
 
 from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
 from replanning.cli import lookup
-from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.options import (
+from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
     PlanArgument,
     Program,
@@ -33,6 +32,7 @@ from replanning.cli.options import (
     fail,
     print_message,
 )
+from replanning.cli.display import Display, create_display, create_gate
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary, summarize
 from replanning.engine.engine import run_workers
@@ -104,15 +104,17 @@ def run(
     """
     path = str(plan)
     document = lookup.read_plan(path)
-    if changes := parse_context_options(options.context or ()):
-        changed = document.model_copy(update={"context": {**document.context, **changes}})
+    if options.context:
+        context = {**document.context, **parse_context_options(options.context)}
+        changed = document.model_copy(update={"context": context})
         document = Plan.model_validate(changed.model_dump(mode="json", exclude_unset=True))
     if problems := check_tools(document):
         raise PlanError(locate_problems(problems, path))
     if not options.quiet:
         for note in (*check_unused_arguments(document), *check_machine(document)):
             print_message(f"note: {note.message}")
-    run_id = lookup.validate_run_id(run_id)
+    if run_id is not None:
+        lookup.check_run_id(run_id)
     summary = _carry_out(options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id))
     raise typer.Exit(summary.report(json=options.json))
 
@@ -235,7 +237,7 @@ def _carry_out(
     if options.replan is False:
         settings = settings.model_copy(update={"enabled": False})
     exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
-    exporters += lookup.open_notifiers(options.notify or ())
+    exporters += lookup.open_notifiers(options.notify) if options.notify else []
     environment = Environment()
     display = create_display(environment.clock, settings.budget, quiet=options.quiet)
     run: PlanRun | None = None

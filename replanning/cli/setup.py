@@ -14,8 +14,7 @@ import anyio
 import typer
 
 from replanning import Environment, Settings
-from replanning.cli.lookup import print_warnings, read_settings
-from replanning.cli.options import (
+from replanning.cli.app import (
     ExitCode,
     JsonOption,
     Program,
@@ -28,6 +27,7 @@ from replanning.cli.options import (
     print_result,
     problems_json,
 )
+from replanning.cli.lookup import print_warnings, read_settings
 from replanning.config import load_settings, misspelt, values
 from replanning.engine.engine import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError

@@ -15,9 +15,7 @@ import typer
 
 from replanning import Environment, Goal, Plan, PlanRun, Settings
 from replanning.cli import lookup
-from replanning.cli.display import Display, create_display, create_gate
-from replanning.cli.narrator import Line, as_object
-from replanning.cli.options import (
+from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
     AskMode,
     ExitCode,
@@ -31,6 +29,8 @@ from replanning.cli.options import (
     print_json,
     print_message,
 )
+from replanning.cli.display import Display, create_display, create_gate
+from replanning.cli.narrator import Line, as_object
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import ContextShell, parse_context_options, run_until_stopped
 from replanning.cli.summary import RunSummary, summarize, summary_json
@@ -186,7 +186,8 @@ def solve(
     if dry_run:
         options.store = "memory"
         raise typer.Exit(_make_plan(job, options))
-    run_id = lookup.validate_run_id(run_id)
+    if run_id is not None:
+        lookup.check_run_id(run_id)
     loaded = lookup.read_settings(options.settings, quiet=options.quiet)
     run, model = _existing_run(job.request, run_id, loaded, options.store)
     job = replace(job, llm=job.llm or model)
@@ -334,9 +335,11 @@ def _existing_run(
         NotRunning: the run was aborted.
         StoreError: the store cannot be read.
     """
-    if not lookup.store_may_exist(place):
+    try:
+        opened = lookup.open_store(place, must_exist=True)
+    except StoreError:  # told when the run opens it
         return run_id, None
-    with closing(lookup.open_store(place)) as store:
+    with closing(opened) as store:
         statuses = {str(info.run): info.status for info in store.runs()}
         if run_id is None and request.issue_id:
             earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
@@ -348,10 +351,10 @@ def _existing_run(
         if run_id not in statuses:
             return run_id, None
         records = list(store.read(RunId(run_id)))
-    opened = records[0].body
-    assert isinstance(opened, RunOpened)
-    earlier_request, redactor = request_of(opened.plan), redactor_for(settings)  # journals hold goals without secrets
-    about = opened.plan.goal.objective
+    body = records[0].body
+    assert isinstance(body, RunOpened)
+    earlier_request, redactor = request_of(body.plan), redactor_for(settings)  # journals hold goals without secrets
+    about = body.plan.goal.objective
     if earlier_request is None or (
         (not request.issue_id or earlier_request.issue_id != request.issue_id)
         and redactor.text(earlier_request.goal.objective) != redactor.text(request.goal.objective)

@@ -15,8 +15,7 @@ import typer
 
 from replanning.changes import parse_changes
 from replanning.cli import lookup
-from replanning.cli.narrator import is_phase_task, print_question, usage_words
-from replanning.cli.options import (
+from replanning.cli.app import (
     DEFAULT_STORE,
     RUN_EXIT_CODES_HELP,
     JsonOption,
@@ -33,6 +32,7 @@ from replanning.cli.options import (
     print_result,
     refuse,
 )
+from replanning.cli.narrator import is_phase_task, print_question, usage_words
 from replanning.decision import Question
 from replanning.environment import SystemClock
 from replanning.errors import ChangeRejected, NotRunning, PlanError, ReplanningError, UnknownTask

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from replanning import Plan, PlanRun, ReplanningEngine, RunResult, journal
 from replanning.changes import RetryTask
+from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.lookup import command_line
-from replanning.cli.options import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
