@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -33,7 +33,7 @@ from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
     add_phases,
-    check_and_compile,
+    check_subtasks,
     compile_action_plan,
     describe_tool_use,
     installation_changes,
@@ -41,7 +41,6 @@ from replanning.planning.tasks import (
     missing_arguments,
     phase_of,
     phase_task,
-    plan_problems,
     planned_arguments,
     repeat_phases,
     revise_decomposition,
@@ -75,11 +74,20 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         if isinstance(error, UnclearGoal) or (decomposition is None and error is None):
             raise LLMResponseInvalid("expected 'task_decomposition', or an error of the type 'cannot_decompose'")
         if decomposition is not None:
-            tools, limit = session.tools.values(), session.settings.max_subtasks
-            if problems := plan_problems(decomposition, tools=tools, max_subtasks=limit):
+            limit = session.settings.max_subtasks
+            if problems := check_subtasks(decomposition, session.tools, max_subtasks=limit):
                 raise LLMResponseInvalid("; ".join(map(str, problems)))
             session.refuse_secrets(decomposition.ids_by_label())
         return decomposition, error
+
+    def infeasible(cannot: CannotDecompose) -> str:
+        parts = {
+            "possible": "; ".join(cannot.possible),
+            "not possible": "; ".join(cannot.not_possible),
+            "proposed instead": cannot.other_approach,
+        }
+        details = [f"{name}: {text}" for name, text in parts.items() if text]
+        return " | ".join([f"the goal cannot be decomposed: {cannot.message}", *details])
 
     data = session.prompt_data(task)
     why = str(data.get("why") or "")
@@ -88,7 +96,14 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         if decomposition is not None or cannot is None:
             break
         if instruction is _OTHER_APPROACH_INSTRUCTION:
-            _escalate_infeasible(session, task, cannot)
+            recommendations = (cannot.other_approach,) if cannot.other_approach else ()
+            held = session.state.held.get(PlanningTask.of(task).after)
+            if held is not None and held.why == "no_alternative":  # a person approved that, and it failed too
+                session.record_intervention(infeasible(cannot), recommendations)
+                raise PlanningFailed(infeasible(cannot))
+            session.escalate(
+                task.id, infeasible(cannot), target=Phase.TASK_DECOMPOSITION, recommendations=recommendations
+            )
         data |= {"why": f"{why}; {instruction}" if why else instruction, "errors": cannot.model_dump(mode="json")}
         decomposition, latest = await session.ask(Phase.TASK_DECOMPOSITION, data, PlanningReply, parse)
         cannot = latest or cannot
@@ -96,31 +111,10 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
         assert decomposition is not None
         return decomposition.model_dump(mode="json")
     if decomposition is None:
-        raise PlanningFailed(_describe_infeasibility(cannot))
+        raise PlanningFailed(infeasible(cannot))
     without = [f"it is done without: {text}" for text in cannot.not_possible]
     session.record_assumptions(without or [f"it is done in part: {cannot.message}"])
     return {**decomposition.model_dump(mode="json"), "cannot": cannot.model_dump(mode="json")}
-
-
-def _escalate_infeasible(session: PlanningSession, task: Task, cannot: CannotDecompose) -> None:
-    """Escalate a goal that cannot be decomposed; return if the other approach is taken without asking."""
-    reason = _describe_infeasibility(cannot)
-    recommendations = (cannot.other_approach,) if cannot.other_approach else ()
-    held = session.state.held.get(PlanningTask.of(task).after)
-    if held is not None and held.why == "no_alternative":  # a person approved the other approach, and it failed too
-        session.record_intervention(reason, recommendations)
-        raise PlanningFailed(reason)
-    session.escalate(task.id, reason, target=Phase.TASK_DECOMPOSITION, recommendations=recommendations)
-
-
-def _describe_infeasibility(cannot: CannotDecompose) -> str:
-    parts = {
-        "possible": "; ".join(cannot.possible),
-        "not possible": "; ".join(cannot.not_possible),
-        "proposed instead": cannot.other_approach,
-    }
-    details = [f"{name}: {text}" for name, text in parts.items() if text]
-    return " | ".join([f"the goal cannot be decomposed: {cannot.message}", *details])
 
 
 # Action plan
@@ -148,28 +142,66 @@ def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
 
 async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
     """Return actions that fit subtasks and tools; for many subtasks, the model plans them in batches."""
-    plan, finished = session.state.plan, _finished_subtasks(session, task)
-    if plan is not None and keeps_finished(_target_phase(task)):
+    plan, target = session.state.plan, _target_phase(task)
+    finished = {name: name for name in _finished_subtasks(session, task)}
+    if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
     else:  # it was made anew
         decomposition = validate_output(TaskDecomposition, session.phase_output(Phase.TASK_DECOMPOSITION))
     batches = batch_subtasks(decomposition, finished=finished) or ((),)
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
-    if len(batches) == 1 and _target_phase(task) is Phase.EXECUTION and plan is not None:
-        return await _request_revision(session, decomposition, finished, data)
-    capacity, plans, earlier = session.run.live.pool.capacity, list[ActionPlan](), list[Task]()
+    tools, capacity = session.tools, session.run.live.pool.capacity
+
+    def unfinished_part(planned: ActionPlan) -> ActionPlan:
+        left = planned.without(finished)
+        if not left.actions:
+            raise LLMResponseInvalid(
+                "every task of this plan is done already; plan what is to be done instead of what failed"
+            )
+        return left
+
+    def check(planned: ActionPlan, problems: Sequence[Problem]) -> None:
+        """Reject a plan with problems or secrets, and one without all arguments where nothing is executed."""
+        texts = list(map(str, problems))
+        if session.plan_only and not texts:
+            missing = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
+            texts = [
+                f"the action for {name!r} lacks the arguments {list(names)}" for name, names in missing.items() if names
+            ]
+        if texts:
+            raise LLMResponseInvalid("; ".join(texts))
+        session.refuse_secrets({f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions})
+
+    if len(batches) == 1 and target is Phase.EXECUTION and plan is not None:
+
+        def parse_revision(text: str) -> JsonObject:
+            revision = parse_reply(text, ReflectionReply).plan_revision
+            if revision is None:
+                raise LLMResponseInvalid("expected 'plan_revision' with an updated action plan")
+            planned = unfinished_part(revision.updated_action_plan)
+            subtasks = revise_decomposition(decomposition, planned, finished)
+            limit = session.settings.max_subtasks + len(finished)
+            problems = check_subtasks(subtasks, tools, finished=finished, max_subtasks=limit)
+            compiled = compile_action_plan(
+                planned, subtasks, tools, finished=finished, resources=capacity, problems=problems
+            )
+            check(planned, compiled[0])
+            session.refuse_secrets(subtasks.ids_by_label())
+            return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
+
+        return await session.ask("revision", data, ReflectionReply, parse_revision)
+    plans, earlier = list[ActionPlan](), list[Task]()
     for batch in batches:
 
         def parse(text: str, batch: Sequence[str] = batch) -> tuple[ActionPlan, Sequence[Task]]:
             planned = parse_planning(text, Phase.ACTION_SEQUENCE).action_plan
             if planned is None:
                 raise LLMResponseInvalid("expected an action plan")
-            planned = _require_unfinished(planned, finished)
-            done = {name: name for name in finished}
-            problems, tasks = check_and_compile(
-                planned, decomposition, session.tools, finished=done, resources=capacity, batch=batch, earlier=earlier
+            planned = unfinished_part(planned)
+            problems, tasks = compile_action_plan(
+                planned, decomposition, tools, finished=finished, resources=capacity, batch=batch, earlier=earlier
             )
-            _check_plan(session, planned, problems)
+            check(planned, problems)
             return planned, tasks
 
         if len(batches) > 1:
@@ -179,33 +211,8 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
         planned, tasks = await session.ask(Phase.ACTION_SEQUENCE, data, PlanningReply, parse)
         plans.append(planned)
         earlier.extend(Task(id=task.id, depends_on=task.depends_on) for task in tasks)
-    return _phase_output(merge_action_plans(plans), decomposition)
-
-
-async def _request_revision(
-    session: PlanningSession, decomposition: TaskDecomposition, finished: Mapping[str, str], data: JsonObject
-) -> JsonObject:
-    """Return the actions of a revised plan, with the subtasks that they serve."""
-
-    def parse(text: str) -> JsonObject:
-        revision = parse_reply(text, ReflectionReply).plan_revision
-        if revision is None:
-            raise LLMResponseInvalid("expected 'plan_revision' with an updated action plan")
-        planned = _require_unfinished(revision.updated_action_plan, finished)
-        subtasks = revise_decomposition(decomposition, planned, finished)
-        problems = plan_problems(
-            subtasks,
-            planned,
-            tools=session.tools.values(),
-            max_subtasks=session.settings.max_subtasks + len(finished),
-            finished=finished,
-            resources=session.run.live.pool.capacity,
-        )
-        _check_plan(session, planned, problems)
-        session.refuse_secrets(subtasks.ids_by_label())
-        return _phase_output(planned, subtasks)
-
-    return await session.ask("revision", data, ReflectionReply, parse)
+    merged = merge_action_plans(plans)
+    return {"action_plan": merged.model_dump(mode="json"), "subtasks": decomposition.model_dump(mode="json")}
 
 
 def _target_phase(task: Task) -> Phase:
@@ -239,33 +246,6 @@ def _is_superseded(session: PlanningSession, task: Task) -> bool:
     return any(planned) and not planned[-1]
 
 
-def _check_plan(session: PlanningSession, planned: ActionPlan, problems: Sequence[Problem]) -> None:
-    """Reject a plan with problems or secrets, and one without all arguments where nothing is executed."""
-    tools, texts = session.tools, list(map(str, problems))
-    if session.plan_only and not texts:
-        missing = {a.task_id: missing_arguments(tools[a.tool], a.arguments) for a in planned.actions}
-        texts = [
-            f"the action for {name!r} lacks the arguments {list(names)}" for name, names in missing.items() if names
-        ]
-    if texts:
-        raise LLMResponseInvalid("; ".join(texts))
-    session.refuse_secrets({f"the arguments of the action for {a.task_id!r}": a.arguments for a in planned.actions})
-
-
-def _phase_output(planned: ActionPlan, subtasks: TaskDecomposition) -> JsonObject:
-    return {"action_plan": planned.model_dump(mode="json"), "subtasks": subtasks.model_dump(mode="json")}
-
-
-def _require_unfinished(planned: ActionPlan, finished: Container[str]) -> ActionPlan:
-    """Return a plan without finished subtasks; reject one with no others."""
-    left = planned.without(finished)
-    if not left.actions:
-        raise LLMResponseInvalid(
-            "every task of this plan is done already; plan what is to be done instead of what failed"
-        )
-    return left
-
-
 # Installation
 
 
@@ -274,7 +254,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
 
     Raises PlanningHeld if a person must approve it first, and PlanError if it does not fit the live plan.
     """
-    state, live, notes = session.state, session.run.live, PlanningTask.of(task)
+    state, live, notes, tools = session.state, session.run.live, PlanningTask.of(task), session.tools
     if any(PlanningTask.of(entry.task).by == task.id for entry in live):
         return
     subtasks = TaskDecomposition.model_validate(output["subtasks"], strict=False)
@@ -289,20 +269,37 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     if state.plan is not None and not action_plan.actions:
         return  # a newer plan does all of it
     number = 1 + sum(plan.task != task.id for plan in state.plans)
-    prefix, tools = "" if number == 1 else f"v{number}.", session.tools.values()
+    prefix = "" if number == 1 else f"v{number}."
     while prefix and any(entry.id.startswith(prefix) for entry in live):  # a subtask may have such a name
         prefix = f"v{number}.{prefix}"
-    try:
-        compiled = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
-        if any(action.id in live for action in compiled):  # a subtask may have the name of a phase
-            prefix = f"v{number}.{prefix}"
-            compiled = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
-    except PlanError:
-        if notes.accept and state.plan is not None:
-            return  # a newer plan came while a person was asked, and counts
-        raise
-    planned = [_annotate_action(session, action, task) for action in compiled]
-    _require_approval(session, task, planned)
+    problems = check_subtasks(subtasks, tools, finished=finished)
+    found, compiled = compile_action_plan(
+        action_plan, subtasks, tools, prefix=prefix, finished=finished, problems=problems
+    )
+    if any(action.id in live for action in compiled):  # a subtask may have the name of a phase
+        prefix = f"v{number}.{prefix}"
+        found, compiled = compile_action_plan(action_plan, subtasks, tools, prefix=prefix, finished=finished)
+    if found and notes.accept and state.plan is not None:
+        return  # a newer plan came while a person was asked, and counts
+    if found:
+        raise PlanError(found)
+    planned, uses = list[Task](), list[str]()
+    for action in compiled:
+        own, timeout = PlanningTask.of(action), action.timeout
+        if action.tool is None:  # the model will be asked for its arguments
+            limit = tools[own.tool].timeout if timeout is None else timeout
+            timeout = None if limit is None else limit + session.llm.timeout
+        own = own.model_copy(update={"by": task.id, "unapproved": session.plan_only})
+        metadata = {**action.metadata, **own.to_metadata()}
+        planned.append(action.model_copy(update={"metadata": metadata, "timeout": timeout}))
+        bodies = [body for body in (action, *action.fallbacks) if tools[tool_name(body)].dangerous]
+        uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
+    held = state.held.get(notes.accept)
+    approved = held is not None and held.why == "dangerous" and held.is_approved  # not of something else
+    if uses and not approved and not session.plan_only:
+        shown = "; ".join(dict.fromkeys(uses[:_MAX_DANGEROUS_USES]))
+        more = f"; and {len(uses) - _MAX_DANGEROUS_USES} more" if len(uses) > _MAX_DANGEROUS_USES else ""
+        session.hold(task.id, "dangerous", f"the plan uses tools that may do harm: {shown}{more}; carry it out?")
     tasks = {**finished, **{str(action.id).removeprefix(prefix): str(action.id) for action in planned}}
     version = PlanVersion(
         number=number,
@@ -319,37 +316,6 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     session.run.apply(
         installation_changes(live, planned, finished.values(), by=task.id), reason=version.reason or "the plan was made"
     )
-
-
-def _annotate_action(session: PlanningSession, action: Task, phase: Task) -> Task:
-    """Note the phase that planned an action, and set its timeout if the model will be asked for its arguments."""
-    notes = PlanningTask.of(action).model_copy(update={"by": phase.id, "unapproved": session.plan_only})
-    timeout = action.timeout
-    if action.tool is None:
-        spec = session.tools.get(notes.tool)
-        limit = spec.timeout if spec is not None and timeout is None else timeout
-        timeout = None if limit is None else limit + session.llm.timeout
-    metadata = {**action.metadata, **notes.to_metadata()}
-    return action.model_copy(update={"metadata": metadata, "timeout": timeout})
-
-
-def _require_approval(session: PlanningSession, task: Task, planned: list[Task]) -> None:
-    """Have a person approve dangerous actions before they enter the plan, unless nothing is executed."""
-    if session.plan_only:
-        return
-    held = session.state.held.get(PlanningTask.of(task).accept)
-    if held is not None and held.why == "dangerous" and held.is_approved:
-        return  # an approval of something else does not count
-    bodies = [body for action in planned for body in (action, *action.fallbacks)]
-    uses = [
-        describe_tool_use(name, planned_arguments(body))
-        for body in bodies
-        if (name := tool_name(body)) in session.tools and session.tools[name].dangerous
-    ]
-    if uses:
-        shown = "; ".join(dict.fromkeys(uses[:_MAX_DANGEROUS_USES]))
-        more = f"; and {len(uses) - _MAX_DANGEROUS_USES} more" if len(uses) > _MAX_DANGEROUS_USES else ""
-        session.hold(task.id, "dangerous", f"the plan uses tools that may do harm: {shown}{more}; carry it out?")
 
 
 # Replans that cannot be done
@@ -418,16 +384,6 @@ async def _escalate_replan(
     return False
 
 
-def _existing_output(session: PlanningSession, task: Task, phase: Phase) -> JsonObject | None:
-    """Return the previous output of a phase; None if there is a plan, which goes on without the rest of the replan."""
-    if session.state.plan is None:
-        return session.phase_output(phase)
-    if rest := _remaining_phases(session, task):
-        skips = [SkipTask(task_id=one, reason="the plan stays as it is") for one in rest]
-        session.run.apply(skips, reason="the plan stays as it is")
-    return None
-
-
 def _remaining_phases(session: PlanningSession, task: Task) -> tuple[TaskId, ...]:
     """Return the planning phases of the same replan that are still to come."""
     replan, live = PlanningTask.of(task).replan, session.run.live
@@ -453,11 +409,21 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         return {}
     output = state.outputs.get(notes.accept or task.id)
     if output is None and not accepted:
-        output = await _produce_output(session, phase, task)
+        try:
+            replanned = await _escalate_forbidden_replan(session, task, phase)
+            if replanned is None and not _is_superseded(session, task):
+                output = await _WORK[phase](session, task)
+        except NoUsableReply as error:
+            replanned = await _escalate_failure(session, task, phase, error)
+        if replanned:
+            return {}
         accepted = output is None
-    if output is None:
-        output = _existing_output(session, task, phase)
-    if not output:  # another replan has taken its place, or the current plan goes on
+    if output is None and session.state.plan is None:
+        output = session.phase_output(phase)
+    elif output is None and (rest := _remaining_phases(session, task)):  # the plan goes on without the replan
+        reason = "the plan stays as it is"
+        session.run.apply([SkipTask(task_id=one, reason=reason) for one in rest], reason=reason)
+    if not output:
         return {}
     if task.id not in state.outputs:
         session.note("output", {"task": task.id, "phase": phase.value, "value": output})
@@ -471,26 +437,6 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     if phase is Phase.ACTION_SEQUENCE:
         _install_plan(session, task, output)
     return output
-
-
-async def _produce_output(session: PlanningSession, phase: Phase, task: Task) -> JsonObject | None:
-    """Return the phase's output, `{}` if another replan took its place, or None to keep the existing output."""
-    try:
-        escalated = await _escalate_forbidden_replan(session, task, phase)
-        if escalated is None and _is_superseded(session, task):
-            return None
-        if escalated is None:
-            match phase:
-                case Phase.GOAL_UNDERSTANDING:
-                    return await _understand_goal(session, task)
-                case Phase.TASK_DECOMPOSITION:
-                    return await _decompose(session, task)
-                case Phase.ACTION_SEQUENCE:
-                    return await _request_action_plan(session, task)
-            return await _summarise(session, task)
-    except NoUsableReply as error:
-        escalated = await _escalate_failure(session, task, phase, error)
-    return {} if escalated else None
 
 
 async def _understand_goal(session: PlanningSession, task: Task) -> JsonObject:
@@ -522,6 +468,14 @@ async def _summarise(session: PlanningSession, task: Task) -> JsonObject:
     except (LLMError, BudgetExceeded, PlanningFailed) as error:
         return {"not_judged": str(error)}
     return reply.model_dump(mode="json")
+
+
+_WORK: Final = {
+    Phase.GOAL_UNDERSTANDING: _understand_goal,
+    Phase.TASK_DECOMPOSITION: _decompose,
+    Phase.ACTION_SEQUENCE: _request_action_plan,
+    Phase.REFLECTION: _summarise,
+}
 
 
 # Decisions after a phase
@@ -567,10 +521,6 @@ async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, cons
         session.escalate(task.id, ruling.reason)
     if not ruling.is_executable:
         return False
-    return await _execute_replan(session, task, phase, considered)
-
-
-async def _execute_replan(session: PlanningSession, task: Task, phase: Phase, considered: Consideration) -> bool:
     live = session.run.live
 
     async def apply(decision: ReplanDecision) -> None:

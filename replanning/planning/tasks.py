@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from replanning.changes import AddTask, ModifyTask, PlanChange, SkipTask
-from replanning.errors import PlanError, Problem
+from replanning.errors import Problem
 from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
@@ -329,100 +330,19 @@ def revise_decomposition(
     return decomposition.model_copy(update={"subtasks": tuple(subtasks)})
 
 
-def plan_problems(
-    decomposition: TaskDecomposition,
-    action_plan: ActionPlan | None = None,
-    *,
-    tools: Iterable[ToolSpec],
-    max_subtasks: int = 100,
-    finished: Iterable[str] = (),
-    resources: Mapping[str, float] | None = None,
-) -> list[Problem]:
-    """Return all problems of a decomposition and, if given, of its action plan.
-
-    Subtasks that are finished, whether or not they are in this decomposition, may be depended on but not planned. The
-    capacity of resources is not checked where it is not given.
-    """
-    library, done = {tool.name: tool for tool in tools}, {name: name for name in finished}
-    problems = _check_subtasks(decomposition, library, done)
-    left = len(decomposition.remaining(done))
-    if left > max_subtasks:
-        text = f"there are {left} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
-        problems.insert(0, Problem("task_decomposition.subtasks", text))
-    if action_plan is None:
-        return problems
-    return check_and_compile(
-        action_plan, decomposition, library, finished=done, resources=resources, problems=problems
-    )[0]
-
-
-def compile_action_plan(
-    action_plan: ActionPlan,
-    decomposition: TaskDecomposition,
-    tools: Iterable[ToolSpec],
-    *,
-    prefix: str = "",
-    finished: Mapping[str, str] | None = None,
-) -> tuple[Task, ...]:
-    """Return the tasks of an action plan in the order in which they are to run; independent ones may run at once.
-
-    The last action of a subtask has the subtask's id, those before it `id-1`, `id-2` …: dependents of the subtask wait
-    for all of them. A fallback strategy that names a tool becomes a fallback. Where some arguments of a tool are not
-    known, the task names no tool: then its metadata states under `planning` the `tool`, the known `arguments`, and the
-    `missing` ones. Every id begins with the prefix, in references as well, so that no id is used again; finished
-    subtasks have the id of the task that did them.
-
-    Raises:
-        PlanError: the plan has problems; with all of them.
-    """
-    library, done = {tool.name: tool for tool in tools}, finished or {}
-    problems = _check_subtasks(decomposition, library, done)
-    problems, tasks = check_and_compile(
-        action_plan, decomposition, library, prefix=prefix, finished=done, problems=problems
-    )
-    if problems:
-        raise PlanError(problems)
-    return tasks
-
-
-def check_and_compile(
-    action_plan: ActionPlan,
+def check_subtasks(
     decomposition: TaskDecomposition,
     library: Mapping[str, ToolSpec],
     *,
-    prefix: str = "",
-    finished: Mapping[str, str],
-    resources: Mapping[str, float] | None = None,
-    batch: Container[str] | None = None,
-    earlier: Sequence[Task] = (),
-    problems: Iterable[Problem] = (),
-) -> tuple[list[Problem], tuple[Task, ...]]:
-    """Return the problems of an action plan, after those of its subtasks; or its tasks, if there are none.
-
-    Of many subtasks, the actions may serve one batch; `earlier` are the tasks of the batches before.
-    """
-    subtasks = decomposition.remaining(finished)
-    if batch is not None:
-        subtasks = [subtask for subtask in subtasks if subtask.id in batch]
-    found = [
-        *problems,
-        *_check_execution_order(action_plan, subtasks),
-        *_check_actions(action_plan, subtasks, library, finished, resources),
-    ]
-    if found:
-        return found, ()
-    tasks = _build_tasks(action_plan, decomposition, library, prefix, finished)
-    # References to tasks that do not exist, or are not done in time.
-    complete = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
-    before = [Task(id=TaskId(name)) for name in dict.fromkeys(finished.values())]
-    graph = check_graph([*complete, *earlier, *before])
-    return [Problem("action_plan.actions", problem.message) for problem in graph], tasks
-
-
-def _check_subtasks(
-    decomposition: TaskDecomposition, library: Mapping[str, ToolSpec], finished: Collection[str]
+    finished: Collection[str] = (),
+    max_subtasks: float = math.inf,
 ) -> list[Problem]:
+    """Return all problems of a decomposition, whose subtasks may depend on finished ones that it leaves out."""
     at, hints, problems = "task_decomposition.subtasks", NameSuggester(), list[Problem]()
+    left = len(decomposition.remaining(finished))
+    if left > max_subtasks:
+        text = f"there are {left} subtasks, at most {max_subtasks} are allowed; merge those that belong together"
+        problems.append(Problem(at, text))
     for index, subtask in enumerate(decomposition.subtasks):
         for tool in subtask.required_tools:
             if tool not in library:
@@ -434,6 +354,46 @@ def _check_subtasks(
         where = problem.place.replace("tasks", at, 1).replace("depends_on", "dependencies")
         problems.append(Problem(where, problem.message.replace(", as tasks[", ", as subtasks[")))
     return problems
+
+
+def compile_action_plan(
+    action_plan: ActionPlan,
+    decomposition: TaskDecomposition,
+    library: Mapping[str, ToolSpec],
+    *,
+    prefix: str = "",
+    finished: Mapping[str, str] | None = None,
+    resources: Mapping[str, float] | None = None,
+    batch: Container[str] | None = None,
+    earlier: Sequence[Task] = (),
+    problems: Sequence[Problem] = (),
+) -> tuple[list[Problem], tuple[Task, ...]]:
+    """Return the problems of an action plan, after those of its subtasks, or its tasks if there are none.
+
+    The tasks come in the order in which they are to run; independent ones may run at once. The last action of a subtask has the subtask's id, those before it `id-1`, `id-2`
+    …: dependents of the subtask wait for all of them. A fallback strategy that names a tool becomes a fallback. Where
+    some arguments of a tool are not known, the task names no tool: then its metadata states under `planning` the `tool`,
+    the known `arguments`, and the `missing` ones. Every id begins with the prefix, in references as well, so that no id
+    is used again; finished subtasks have the id of the task that did them, and are not planned.
+
+    The capacity of resources is not checked where it is not given. Of many subtasks, the actions may serve one batch;
+    `earlier` are the tasks of the batches before.
+    """
+    done = finished or {}
+    subtasks = [one for one in decomposition.remaining(done) if batch is None or one.id in batch]
+    found = [
+        *problems,
+        *_check_execution_order(action_plan, subtasks),
+        *_check_actions(action_plan, subtasks, library, done, resources),
+    ]
+    if found:
+        return found, ()
+    tasks = _build_tasks(action_plan, decomposition, library, prefix, done)
+    # References to tasks that do not exist, or are not done in time.
+    complete = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
+    before = [Task(id=TaskId(name)) for name in dict.fromkeys(done.values())]
+    graph = check_graph([*complete, *earlier, *before])
+    return [Problem("action_plan.actions", problem.message) for problem in graph], tasks
 
 
 def _check_execution_order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
