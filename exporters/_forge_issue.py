@@ -6,9 +6,10 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import anyio
 import httpx
@@ -26,7 +27,7 @@ from replanning.exporters._forge import (
 )
 from replanning.http import (
     RequestFailed,
-    RetryPolicy,
+    call_with_retries,
     create_client,
     is_valid_token,
     read_body,
@@ -319,7 +320,7 @@ class ForgeIssue(ABC):
         readme = ""
         accepted = {"accept": self._readme_type}
         url = self._url + self._readme_path(project)
-        if answer := await result_or_none(self._with_retries(lambda: self._send("GET", url, headers=accepted))):
+        if answer := await result_or_none(self._with_retries(partial(self._send, "GET", url, headers=accepted))):
             readme = answer.data.decode(errors="replace").strip()
         if len(readme) > _MAX_README_CHARS:
             readme = f"{readme[:_MAX_README_CHARS]}… [cut: {len(readme)} characters in all]"
@@ -489,7 +490,7 @@ class ForgeIssue(ABC):
 
     async def _get(self, path: str) -> JsonValue:
         """Return the JSON value at a path."""
-        return self._parse_json(await self._with_retries(lambda: self._send("GET", self._url + path)))
+        return self._parse_json(await self._with_retries(partial(self._send, "GET", self._url + path)))
 
     async def _list_entries(
         self, path: str, params: Mapping[str, str] | None = None, *, limit: int = MAX_COMMENTS
@@ -581,7 +582,7 @@ class ForgeIssue(ABC):
         answer = await self._with_retries(ask)
         return answer if isinstance(answer, dict) else as_object(self._parse_json(answer))
 
-    async def _with_retries(self, once: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retries(self, once: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a request; repeat it after temporary failures until the deadline."""
 
         def give_up(failed: RequestFailed, why: str) -> ForgeError:
@@ -593,7 +594,7 @@ class ForgeIssue(ABC):
                 excerpt=failed.excerpt,
             )
 
-        return await RetryPolicy(self._environment, self._deadline, give_up).call(once)
+        return await call_with_retries(once, self._environment, self._deadline, give_up)
 
     async def _send(
         self, method: str, url: str, *, body: JsonObject | None = None, headers: Mapping[str, str] | None = None

@@ -19,7 +19,7 @@ from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavail
 from replanning.http import (
     MAX_ATTEMPTS,
     RequestFailed,
-    RetryPolicy,
+    call_with_retries,
     create_client,
     is_valid_token,
     read_body,
@@ -212,8 +212,8 @@ class HTTPLLMProvider(LLMProvider):
             )
 
         attempts = options.max_attempts or MAX_ATTEMPTS
-        policy = RetryPolicy(self.environment, options.deadline, final_error, max_attempts=attempts)
-        return await policy.call(partial(self._post_once, path, body))
+        attempt = partial(self._post_once, path, body)
+        return await call_with_retries(attempt, self.environment, options.deadline, final_error, max_attempts=attempts)
 
     def parse(self, response: ServiceResponse, shape: type[ModelT]) -> ModelT:
         """Return a response as a model.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ssl
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 import tenacity
@@ -65,80 +65,57 @@ class RequestFailed(Exception):
         self.retry_after, self.permanent, self.maybe_executed = retry_after, permanent, maybe_executed
 
 
-class RetryPolicy:
-    """Retries of requests, after a delay that doubles, with jitter, or that the service asks for.
+async def call_with_retries(
+    attempt: Callable[[], Coroutine[Any, Any, Result]],
+    environment: Environment,
+    deadline: float,
+    error_factory: Callable[[RequestFailed, str], Exception],
+    *,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> Result:
+    """Call `attempt` until it succeeds; retry when it raises `RequestFailed`.
+
+    The delay between two attempts doubles, with jitter, unless the service asks for a longer one.
 
     Args:
+        attempt: a coroutine function that makes the request once.
         environment: source of time and chance.
         deadline: latest time at which an answer is of use, in seconds since the epoch.
         error_factory: makes the final error of the last failure and the reason why there is no further attempt.
-        max_attempts: most attempts at a request.
+        max_attempts: most attempts at the request.
+
+    Raises:
+        Exception: that of `error_factory`, when there is no use or no time for another attempt.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        deadline: float,
-        error_factory: Callable[[RequestFailed, str], Exception],
-        *,
-        max_attempts: int = MAX_ATTEMPTS,
-    ) -> None:
-        self._environment = environment
-        self._deadline = deadline
-        self._error_factory = error_factory
-        self._max_attempts = max_attempts
+    def failure_of(state: tenacity.RetryCallState) -> RequestFailed:
+        failure = state.outcome.exception() if state.outcome is not None else None
+        assert isinstance(failure, RequestFailed)
+        return failure
 
-    async def call(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Call `attempt` until it succeeds; retry when it raises `RequestFailed`.
-
-        Raises:
-            Exception: that of `error_factory`, when there is no use or no time for another attempt.
-        """
-        retrying = tenacity.AsyncRetrying(
-            sleep=self._environment.clock.sleep,
-            retry=tenacity.retry_if_exception_type(RequestFailed),
-            wait=self._backoff,
-            stop=self._should_stop,
-            retry_error_callback=self._give_up,
-        )
-
-        async def attempt_once() -> Result:  # tenacity would not await a callable that is not a coroutine function
-            return await attempt()
-
-        return await retrying(attempt_once)
-
-    def _backoff(self, state: tenacity.RetryCallState) -> float:
+    def backoff(state: tenacity.RetryCallState) -> float:
         wait = min(_MAX_BACKOFF, _INITIAL_BACKOFF * 2.0 ** (state.attempt_number - 1))
-        return max(wait * (0.5 + self._environment.chance()), _failure(state).retry_after)
+        return max(wait * (0.5 + environment.chance()), failure_of(state).retry_after)
 
-    def _time_left(self) -> float:
-        return self._deadline - self._environment.clock.now()
-
-    def _should_stop(self, state: tenacity.RetryCallState) -> bool:
-        return (
-            _failure(state).permanent
-            or state.attempt_number >= self._max_attempts
-            or state.upcoming_sleep >= self._time_left()
-        )
-
-    def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
-        failure = _failure(state)
+    def check_use(state: tenacity.RetryCallState) -> None:
+        failure, left = failure_of(state), deadline - environment.clock.now()
         if failure.permanent:
             why = "the service says that another attempt will not help"
-        elif state.attempt_number >= self._max_attempts:
-            why = f"gave up after {self._max_attempts} attempt{'s' * (self._max_attempts > 1)}"
+        elif state.attempt_number >= max_attempts:
+            why = f"gave up after {max_attempts} attempt{'s' * (max_attempts > 1)}"
+        elif state.upcoming_sleep >= left:
+            why = f"another attempt in {state.upcoming_sleep:.3g} s is too late, only {left:.3g} s are left"
         else:
-            why = (
-                f"another attempt in {state.upcoming_sleep:.3g} s is too late, only {self._time_left():.3g} s are left"
-            )
-        raise self._error_factory(failure, why) from failure.__cause__
+            return
+        raise error_factory(failure, why) from failure.__cause__
 
-
-def _failure(state: tenacity.RetryCallState) -> RequestFailed:
-    assert state.outcome is not None
-    failure = state.outcome.exception()
-    assert isinstance(failure, RequestFailed)
-    return failure
+    retrying = tenacity.AsyncRetrying(
+        sleep=environment.clock.sleep,
+        retry=tenacity.retry_if_exception_type(RequestFailed),
+        wait=backoff,
+        before_sleep=check_use,
+    )
+    return await retrying(attempt)
 
 
 async def create_client(
