@@ -36,8 +36,7 @@ from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import InboxMessage, RunStore
-from replanning.llm.guards import FallbackLLM, GuardedLLM
-from replanning.llm.provider import LLMProvider
+from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
 from replanning.plan.redaction import Redactor

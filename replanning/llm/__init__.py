@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from replanning.exports import report_module
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Meter, Price, PriceTable
-from replanning.llm.guards import FallbackLLM
-from replanning.llm.provider import LLMProvider
+from replanning.llm.provider import FallbackLLM, LLMProvider
 from replanning.llm.selection import create_llm_provider
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from replanning.environment import Environment
 from replanning.errors import NoLLMProvider, PluginError, Problem, SettingsError
 from replanning.llm.completions import Price, PriceTable
-from replanning.llm.guards import FallbackLLM, GuardedLLM
-from replanning.llm.provider import LLMProvider
+from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.plan.redaction import Redactor
 from replanning.plugins import installed_plugins, load_plugin
 from replanning.settings import Settings
@@ -80,25 +79,52 @@ def create_clients(
 ) -> list[LLMProvider]:
     """Create the clients behind `create_llm_provider`, in order, available or not; raises likewise."""
     llm = settings.llm
+    environ = os.environ if environ is None else environ
+    shared: dict[str, object] = {
+        "timeout": settings.timeout.replan,
+        "environ": environ,
+        "environment": environment,
+        "transport": transport,
+    }
     # Limits that are not set are left to the client: a small local model has others than a service.
-    shared: dict[str, object] = {key: getattr(llm, key) for key in llm.model_fields_set & {"temperature", "max_tokens"}}
+    shared |= {key: getattr(llm, key) for key in llm.model_fields_set & {"temperature", "max_tokens"}}
     if llm.prices:
         shared["prices"] = PriceTable({model: Price(price.input, price.output) for model, price in llm.prices.items()})
-    shared["timeout"] = settings.timeout.replan
-    environ = os.environ if environ is None else environ
-    shared["environ"] = environ
-    shared["environment"] = environment
-    shared["transport"] = transport
     # The model and the address of the settings are those of the first client.
     first = shared | ({} if llm.model == AUTO else {"model": llm.model})
     if llm.base_url is not None:
         first["base_url"] = llm.base_url
-    names = _split_names(name) or _split_names([each for each in settings.provider if is_llm(each)])
-    clients = [
-        _create_client(names[0], first) if names else _first_available(settings, first, environ),
-        *(_create_client(each, shared) for each in names[1:]),
-        *(_create_client(each, shared) for each in _split_names(llm.fallback) if each not in names),
-    ]
+    given = [name] if isinstance(name, str) else name
+    if not set(given) - {AUTO, ""}:
+        given = [each for each in settings.provider if is_llm(each)]
+    names = [part.strip() for each in given for part in each.split(",")]
+    names = [each for each in dict.fromkeys(names) if each not in ("", AUTO)]
+    if names:
+        clients = [_create_client(names[0], first)]
+    elif llm.base_url is not None:
+        problem = "it may not receive the key of just any provider; name the provider that it belongs to"
+        raise SettingsError([Problem("llm.base_url", problem)])
+    else:
+        clients = []
+        problems = []
+        for each, variables in (*AUTO_PROVIDERS.items(), *((("ollama", ()),) if llm.ollama else ())):
+            problem = f"{variables[0]} is not set" if variables else ""
+            if not variables or any(environ.get(variable, "").strip() for variable in variables):
+                try:
+                    client = _create_client(each, first)
+                    problem = client.unavailable_reason()
+                    if not problem:
+                        clients.append(client)
+                        break
+                except PluginError as error:
+                    problem = str(error)
+            problems.append(f"{each}: {problem}")
+        else:
+            hint = "" if llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
+            raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")
+    fallbacks = [part.strip() for each in llm.fallback for part in each.split(",")]
+    others = [each for each in fallbacks if each not in ("", AUTO, *names)]
+    clients += [_create_client(each, shared) for each in (*names[1:], *others)]
     return list({(client.name, client.model): client for client in clients}.values())
 
 
@@ -111,13 +137,6 @@ def is_llm(name: str) -> bool:
     if name == AUTO:
         return False
     return "," in name or hasattr(load_plugin("providers", name.partition(":")[0]), "complete_detailed")
-
-
-def _split_names(name: str | Sequence[str]) -> list[str]:
-    """Return the single names; none for `auto`."""
-    names = [name] if isinstance(name, str) else name
-    single = [part.strip() for each in names for part in each.split(",")]
-    return [each for each in dict.fromkeys(single) if each and each != AUTO]
 
 
 def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
@@ -140,24 +159,3 @@ def _create_client(name: str, arguments: Mapping[str, object]) -> LLMProvider:
     if not isinstance(client, LLMProvider):
         raise PluginError(f"the plugin {plugin!r} is not a language model: {kind.__name__} is not an LLMProvider")
     return client
-
-
-def _first_available(settings: Settings, arguments: Mapping[str, object], environ: Mapping[str, str]) -> LLMProvider:
-    llm = settings.llm
-    if llm.base_url is not None:
-        problem = "it may not receive the key of just any provider; name the provider that it belongs to"
-        raise SettingsError([Problem("llm.base_url", problem)])
-    problems = []
-    for name, variables in (*AUTO_PROVIDERS.items(), *((("ollama", ()),) if llm.ollama else ())):
-        problem = f"{variables[0]} is not set" if variables else ""
-        if not variables or any(environ.get(variable, "").strip() for variable in variables):
-            try:
-                client = _create_client(name, arguments)
-                problem = client.unavailable_reason()
-                if not problem:
-                    return client
-            except PluginError as error:
-                problem = str(error)
-        problems.append(f"{name}: {problem}")
-    hint = "" if llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
-    raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")

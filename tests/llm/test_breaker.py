@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning.llm.guards import CircuitBreaker, Permit
+from replanning.llm.provider import CircuitBreaker, Permit
 
 OPENED = [("fail", 0), ("fail", 0), ("fail", 0)]
 

@@ -14,7 +14,7 @@ from replanning.errors import LLMRequestRejected, LLMUnavailable
 from replanning.history import export_history, markdown_report
 from replanning.journal import AlternativesConsidered
 from replanning.llm import FallbackLLM
-from replanning.llm.guards import GuardedLLM
+from replanning.llm.provider import GuardedLLM
 from replanning.plan import JsonObject, TaskId
 from replanning.testing import (
     LLMReply,

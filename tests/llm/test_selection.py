@@ -24,7 +24,7 @@ from replanning.errors import (
     SettingsError,
 )
 from replanning.llm import FallbackLLM, LLMCall, LLMOptions, LLMProvider, create_llm_provider
-from replanning.llm.guards import GuardedLLM
+from replanning.llm.provider import GuardedLLM
 from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
 from tests.support.llm import Total, somebodys_plugins
 
