@@ -9,7 +9,7 @@ from typing import ClassVar
 from replanning import Settings, ToolSpec
 from replanning.journal import AttemptSucceeded, BetterPathFound, Observation, RecordBody
 from replanning.live import PlanView, TaskView
-from replanning.triggers._tasks import WAITING_STATES
+from replanning.live.states import WAITING
 
 MAX_TASKS_PER_TOOL = 1_000
 """Most tasks of one tool that are examined."""
@@ -84,5 +84,5 @@ def _waiting_tasks(name: str, view: PlanView) -> list[TaskView]:
     return [
         task
         for task in islice(view.resource_users(name), MAX_TASKS_PER_TOOL)
-        if task.task.tool == name and task.state in WAITING_STATES
+        if task.task.tool == name and task.state in WAITING
     ]

@@ -10,16 +10,16 @@ from replanning import ToolSpec
 from replanning.errors import ExpressionError, PlanError
 from replanning.journal import ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation, RecordBody
 from replanning.live import PlanView, TaskState, TaskView
+from replanning.live.states import STUCK, WAITING
 from replanning.plan import JsonValue
 from replanning.plan.messages import join_names, one_line
-from replanning.triggers._tasks import WAITING_STATES
 
 _MAX_TASKS_EXAMINED = 1_000
 """Most tasks of a tool, and most predecessors of a task, that are examined."""
 
 _MAX_LISTED_ITEMS = 5
 _MAX_REASON_CHARS = 300
-_UNFINISHED_STATES = (*WAITING_STATES, TaskState.FAILED, TaskState.BLOCKED)
+_UNFINISHED_STATES = WAITING | STUCK
 """States of tasks that still have to run; running tasks have their values already."""
 
 _TERMINAL_STATES = (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED)
@@ -159,9 +159,7 @@ def _tasks_adding(fact: str, view: PlanView) -> Iterator[TaskView]:
     for tool in view.tools.values():
         if _may_match(fact, tool.adds, tool.produces):
             for task in _unfinished_tasks(tool, view):
-                if task.state not in (TaskState.FAILED, TaskState.BLOCKED) and fact in _ground_facts(
-                    tool.additions, task, view
-                ):
+                if task.state not in STUCK and fact in _ground_facts(tool.additions, task, view):
                     yield task
 
 

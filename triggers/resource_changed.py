@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from replanning.journal import Observation, RecordBody, ResourceChanged, ResourceUpdated
 from replanning.live import PlanView
+from replanning.live.states import WAITING
 from replanning.plan.messages import join_names
-from replanning.triggers._tasks import WAITING_STATES
 
 
 class ResourceChangedDetector:
@@ -31,7 +31,7 @@ class ResourceChangedDetector:
         lacking = [
             task
             for task in view.resource_users(name)
-            if task.state in WAITING_STATES
+            if task.state in WAITING
             and ((gone and task.task.tool == name) or view.demand(task.task).get(name, 0.0) > capacity)
         ]
         if not lacking:

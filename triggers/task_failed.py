@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -13,9 +15,9 @@ from replanning.journal import (
     RecordBody,
     TaskFailed,
 )
-from replanning.live import PlanView, TaskState
+from replanning.journal.records import normalised_cause
+from replanning.live import PlanView, TaskState, TaskView
 from replanning.plan.messages import one_line
-from replanning.triggers._tasks import task_cause, task_label
 
 
 class TaskFailedDetector:
@@ -53,3 +55,22 @@ class TaskFailedDetector:
             transient=failure.transient,
             interrupted=failure.kind == "interrupted",
         )
+
+
+def task_cause(task: TaskView, *error: str) -> str:
+    """Return the cause of a failure: equal for equal calls that fail in the same way.
+
+    Only the error is normalised: `tool-1` and `tool-2` are different tools, and other arguments make another call.
+    """
+    call = task.task.tool or task.id
+    if task.task.arguments:
+        text = json.dumps(task.task.arguments, sort_keys=True)
+        call += f"({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    return f"{call}:{normalised_cause(*error)}"
+
+
+def task_label(task: TaskView) -> str:
+    """Return a task as sentences name it: with its tool, and with the task that it replaces."""
+    tool = f" with {task.task.tool!r}" if task.task.tool else ""
+    replaces = f" in place of {task.root!r}" if task.root != task.id else ""
+    return f"task {task.id!r}{tool}{replaces}"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from replanning.journal import AttemptTimedOut, Observation, RecordBody, TaskTimedOut
 from replanning.live import PlanView
-from replanning.triggers._tasks import task_cause, task_label
+from replanning.triggers.task_failed import task_cause, task_label
 
 
 class TimeoutDetector:
