@@ -299,7 +299,7 @@ class ReplanningEngine:
                 with suppress(StoreError):  # then it is done when the store works again
                     replanner.record_pending_decisions()
                 questions.resume(group)
-                replanner.queue.reload()
+                replanner.reload()
             group.start_soon(replanner.run)
             group.start_soon(self.monitor.deliver, run.id, delivered)
             delivery.start(group)

@@ -46,176 +46,15 @@ _HOLD_KINDS: Final = ("context-changed", "resource-changed")
 """Kinds of trigger that are fired before a task has failed."""
 
 
-class TriggerQueue:
-    """The triggers of one run that are to be decided, and those that are decided together.
-
-    Args:
-        life: the run.
-        hold_tasks: whether tasks that have lost a need, or come before it, are held back while an alternative is sought.
-
-    Attributes:
-        in_progress: the triggers that are being decided.
-    """
-
-    def __init__(self, life: Lifecycle, *, hold_tasks: bool) -> None:
-        self._lifecycle = life
-        self._hold_tasks = hold_tasks
-        self.in_progress: list[Trigger] = []
-        self._waiting: list[Trigger] = []
-        self._deferred: dict[TriggerId, Trigger] = {}
-        self._held_tasks: dict[TriggerId, tuple[TaskEntry, ...]] = {}
-        self._nonempty = anyio.Event()
-        life.observers[TriggerFired].append(self._on_fired)
-        life.observers[TriggerDropped].append(self._on_dropped)
-
-    def __repr__(self) -> str:
-        return f"<TriggerQueue waiting={len(self._waiting)} deferred={len(self._deferred)}>"
-
-    @property
-    def busy(self) -> bool:
-        """Whether a trigger is being decided, or is about to be."""
-        return bool(self.in_progress or self._waiting or self._deferred)
-
-    def add(self, trigger: Trigger) -> None:
-        """Queue a trigger."""
-        self._waiting.append(trigger)
-        if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and self._hold_tasks:
-            live = self._lifecycle.live
-            self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
-            live.hold(self._held_tasks[trigger.id])
-        self._nonempty.set()
-
-    def reload(self) -> None:
-        """Queue the triggers that are recorded as undecided and belong to no question, as after a resume."""
-        ledger = self._lifecycle.ledger
-        parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
-        elsewhere = {trigger.id for trigger in self.in_progress} | self._deferred.keys() | parked
-        self._waiting = []
-        for trigger in ledger.open_triggers.values():
-            if trigger.id not in elsewhere:
-                self.add(trigger)
-
-    async def wait(self) -> None:
-        """Wait until there is a trigger to decide."""
-        while not self._waiting:
-            self._nonempty = anyio.Event()
-            await self._nonempty.wait()
-
-    def take(self) -> Trigger | None:
-        """Return the next trigger; None where the run has ended, or all were dropped meanwhile."""
-        if self._lifecycle.end is not None:
-            self._waiting.clear()  # they are on record for the process that resumes the run
-        if not self._waiting:
-            return None
-        self.in_progress = [self._waiting.pop(0)]
-        return self.in_progress[0]
-
-    def collect_batch(self, trigger: Trigger) -> list[Trigger]:
-        """Return the taken trigger with all waiting ones whose footprints overlap.
-
-        Nothing is returned where it is dropped, or waits for a cooldown or for an open question.
-        """
-        if trigger.id not in self._lifecycle.ledger.open_triggers:
-            return []
-        if not self.check_current(trigger) or self._defer_for_cooldown(trigger) or self._attach_to_question(trigger):
-            return []
-        if self._waiting:
-            footprint = self._footprint(trigger)
-            waiting, self._waiting, apart = self._waiting, [], []
-            for other in waiting:
-                if other.id in self._lifecycle.ledger.open_triggers and self.check_current(other):
-                    if footprint.isdisjoint(more := self._footprint(other)):
-                        apart.append(other)
-                    else:
-                        self.in_progress.append(other)
-                        footprint |= more
-            self._waiting[:0] = apart
-        return self.in_progress
-
-    def check_current(self, trigger: Trigger) -> bool:
-        """Return whether a trigger still holds; drop it if the plan has moved past it."""
-        reason = stale_reason(trigger, self._lifecycle.live)
-        if reason:
-            self._drop(trigger, reason)
-        return not reason
-
-    def finish_batch(self) -> None:
-        """Release the tasks that were held for triggers that are decided, or wait elsewhere."""
-        self.in_progress = []
-        waiting = {trigger.id for trigger in self._waiting}
-        for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in waiting]:
-            self._lifecycle.live.release(self._held_tasks.pop(trigger_id))
-            self._lifecycle.wake_waiters()
-
-    def _on_fired(self, record: Record) -> None:
-        assert isinstance(record.body, TriggerFired)
-        self.add(record.body.trigger)
-
-    def _on_dropped(self, record: Record) -> None:
-        assert isinstance(record.body, TriggerDropped)
-        dropped = record.body.trigger
-        self._waiting = [trigger for trigger in self._waiting if trigger.id != dropped]
-
-    def _drop(self, trigger: Trigger, reason: str) -> None:
-        self._lifecycle.commit(TriggerDropped(trigger.id, reason))
-
-    def _defer_for_cooldown(self, trigger: Trigger) -> bool:
-        """Put a repetition off until the cooldown of its fingerprint is over."""
-        decided_at = self._lifecycle.ledger.last_decided_at.get(trigger.fingerprint)
-        if decided_at is None:
-            return False
-        if trigger.kind == "goal-unreachable":
-            self._drop(trigger, "the same was decided before, and nothing has changed since")
-            return True
-        due = decided_at + self._lifecycle.settings.cooldown
-        if due <= self._lifecycle.clock.now():
-            return False
-        same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
-        if same is not None:
-            self._drop(trigger, f"the same trigger waits for its cooldown as {same.id}")
-            return True
-
-        def end_cooldown() -> None:
-            self.add(self._deferred.pop(trigger.id))
-
-        self._deferred[trigger.id] = trigger
-        self._lifecycle.timer.call_at(due, end_cooldown)
-        return True
-
-    def _attach_to_question(self, trigger: Trigger) -> bool:
-        """Let a trigger wait with an open question about the same tasks."""
-        questions = self._lifecycle.ledger.open_questions
-        if not questions or trigger.kind in ("goal-unreachable", "human-request"):
-            return False
-        footprint = self._footprint(trigger)
-        for asked in questions.values():
-            if not footprint.isdisjoint(asked.holds):
-                self._lifecycle.commit(TriggerAttached(asked.question, trigger.id))
-                return True
-        return False
-
-    def _footprint(self, trigger: Trigger) -> set[TaskId]:
-        """Return the tasks of a trigger with everything that depends on them."""
-        live = self._lifecycle.live
-        footprint: set[TaskId] = set()
-        stack = [task_id for task_id in trigger.tasks if task_id in live]
-        while stack:
-            task_id = stack.pop()
-            if task_id not in footprint:
-                footprint.add(task_id)
-                stack.extend(live.entry(task_id).dependent_ids())
-        return footprint
-
-
 class Replanner:
-    """Decides about the triggers of one run, and applies the decisions.
+    """Queues the triggers of one run, decides about them one after another, and applies the decisions.
 
     Args:
         life: the run.
         generator: obtains alternatives.
         policy: decides about them.
         questions: asks people.
-        observe_only: record the decisions, and apply nothing.
+        observe_only: record the decisions, apply nothing, and hold no tasks back while an alternative is sought.
         outcome_history: earlier outcomes of a tool, across runs.
     """
 
@@ -235,53 +74,152 @@ class Replanner:
         self._questions = questions
         self._observe_only = observe_only
         self._outcome_history = outcome_history
-        self.queue = TriggerQueue(life, hold_tasks=not observe_only)
-        life.observers[QuestionAnswered].append(lambda record: self.queue.reload())
-        life.observers[DecisionMade].append(self._on_decided)
+        self._in_progress: list[Trigger] = []
+        self._waiting: list[Trigger] = []
+        self._deferred: dict[TriggerId, Trigger] = {}
+        self._held_tasks: dict[TriggerId, tuple[TaskEntry, ...]] = {}
+        self._nonempty = anyio.Event()
+        for kind in (TriggerFired, TriggerDropped, QuestionAnswered, DecisionMade):
+            life.observers[kind].append(self._on_record)
 
     def __repr__(self) -> str:
-        return f"<Replanner of {self._lifecycle.run_id!r} queue={self.queue!r}>"
+        waiting, deferred = len(self._waiting), len(self._deferred)
+        return f"<Replanner of {self._lifecycle.run_id!r} waiting={waiting} deferred={deferred}>"
 
     @property
     def busy(self) -> bool:
         """Whether a trigger is being decided, is about to be, or a person is being asked."""
-        return self.queue.busy or self._questions.has_pending
+        return bool(self._in_progress or self._waiting or self._deferred) or self._questions.has_pending
 
-    def _on_decided(self, record: Record) -> None:
-        """Consider again the triggers that an answer has left out."""
-        assert isinstance(record.body, DecisionMade)
-        if record.body.by not in _AUTOMATIC_DECIDERS:
-            self.queue.reload()
+    # Queue
+
+    def _on_record(self, record: Record) -> None:
+        match record.body:
+            case TriggerFired(trigger=trigger):
+                self._queue(trigger)
+            case TriggerDropped(trigger=dropped):
+                self._waiting = [trigger for trigger in self._waiting if trigger.id != dropped]
+            case QuestionAnswered():
+                self.reload()
+            case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
+                self.reload()  # an answer may have left triggers out
+
+    def _queue(self, trigger: Trigger) -> None:
+        self._waiting.append(trigger)
+        if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and not self._observe_only:
+            live = self._lifecycle.live
+            self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
+            live.hold(self._held_tasks[trigger.id])
+        self._nonempty.set()
+
+    def reload(self) -> None:
+        """Queue the triggers that are recorded as undecided and belong to no question, as after a resume."""
+        ledger = self._lifecycle.ledger
+        parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
+        elsewhere = {trigger.id for trigger in self._in_progress} | self._deferred.keys() | parked
+        self._waiting = []
+        for trigger in ledger.open_triggers.values():
+            if trigger.id not in elsewhere:
+                self._queue(trigger)
+
+    def _collect_batch(self, trigger: Trigger) -> list[Trigger]:
+        """Return the taken trigger with all waiting ones whose footprints overlap.
+
+        Nothing is returned where it is dropped, or waits for a cooldown or for an open question.
+        """
+        life, ledger = self._lifecycle, self._lifecycle.ledger
+        if trigger.id not in ledger.open_triggers or not self._check_current(trigger):
+            return []
+        decided_at = ledger.last_decided_at.get(trigger.fingerprint)
+        if decided_at is not None:
+            if trigger.kind == "goal-unreachable":
+                life.commit(TriggerDropped(trigger.id, "the same was decided before, and nothing has changed since"))
+                return []
+            due = decided_at + life.settings.cooldown
+            if due > life.clock.now():
+                same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
+                if same is not None:
+                    life.commit(TriggerDropped(trigger.id, f"the same trigger waits for its cooldown as {same.id}"))
+                else:
+                    self._deferred[trigger.id] = trigger
+                    life.timer.call_at(due, lambda: self._queue(self._deferred.pop(trigger.id)))
+                return []
+        if ledger.open_questions and trigger.kind not in ("goal-unreachable", "human-request"):
+            footprint = self._footprint(trigger)
+            for asked in ledger.open_questions.values():
+                if not footprint.isdisjoint(asked.holds):
+                    life.commit(TriggerAttached(asked.question, trigger.id))
+                    return []
+        if self._waiting:
+            footprint = self._footprint(trigger)
+            waiting, self._waiting, apart = self._waiting, [], []
+            for other in waiting:
+                if other.id in ledger.open_triggers and self._check_current(other):
+                    if footprint.isdisjoint(more := self._footprint(other)):
+                        apart.append(other)
+                    else:
+                        self._in_progress.append(other)
+                        footprint |= more
+            self._waiting[:0] = apart
+        return self._in_progress
+
+    def _check_current(self, trigger: Trigger) -> bool:
+        """Return whether a trigger still holds; drop it if the plan has moved past it."""
+        reason = stale_reason(trigger, self._lifecycle.live)
+        if reason:
+            self._lifecycle.commit(TriggerDropped(trigger.id, reason))
+        return not reason
+
+    def _footprint(self, trigger: Trigger) -> set[TaskId]:
+        """Return the tasks of a trigger with everything that depends on them."""
+        live = self._lifecycle.live
+        footprint: set[TaskId] = set()
+        stack = [task_id for task_id in trigger.tasks if task_id in live]
+        while stack:
+            task_id = stack.pop()
+            if task_id not in footprint:
+                footprint.add(task_id)
+                stack.extend(live.entry(task_id).dependent_ids())
+        return footprint
+
+    # Deciding and applying
 
     async def run(self) -> None:
         """Decide about triggers as they come, until cancelled."""
+        life = self._lifecycle
         for turn in count(1):
             if not turn % _DECISIONS_PER_CHECKPOINT:
                 await anyio.lowlevel.checkpoint()
-            await self.queue.wait()
+            while not self._waiting:
+                self._nonempty = anyio.Event()
+                await self._nonempty.wait()
             try:
-                await yielding(self._lifecycle.live.compute_hash())
-                if (trigger := self.queue.take()) is not None:
+                await yielding(life.live.compute_hash())
+                if life.end is not None:
+                    self._waiting.clear()  # they are on record for the process that resumes the run
+                if self._waiting:  # not all were dropped meanwhile
+                    self._in_progress = [self._waiting.pop(0)]
                     self.record_pending_decisions()
-                    if triggers := self.queue.collect_batch(trigger):
+                    if triggers := self._collect_batch(self._in_progress[0]):
                         await self._replan(triggers)
-            except RecordNotSerializable as error:  # the proposals cannot be recorded, however often that is tried
-                self._drop_failed_batch(error)
-            except (StoreError, NotRunning):
-                with suppress(NotRunning):  # the run has ended, and nothing more is decided
-                    await self._lifecycle.wait_for_store()
-                    self.queue.in_progress = []
-                    self.queue.reload()  # everything that was recorded before the store failed need not be done again
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
-                self._drop_failed_batch(error)
-            finally:
-                self.queue.finish_batch()
-            self._lifecycle.check_completion()
-
-    def _drop_failed_batch(self, error: Exception) -> None:
-        self._lifecycle.record_error("replanning", repr(error))
-        for failed in self.queue.in_progress:
-            self._lifecycle.commit_or_defer(TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}"))
+                if isinstance(error, StoreError | NotRunning) and not isinstance(error, RecordNotSerializable):
+                    with suppress(NotRunning):  # the run has ended, and nothing more is decided
+                        await life.wait_for_store()
+                        self._in_progress = []
+                        self.reload()  # everything that was recorded before the store failed need not be done again
+                else:  # another attempt would fail in the same way
+                    life.record_error("replanning", repr(error))
+                    for failed in self._in_progress:
+                        reason = f"replanning failed: {type(error).__name__}"
+                        life.commit_or_defer(TriggerDropped(failed.id, reason))
+            finally:  # tasks are no longer held for triggers that are decided, or wait elsewhere
+                self._in_progress = []
+                waiting = {trigger.id for trigger in self._waiting}
+                for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in waiting]:
+                    life.live.release(self._held_tasks.pop(trigger_id))
+                    life.wake_waiters()
+            life.check_completion()
 
     def record_pending_decisions(self) -> None:
         """Record the decisions behind revisions that were applied just before the store failed or the process ended.
@@ -299,8 +237,6 @@ class Replanner:
                 ids = tuple(trigger.id for trigger in settled)
                 how = kind, "confident", revised.reason, revised.chosen, revised.by
                 self._lifecycle.commit(DecisionMade(replan, ids, *how))
-
-    # Deciding and applying
 
     async def _replan(self, triggers: list[Trigger]) -> None:
         life = self._lifecycle
@@ -322,10 +258,10 @@ class Replanner:
                 try:
                     ranked = await self._generator.generate(allowed, life, past=self._outcome_history, began=began)
                 except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
-                    allowed = [trigger for trigger in allowed if self.queue.check_current(trigger)]
+                    allowed = [trigger for trigger in allowed if self._check_current(trigger)]
                     continue
                 if life.end is None:  # an edit may have settled the matter meanwhile
-                    current = [trigger for trigger in allowed if self.queue.check_current(trigger)]
+                    current = [trigger for trigger in allowed if self._check_current(trigger)]
                     if current:
                         with life.batch():
                             self._decide(replan, current, ranked, began)
@@ -368,7 +304,7 @@ class Replanner:
         done = {trigger.id for trigger in settled}
         for trigger in triggers:
             if trigger.id not in done:
-                self.queue.add(trigger)
+                self._queue(trigger)
 
     def _record_decision(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
         life = self._lifecycle
