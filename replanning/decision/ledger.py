@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from replanning.changes import changes_hash, new_task_ids, target_task_ids
 from replanning.decision.confidence import source_key
@@ -156,22 +157,106 @@ class Ledger:
 
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored."""
-        handler = LEDGER_RECORD_HANDLERS.get(type(record.body))
-        if handler is not None:
-            handler(self, record.body, record.at)
-            if isinstance(record.body, _REPLAN_RECORDS):
-                self.recent_records.append(record.body)
-
-    def waiting_seconds(self, now: float) -> float:
-        """Return the seconds spent so far waiting for a person or for the run to be resumed."""
-        since = now if self._waiting_since is None else self._waiting_since
-        return self._waited_seconds + max(0.0, now - since)
-
-    def _on_trigger_fired(self, body: TriggerFired, _at: float) -> None:
-        self.triggers[body.trigger.id] = self.open_triggers[body.trigger.id] = body.trigger
-
-    def _on_trigger_dropped(self, body: TriggerDropped, _at: float) -> None:
-        self.open_triggers.pop(body.trigger, None)
+        body, at = record.body, record.at
+        if type(body) not in LEDGER_RECORDS:
+            return
+        match body:
+            case TriggerFired():
+                self.triggers[body.trigger.id] = self.open_triggers[body.trigger.id] = body.trigger
+            case TriggerDropped():
+                self.open_triggers.pop(body.trigger, None)
+            case AlternativesConsidered():
+                self.replan_ids[body.replan] = None
+                self._candidate_sources[body.replan] = tuple(c.alternative.source for c in body.candidates)
+            case DecisionMade():
+                self.replan_ids[body.replan] = None  # limits decide without considering alternatives
+                for trigger_id in body.triggers:
+                    trigger = self.triggers.get(trigger_id)
+                    if trigger is not None:
+                        self.last_decided_at[trigger.fingerprint] = at
+                    if body.decision != "ask" or body.by == "observe":
+                        self.open_triggers.pop(trigger_id, None)
+                if body.decision != "ask":
+                    if body.replan in self.answers_by_replan:
+                        asked, _ = self.answers_by_replan.pop(body.replan)
+                        self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
+                    self.undecided_revisions.pop(body.replan, None)
+                    self._candidate_sources.pop(body.replan, None)
+            case PlanRevised():
+                self.revisions.append((at, body))
+                if body.replan is not None:
+                    self.undecided_revisions[body.replan] = body
+                    self.applied_count += 1
+                    proposed = self._candidate_sources.get(body.replan, ())
+                    if body.chosen is not None and body.chosen < len(proposed):  # otherwise a person wrote the changes
+                        self.source_by_replan[body.replan] = proposed[body.chosen]
+                    new = set(new_task_ids(body.changes))
+                    lineages = dict.fromkeys(map(self._root_of, target_task_ids(body.changes)))
+                    roots = self._roots_by_replan[body.replan] = tuple(root for root in lineages if root not in new)
+                    fingerprint = changes_hash(body.changes)
+                    for root in roots:
+                        self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
+                        self.tried_by_root.setdefault(root, {})[fingerprint] = None
+                        self.pending_outcomes[root] = PendingOutcome(body.replan, roots, at)
+            case OutcomeRecorded():
+                if source := self.source_by_replan.get(body.replan):
+                    outcomes = self.outcomes_by_source.setdefault(
+                        source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL)
+                    )
+                    outcomes.append(body.succeeded)
+                for root in self._roots_by_replan.pop(body.replan, ()):
+                    pending = self.pending_outcomes.get(root)
+                    if pending is not None and pending.replan == body.replan:  # otherwise a later replan counts
+                        del self.pending_outcomes[root]
+            case QuestionAsked():
+                self.question_count += 1
+                self.open_questions[body.question] = body
+                self.triggers_by_question[body.question] = list(body.triggers)
+                self.asked_at[body.question] = at
+                if self._waiting_since is None:
+                    self._waiting_since = at
+            case TriggerAttached():
+                self.triggers_by_question[body.question].append(body.trigger)
+            case QuestionReminded():
+                self.reminded_questions.add(body.question)
+            case QuestionAnswered():
+                closed = self.open_questions.pop(body.question, None)
+                self.triggers_by_question.pop(body.question, None)
+                if closed is not None and body.verdict == "withdrawn":
+                    self._reopen(closed.triggers)
+                elif closed is not None:
+                    # Triggers that were attached later are considered again.
+                    for trigger_id in closed.triggers:
+                        self.open_triggers.pop(trigger_id, None)
+                    self.answers_by_replan[closed.replan] = (closed, body)
+                    if body.verdict in ("reject", "continue"):
+                        self.declined_at.update((c.alternative.fingerprint(), at) for c in closed.candidates)
+                self.closed_questions[body.question] = body
+                self.asked_at.pop(body.question, None)
+                if not self.open_questions and self._waiting_since is not None:
+                    self._waited_seconds += max(0.0, at - self._waiting_since)
+                    self._waiting_since = None
+            case GoalChanged():
+                self.last_message_id = max(self.last_message_id, body.message)
+                self.quiescent_at = None  # it was reported for another goal
+            case ReplanRequested():
+                self.last_message_id = max(self.last_message_id, body.message)
+            case UsageCharged():
+                self.budget_tracker.spent += body.usage
+            case RunQuiescent():
+                self.quiescent_at = body.revision
+            case RunPaused():
+                self.pause = body
+            case RunResumed():
+                self.pause = None
+                if self._waiting_since is None:
+                    self._waited_seconds += body.waited
+                self.run_end = None
+                self.quiescent_at = None  # the process may have ended before it had any effect
+            case RunEnded():
+                self.run_end = body
+        if isinstance(body, AlternativesConsidered | DecisionMade | PlanRevised | OutcomeRecorded | QuestionAnswered):
+            self.recent_records.append(body)
 
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
         """Have undecided triggers considered again, without a cooldown."""
@@ -179,128 +264,31 @@ class Ledger:
             self.open_triggers[trigger_id] = self.triggers[trigger_id]
             self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
 
-    def _on_alternatives_considered(self, body: AlternativesConsidered, _at: float) -> None:
-        self.replan_ids[body.replan] = None
-        self._candidate_sources[body.replan] = tuple(candidate.alternative.source for candidate in body.candidates)
-
-    def _on_decided(self, body: DecisionMade, at: float) -> None:
-        self.replan_ids[body.replan] = None  # limits decide without considering alternatives
-        for trigger_id in body.triggers:
-            trigger = self.triggers.get(trigger_id)
-            if trigger is not None:
-                self.last_decided_at[trigger.fingerprint] = at
-            if body.decision != "ask" or body.by == "observe":
-                self.open_triggers.pop(trigger_id, None)
-        if body.decision != "ask":
-            if body.replan in self.answers_by_replan:
-                asked, _ = self.answers_by_replan.pop(body.replan)
-                self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
-            self.undecided_revisions.pop(body.replan, None)
-            self._candidate_sources.pop(body.replan, None)
-
-    def _on_revised(self, body: PlanRevised, at: float) -> None:
-        self.revisions.append((at, body))
-        if body.replan is None:
-            return
-        self.undecided_revisions[body.replan] = body
-        self.applied_count += 1
-        proposed = self._candidate_sources.get(body.replan, ())
-        if body.chosen is not None and body.chosen < len(proposed):  # otherwise a person wrote the changes
-            self.source_by_replan[body.replan] = proposed[body.chosen]
-        new = set(new_task_ids(body.changes))
-        roots = tuple(dict.fromkeys(r for t in target_task_ids(body.changes) if (r := self._root_of(t)) not in new))
-        self._roots_by_replan[body.replan] = roots
-        fingerprint = changes_hash(body.changes)
-        for root in roots:
-            self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
-            self.tried_by_root.setdefault(root, {})[fingerprint] = None
-            self.pending_outcomes[root] = PendingOutcome(body.replan, roots, at)
-
-    def _on_outcome_known(self, body: OutcomeRecorded, at: float) -> None:
-        if source := self.source_by_replan.get(body.replan):
-            outcomes = self.outcomes_by_source.setdefault(source_key(source), deque(maxlen=MAX_OUTCOMES_PER_TOOL))
-            outcomes.append(body.succeeded)
-        for root in self._roots_by_replan.pop(body.replan, ()):
-            pending = self.pending_outcomes.get(root)
-            if pending is not None and pending.replan == body.replan:  # otherwise a later replan of the lineage counts
-                del self.pending_outcomes[root]
-
-    def _on_question_asked(self, body: QuestionAsked, at: float) -> None:
-        self.question_count += 1
-        self.open_questions[body.question] = body
-        self.triggers_by_question[body.question] = list(body.triggers)
-        self.asked_at[body.question] = at
-        if self._waiting_since is None:
-            self._waiting_since = at
-
-    def _on_trigger_attached(self, body: TriggerAttached, at: float) -> None:
-        self.triggers_by_question[body.question].append(body.trigger)
-
-    def _on_question_reminded(self, body: QuestionReminded, at: float) -> None:
-        self.reminded_questions.add(body.question)
-
-    def _on_question_answered(self, body: QuestionAnswered, at: float) -> None:
-        asked = self.open_questions.pop(body.question, None)
-        self.triggers_by_question.pop(body.question, None)
-        if asked is not None and body.verdict == "withdrawn":
-            self._reopen(asked.triggers)
-        elif asked is not None:
-            # Triggers that were attached later are considered again.
-            for trigger_id in asked.triggers:
-                self.open_triggers.pop(trigger_id, None)
-            self.answers_by_replan[asked.replan] = (asked, body)
-            if body.verdict in ("reject", "continue"):
-                self.declined_at.update((c.alternative.fingerprint(), at) for c in asked.candidates)
-        self.closed_questions[body.question] = body
-        self.asked_at.pop(body.question, None)
-        if not self.open_questions and self._waiting_since is not None:
-            self._waited_seconds += max(0.0, at - self._waiting_since)
-            self._waiting_since = None
-
-    def _on_message(self, body: ReplanRequested | GoalChanged, at: float) -> None:
-        self.last_message_id = max(self.last_message_id, body.message)
-        if isinstance(body, GoalChanged):
-            self.quiescent_at = None  # it was reported for another goal
-
-    def _on_charged(self, body: UsageCharged, at: float) -> None:
-        self.budget_tracker.spent += body.usage
-
-    def _on_quiescent(self, body: RunQuiescent, at: float) -> None:
-        self.quiescent_at = body.revision
-
-    def _on_paused(self, body: RunPaused, at: float) -> None:
-        self.pause = body
-
-    def _on_resumed(self, body: RunResumed, at: float) -> None:
-        self.pause = None
-        if self._waiting_since is None:
-            self._waited_seconds += body.waited
-        self.run_end = None
-        self.quiescent_at = None  # the process may have ended before it had any effect
-
-    def _on_run_ended(self, body: RunEnded, at: float) -> None:
-        self.run_end = body
+    def waiting_seconds(self, now: float) -> float:
+        """Return the seconds spent so far waiting for a person or for the run to be resumed."""
+        since = now if self._waiting_since is None else self._waiting_since
+        return self._waited_seconds + max(0.0, now - since)
 
 
-_REPLAN_RECORDS = (AlternativesConsidered, DecisionMade, PlanRevised, OutcomeRecorded, QuestionAnswered)
-
-LEDGER_RECORD_HANDLERS: dict[type[RecordBody], Callable[..., None]] = {
-    TriggerFired: Ledger._on_trigger_fired,
-    TriggerDropped: Ledger._on_trigger_dropped,
-    AlternativesConsidered: Ledger._on_alternatives_considered,
-    DecisionMade: Ledger._on_decided,
-    PlanRevised: Ledger._on_revised,
-    OutcomeRecorded: Ledger._on_outcome_known,
-    QuestionAsked: Ledger._on_question_asked,
-    TriggerAttached: Ledger._on_trigger_attached,
-    QuestionReminded: Ledger._on_question_reminded,
-    QuestionAnswered: Ledger._on_question_answered,
-    GoalChanged: Ledger._on_message,
-    ReplanRequested: Ledger._on_message,
-    UsageCharged: Ledger._on_charged,
-    RunQuiescent: Ledger._on_quiescent,
-    RunPaused: Ledger._on_paused,
-    RunResumed: Ledger._on_resumed,
-    RunEnded: Ledger._on_run_ended,
-}
+LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
+    (
+        TriggerFired,
+        TriggerDropped,
+        AlternativesConsidered,
+        DecisionMade,
+        PlanRevised,
+        OutcomeRecorded,
+        QuestionAsked,
+        TriggerAttached,
+        QuestionReminded,
+        QuestionAnswered,
+        GoalChanged,
+        ReplanRequested,
+        UsageCharged,
+        RunQuiescent,
+        RunPaused,
+        RunResumed,
+        RunEnded,
+    )
+)
 """The kinds of record that the ledger folds."""

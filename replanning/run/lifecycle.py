@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from replanning.changes import PlanChange
-from replanning.decision.ledger import LEDGER_RECORD_HANDLERS, Ledger
+from replanning.decision.ledger import LEDGER_RECORDS, Ledger
 from replanning.environment import Environment
 from replanning.errors import (
     ExpressionError,
@@ -158,9 +158,7 @@ class Lifecycle:
         self.redactor = redactor
         self.spans = spans
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
-        self.observers: dict[type[RecordBody], list[Observer]] = {
-            kind: [ledger.fold] for kind in LEDGER_RECORD_HANDLERS
-        }
+        self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_RECORDS}
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
         self.ended = anyio.Event()
