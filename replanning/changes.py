@@ -170,27 +170,23 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
             return found
     names = {task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))}  # which no id can be
     document = [dump_change(change) for change in changes]
-    for part in document:
-        _rename_tasks(part, names)
+    parts = list(document)
+    while parts:  # ids are replaced wherever a change has them; values of wrong types stay
+        part = parts.pop()
+        for key, value in part.items():
+            if key in ("id", "task_id") and isinstance(value, str):
+                part[key] = names.get(value, value)
+            elif key in ("depends_on", "before", "order") and isinstance(value, list):
+                part[key] = [names.get(name, name) if isinstance(name, str) else name for name in value]
+            elif key in ("task", "tasks", "fields"):
+                inner = value if isinstance(value, list) else [value]
+                parts += [item for item in inner if isinstance(item, dict)]
     text = _CANONICAL_ENCODER.encode(document)
     for name, number in names.items() if "${" in text else ():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     found = hashlib.sha256(text.encode()).hexdigest()
     _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
     return found
-
-
-def _rename_tasks(part: JsonObject, names: dict[str, str]) -> None:
-    """Replace ids of tasks in a change wherever it has them; values of wrong types stay."""
-    for key, value in part.items():
-        if key in ("id", "task_id") and isinstance(value, str):
-            part[key] = names.get(value, value)
-        elif key in ("depends_on", "before", "order") and isinstance(value, list):
-            part[key] = [names.get(name, name) if isinstance(name, str) else name for name in value]
-        elif key in ("task", "tasks", "fields"):
-            for inner in value if isinstance(value, list) else [value]:
-                if isinstance(inner, dict):
-                    _rename_tasks(inner, names)
 
 
 def dump_change(change: PlanChange) -> JsonObject:

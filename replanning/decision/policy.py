@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from replanning.changes import (
@@ -215,49 +216,40 @@ class ReplanPolicy:
         usable = [(i, candidate) for i, candidate in enumerate(candidates) if not candidate.rejected]
         always_ask = next((t.kind for t in triggers if t.kind in self.settings.approval.always_for), "")
         if not usable:
-            kind: DecisionKind = "ask" if gate and always_ask else "keep"
-            blocks = _judge_rejected_tasks(triggers, view) if kind == "keep" else ()
-            return Decision(kind, "no-alternative", _no_alternative_reason(candidates), blocks=blocks)
+            reason = _no_alternative_reason(candidates)
+            if gate and always_ask:
+                return Decision("ask", "no-alternative", reason)
+            # Tasks whose output a judge rejected are blocked.
+            concerned = map(view.task, dict.fromkeys(task_id for t in triggers for task_id in t.tasks))
+            failed = [(task.id, task.failure) for task in concerned if task.state is TaskState.FAILED]
+            rejected = tuple(task_id for task_id, failure in failed if failure and failure.kind == "rejected")
+            return Decision("keep", "no-alternative", reason, blocks=rejected)
         index, best = usable[0]
         gains = [trigger.gain for trigger in triggers if trigger.kind == "better-path-found"]
         minimum = self.settings.better_path.min_gain
         if gains and len(gains) == len(triggers) and max(gains) < minimum:
             return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")
-        if ask := self._approval_reason(triggers, best, view, always_ask):
-            return Decision("ask", ask[0], ask[1], index)
-        if any(change.kind == "abort" for change in best.alternative.changes):
-            return Decision("abort", "confident", best.alternative.reason, index)
+        ask, alternative = partial(Decision, "ask", chosen=index), best.alternative
         total = best.score.total if best.score else 0.0
-        threshold = self.settings.alternatives.human_approval_threshold
-        return Decision("execute", "confident", f"confidence {total:.2f} is at least {threshold:g}", index)
-
-    def _approval_reason(
-        self, triggers: Sequence[Trigger], best: Candidate, view: PlanView, always_ask: str
-    ) -> tuple[str, str] | None:
-        """Return the rule and reason for which a person has to approve a candidate; None if nobody has to."""
         settings = self.settings.alternatives
+        threshold = settings.human_approval_threshold
         if settings.require_approval:
-            return "approval-required", "the settings require approval of every change"
+            return ask("approval-required", "the settings require approval of every change")
         if always_ask:
-            return "always-ask", f"a person decides whenever the trigger is {always_ask}"
-        if best.alternative.ask:
-            return "provider-asks", best.alternative.ask
-        if repeated := _unsafe_retry(best.alternative, triggers, view):
-            return "not-idempotent", f"{repeated!r} was cut off and may have taken effect; running it again may do harm"
-        for tool in (view.tool(task.tool) for task in tasks_to_run(best.alternative.changes, view)):
+            return ask("always-ask", f"a person decides whenever the trigger is {always_ask}")
+        if alternative.ask:
+            return ask("provider-asks", alternative.ask)
+        if repeated := _unsafe_retry(alternative, triggers, view):
+            harm = f"{repeated!r} was cut off and may have taken effect; running it again may do harm"
+            return ask("not-idempotent", harm)
+        for tool in (view.tool(task.tool) for task in tasks_to_run(alternative.changes, view)):
             if tool is not None and tool.dangerous:
-                return "dangerous-tool", f"the tool {tool.name!r} needs a person's agreement"
-        total = best.score.total if best.score else 0.0
-        if total < settings.human_approval_threshold:
-            return "low-confidence", f"confidence {total:.2f} is below {settings.human_approval_threshold:g}"
-        return None
-
-
-def _judge_rejected_tasks(triggers: Sequence[Trigger], view: PlanView) -> tuple[TaskId, ...]:
-    """Return the failed tasks of the triggers whose output a judge rejected: they are blocked without an alternative."""
-    concerned = (view.task(task_id) for task_id in dict.fromkeys(i for t in triggers for i in t.tasks))
-    failed = [task for task in concerned if task.state is TaskState.FAILED and task.failure is not None]
-    return tuple(task.id for task in failed if task.failure is not None and task.failure.kind == "rejected")
+                return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement")
+        if total < threshold:
+            return ask("low-confidence", f"confidence {total:.2f} is below {threshold:g}")
+        if any(change.kind == "abort" for change in alternative.changes):
+            return Decision("abort", "confident", alternative.reason, index)
+        return Decision("execute", "confident", f"confidence {total:.2f} is at least {threshold:g}", index)
 
 
 def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:

@@ -92,8 +92,10 @@ class AlternativeVetter:
     time_left: float | None
     _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
 
-    def vet(self, proposed: Alternative) -> VettedAlternative:
-        """Return the verdict on an alternative as the plan is now."""
+    def vet(self, proposed: Alternative, source: str) -> VettedAlternative:
+        """Return the verdict on an alternative as the plan is now; it gets this source if it names none."""
+        if not proposed.source:
+            proposed = proposed.model_copy(update={"source": source})
         version, fingerprint = self.life.live.version, proposed.fingerprint()
         vetted = self._vetted.get(fingerprint)
         if vetted is not None and vetted.version == version and vetted.proposed == proposed:
@@ -133,29 +135,34 @@ class PathGenerator:
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(providers)
         self.scorer = scorer
-        self._low_priority = {_name(provider) for provider in providers if getattr(provider, "yields_priority", False)}
+        self._low_priority = {p.name for p in self.providers if getattr(p, "yields_priority", False)}
 
-    async def generate(self, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter) -> list[ProviderReply]:
-        """Ask all providers for proposals; their replies, in their order.
-
-        Raises:
-            StaleView: one of them read the plan after it had moved on.
-        """
-        replies = [ProviderReply(_name(provider), provider, provider.propose) for provider in self.providers]
-        return await _ask_all(replies, request, life, vetter)
-
-    async def complete_rejected(
-        self, flawed: Sequence[Candidate], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
+    async def generate(
+        self, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter, *, flawed: Sequence[Candidate] = ()
     ) -> list[ProviderReply]:
-        """Ask providers to complete the proposals of others that could not be executed.
+        """Ask all providers for proposals at the same time; their replies, in their order.
+
+        Args:
+            request: the request.
+            life: the run.
+            vetter: vets proposals that providers want to know about.
+            flawed: proposals that could not be executed; only providers that can complete them are asked, to do so.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        able = [provider for provider in self.providers if hasattr(provider, "complete")]
-        return await _ask_all(
-            [ProviderReply(_name(p), p, partial(_complete, p, flawed)) for p in able], request, life, vetter
-        )
+        asked = [p for p in self.providers if hasattr(p, "complete")] if flawed else self.providers
+        replies = [ProviderReply(p.name, p, partial(_complete, p, flawed) if flawed else p.propose) for p in asked]
+        if len(replies) == 1:
+            await _ask_provider(replies[0], request, life, vetter)
+        elif replies:
+            async with anyio.create_task_group() as group:
+                for reply in replies:
+                    group.start_soon(_ask_provider, reply, request, life, vetter)
+        for reply in replies:
+            if reply.stale_error is not None:
+                raise reply.stale_error
+        return replies
 
     def rank(self, replies: Sequence[ProviderReply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
         """Vet and rank the alternatives of replies, best first; ties go by provider, then by its order."""
@@ -164,8 +171,8 @@ class PathGenerator:
         good: list[tuple[Candidate, Draft | None]] = []
         bad: list[tuple[Candidate, Draft | None]] = []
         with life.spans.scoring_span():
-            for alternative in (alternative for reply in replies for alternative in reply.alternatives):
-                _, candidate, draft, _ = vetter.vet(alternative)
+            for alternative, source in ((proposed, reply.name) for reply in replies for proposed in reply.alternatives):
+                _, candidate, draft, _ = vetter.vet(alternative, source)
                 fingerprint = candidate.alternative.fingerprint()
                 if candidate.alternative.changes and fingerprint in fingerprints:
                     candidate = Candidate(candidate.alternative, None, "the same was proposed already")
@@ -213,7 +220,7 @@ class AlternativeGenerator:
         self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
 
     def __repr__(self) -> str:
-        return f"<AlternativeGenerator of {[getattr(p, 'name', p) for p in self.path_generator.providers]}>"
+        return f"<AlternativeGenerator of {[p.name for p in self.path_generator.providers]}>"
 
     async def generate(
         self, triggers: Sequence[Trigger], life: Lifecycle, *, past: OutcomeHistory, began: float
@@ -236,7 +243,8 @@ class AlternativeGenerator:
         ranked = paths.rank(replies, life, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
         if flawed:
-            completions = await paths.complete_rejected(flawed[: request.max_alternatives], request, life, vetter)
+            flawed = flawed[: request.max_alternatives]
+            completions = await paths.generate(request, life, vetter, flawed=flawed)
             if any(reply.alternatives or reply.notes for reply in completions):
                 ranked = paths.rank([*replies, *completions], life, vetter)
         return ranked
@@ -258,10 +266,6 @@ class ProviderReply:
         if len(self.notes) < _MAX_NOTES:
             self.notes.append(f"{self.name}: {text}"[:_MAX_NOTE_CHARS])
 
-    def sign(self, alternative: Alternative) -> Alternative:
-        """Name the provider as the source of an alternative that has none."""
-        return alternative if alternative.source else alternative.model_copy(update={"source": self.name})
-
 
 async def _complete(
     provider: AlternativeProvider, flawed: Sequence[Candidate], request: ReplanRequest
@@ -270,31 +274,11 @@ async def _complete(
     complete = getattr(provider, "complete")  # noqa: B009 - not every provider has it
     completed = []
     for other in flawed:
-        if other.alternative.source != _name(provider):
+        if other.alternative.source != provider.name:
             made = await complete(request, other.alternative, other.rejected)
             if made is not None:  # a proposal that needed a person still needs one
                 completed.append(made.model_copy(update={"ask": made.ask or other.alternative.ask}))
     return completed
-
-
-async def _ask_all(
-    replies: list[ProviderReply], request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
-) -> list[ProviderReply]:
-    """Ask providers at the same time, and return their replies.
-
-    Raises:
-        StaleView: the first of them that read the plan after it had moved on.
-    """
-    if len(replies) == 1:
-        await _ask_provider(replies[0], request, life, vetter)
-    elif replies:
-        async with anyio.create_task_group() as group:
-            for reply in replies:
-                group.start_soon(_ask_provider, reply, request, life, vetter)
-    for reply in replies:
-        if reply.stale_error is not None:
-            raise reply.stale_error
-    return replies
 
 
 async def _ask_provider(
@@ -323,17 +307,17 @@ async def _ask_provider(
         charge=partial(life.charge, provider=name),
         meter=RunMeter(life, name, reply.add_note),
         history=request.history,
-        rejection_reason=lambda alternative: vetter.vet(reply.sign(alternative)).candidate.rejected,
+        rejection_reason=lambda alternative: vetter.vet(alternative, name).candidate.rejected,
         add_note=reply.add_note,
     )
     try:
         with life.spans.provider_span(name) as answered:
             with scope:
-                alternatives = await isolate(reply.ask(request))
+                alternatives = list(await isolate(reply.ask(request)))
                 for alternative in alternatives:
                     if not isinstance(alternative, Alternative):  # then none of them is taken
                         raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-                reply.alternatives = [reply.sign(alternative) for alternative in alternatives]
+                reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
         if scope.cancelled_caught:
             reply.notes.append(f"{name} did not answer in time")
@@ -348,7 +332,3 @@ async def _ask_provider(
     finally:
         alarm.cancel()
         release()
-
-
-def _name(provider: AlternativeProvider) -> str:
-    return str(getattr(provider, "name", type(provider).__name__))
