@@ -163,11 +163,6 @@ def parse_time(text: str) -> datetime:
     return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-class _PostedComment(NamedTuple):
-    id: str
-    body: str
-
-
 class CommentIndex:
     """Index of the comments on a forge by marker, which writes each of them once.
 
@@ -180,7 +175,7 @@ class CommentIndex:
 
     def __init__(self, forge: Forge) -> None:
         self.forge = forge
-        self._posted: dict[Marker, _PostedComment] | None = None
+        self._posted: dict[Marker, tuple[str, str]] | None = None  # id and text of each comment
         self._lock = anyio.Lock()
 
     def __repr__(self) -> str:
@@ -199,33 +194,25 @@ class CommentIndex:
         async with self._lock:
             try:
                 if self._posted is None:
-                    self._posted = await self._read()
-                old = self._posted.get(marker)
-                if old is not None and (not edits or is_same_text(old.body, body)):
+                    self._posted = {}
+                    for comment in await self.forge.comments():
+                        if comment.own and (found := find_marker(comment.body)) is not None:
+                            self._posted.setdefault(found, (comment.id, comment.body))
+                comment_id, old = self._posted.get(marker, ("", ""))
+                if comment_id and (not edits or is_same_text(old, body)):
                     return False
-                is_edited = old is not None and await self._try_edit(old.id, body)
-                comment = old.id if old is not None and is_edited else await self.forge.post(body)
-                self._posted[marker] = _PostedComment(comment, body)
+                if comment_id:
+                    try:
+                        await self.forge.edit(comment_id, body)
+                    except ForgeError as error:
+                        is_deleted = error.status in (404, 410) and all(
+                            comment.id != comment_id for comment in await self.forge.comments()
+                        )
+                        if not is_deleted:
+                            raise
+                        comment_id = ""
+                self._posted[marker] = (comment_id or await self.forge.post(body), body)
             except BaseException:
                 self._posted = None  # the request may have had an effect
                 raise
-        return True
-
-    async def _read(self) -> dict[Marker, _PostedComment]:
-        posted: dict[Marker, _PostedComment] = {}
-        for comment in await self.forge.comments():
-            marker = find_marker(comment.body) if comment.own else None
-            if marker is not None:
-                posted.setdefault(marker, _PostedComment(comment.id, comment.body))
-        return posted
-
-    async def _try_edit(self, comment: str, body: str) -> bool:
-        """Edit a comment; return False if it was deleted."""
-        try:
-            await self.forge.edit(comment, body)
-        except ForgeError as error:
-            deleted = error.status in (404, 410) and all(c.id != comment for c in await self.forge.comments())
-            if not deleted:
-                raise
-            return False
         return True

@@ -614,7 +614,7 @@ class ForgeIssue(ABC):
         while True:
             try:
                 async with self._client.stream(method, url, json=body, headers=dict(headers or {})) as response:
-                    data, problem = await read_body(response)
+                    data, problem, _ = await read_body(response)
             except (httpx.RequestError, UnicodeError) as error:  # UnicodeError: a redirect to an invalid host
                 excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
                 unsure = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)

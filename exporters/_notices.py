@@ -26,10 +26,9 @@ from replanning.journal import (
     RunOpened,
 )
 from replanning.plan import JsonObject, Redactor, RunId
-from replanning.plan.types import JsonValue
-from replanning.planning import PlanningState, ReplanDecision, ReplanType
+from replanning.planning import ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS
-from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote
+from replanning.planning.manager import ReplanNote
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 
 _ZERO_WIDTH_SPACE: Final = "\u200b"
@@ -194,112 +193,84 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
     elif isinstance(body, QuestionAsked):
         yield _question_notice(body, record.at, progress)
     elif isinstance(body, RunEnded) and body.status in ("failed", "aborted"):
-        yield _run_ended_notice(body, record, progress.state)
-
-
-# Replans
-def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
-    """Return the notices about a step of a replan."""
-    considered, record = note.considered, note.record
-    if record is not None:
-        yield from _result_notices(record, considered, at)
-    elif considered is not None and considered.decision is not None:
-        decision = considered.decision
-        kind = NoticeKind.STARTED if note.stage == "applying" else NoticeKind.DECIDED
-        if note.stage not in ("applying", "generating", "awaiting_user") or _is_clarification(decision):
-            return
+        completion = progress.state.completion
 
         def build(limit: int) -> Paragraphs:
-            if kind is NoticeKind.STARTED:
-                return (*_revision_paragraphs(considered, decision), f"**Replans so far**: {note.counts.total}")
-            return (*_decision_paragraphs(considered, decision, limit), *_caution_paragraphs(considered, limit))
+            reason = markdown_field("Reason", body.reason, limit)
+            return (f"**Status**: {body.status}", reason, *_stop_paragraphs(completion, limit))
 
-        text = f"{decision.replan_type} after {considered.phase}, {_percent(decision.confidence)}: {decision.reasoning}"
-        yield Notice(kind, considered.replan_id, at, text, build)
+        yield Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
 
 
-def _result_notices(record: DecisionRecord, considered: Consideration | None, at: float) -> Iterator[Notice]:
-    """Return the notice about the outcome of a replan."""
+def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
+    """Yield the notice about a step of a replan, if there is one."""
+    considered, record = note.considered, note.record
     decision = considered.decision if considered is not None else None
-    if considered is None or decision is None or decision.replan_type is ReplanType.NONE:
+    if considered is None or decision is None or (record is not None and decision.replan_type is ReplanType.NONE):
         return
-    if not record.executed:
-        if record.override_reason is None:
-            return
+    # The notice of its question covers a replan that asks people.
+    asks = decision.replan_type is ReplanType.CLARIFICATION_REQUEST
+    confidence = f"{100 * decision.confidence:.0f} %"
+    phase = f"**Phase**: {considered.phase}"
+    level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
+    goes_on = f"; it goes on with {decision.target_phase}" if decision.target_phase else ""
+    revision = f"**Revision**: {decision.replan_type}{f' ({level})' if level else ''}{goes_on}"
+
+    def reasons(limit: int) -> Paragraphs:
+        return (
+            phase,
+            f"**Confidence**: {confidence}",
+            markdown_field("Reasoning", decision.reasoning, limit),
+            markdown_list("Issues Found", decision.issues_found, limit),
+            markdown_list("Recommended Actions", decision.recommended_actions, limit),
+            revision,
+        )
+
+    if record is None:
+        ruling = considered.ruling
+
+        def decided(limit: int) -> Paragraphs:
+            caution = {
+                "execute_with_warning": ("Warning", ruling.reason),
+                "ask": ("Waiting", f"a person must agree: {ruling.reason}"),
+            }.get(ruling.kind)
+            return (*reasons(limit), *([markdown_field(*caution, limit)] if caution else ()))
+
+        text = f"{decision.replan_type} after {considered.phase}, {confidence}: {decision.reasoning}"
+        if note.stage == "applying" and not asks:
+            started = (phase, revision, f"**Replans so far**: {note.counts.total}")
+            yield Notice(NoticeKind.STARTED, considered.replan_id, at, text, lambda _: started)
+        elif note.stage in ("generating", "awaiting_user") and not asks:
+            yield Notice(NoticeKind.DECIDED, considered.replan_id, at, text, decided)
+    elif record.executed and (record.result == "failure" or not asks):
+        failed = record.result == "failure"
+
+        def done(limit: int) -> Paragraphs:
+            error = (markdown_field("Error", record.error, limit),) if failed else ()
+            return (phase, revision, *error, f"**Duration**: {record.duration:.1f} s")
+
+        kind = NoticeKind.FAILED if failed else NoticeKind.DONE
+        yield Notice(kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done)
+    elif not record.executed and record.override_reason is not None:
         declined = considered.ruling.kind == "ask"
         why = f"{record.reason}; a person was asked and declined" if declined else record.reason
 
         def overridden(limit: int) -> Paragraphs:
-            rule = (
-                markdown_field("Overridden by", str(record.override_reason), limit),
-                markdown_field("Rule", why, limit),
-            )
-            return (*_decision_paragraphs(considered, decision, limit), *rule)
+            rule = markdown_field("Rule", why, limit)
+            return (*reasons(limit), markdown_field("Overridden by", str(record.override_reason), limit), rule)
 
         yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{decision.replan_type}: {why}", overridden)
-        return
-    failed = record.result == "failure"
-    if _is_clarification(decision) and not failed:
-        return
-
-    def done(limit: int) -> Paragraphs:
-        error = (markdown_field("Error", record.error, limit),) if failed else ()
-        return (*_revision_paragraphs(considered, decision), *error, f"**Duration**: {record.duration:.1f} s")
-
-    kind = NoticeKind.FAILED if failed else NoticeKind.DONE
-    yield Notice(kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done)
 
 
-def _is_clarification(decision: ReplanDecision) -> bool:
-    """Return whether a replan asks people, so that the notice of the question covers it."""
-    return decision.replan_type is ReplanType.CLARIFICATION_REQUEST
-
-
-def _decision_paragraphs(considered: Consideration, decision: ReplanDecision, limit: int) -> Paragraphs:
-    return (
-        f"**Phase**: {considered.phase}",
-        f"**Confidence**: {_percent(decision.confidence)}",
-        markdown_field("Reasoning", decision.reasoning, limit),
-        markdown_list("Issues Found", decision.issues_found, limit),
-        markdown_list("Recommended Actions", decision.recommended_actions, limit),
-        _revision_field(decision),
-    )
-
-
-def _revision_paragraphs(considered: Consideration, decision: ReplanDecision) -> Paragraphs:
-    return (f"**Phase**: {considered.phase}", _revision_field(decision))
-
-
-def _revision_field(decision: ReplanDecision) -> str:
-    level = LEVEL_DESCRIPTIONS.get(decision.replan_level or 0, "")
-    goes_on = f"; it goes on with {decision.target_phase}" if decision.target_phase else ""
-    return f"**Revision**: {decision.replan_type}{f' ({level})' if level else ''}{goes_on}"
-
-
-def _caution_paragraphs(considered: Consideration, limit: int) -> Paragraphs:
-    """Return a warning, or the approval that a decision waits for."""
-    match considered.ruling.kind:
-        case "execute_with_warning":
-            return (markdown_field("Warning", considered.ruling.reason, limit),)
-        case "ask":
-            return (markdown_field("Waiting", f"a person must agree: {considered.ruling.reason}", limit),)
-    return ()
-
-
-def _percent(confidence: float) -> str:
-    return f"{100 * confidence:.0f} %"
-
-
-# People
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
     if held is None or held.why != "clarification":
-        texts = _stop_summary(progress.state.completion) if held is not None else ()
+        completion = progress.state.completion if held is not None else None
 
         def question(limit: int) -> Paragraphs:
             choices = [candidate.alternative.reason for candidate in body.candidates]
             asked = (markdown_field("Question", body.text, limit), markdown_list("If you agree", choices, limit))
-            return (*asked, *_summary_paragraphs(texts, limit), markdown_field("Question id", body.question, limit))
+            return (*asked, *_stop_paragraphs(completion, limit), markdown_field("Question id", body.question, limit))
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
 
@@ -308,55 +279,28 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
     by = f" by {format_time(held.due)}" if held.due is not None else ""
 
     def clarification(limit: int) -> Paragraphs:
-        waits = f"**If no response**{by}: the work waits; nothing is assumed"
-        return (
+        paragraphs = [
             markdown_list("Questions", held.questions, limit, numbered=True),
             markdown_field("Context", context, limit),
-            *(
-                (markdown_field("Caution", f"{held.risk}: a reply alone does not agree to that", limit),)
-                if held.risk
-                else ()
-            ),
-            *(
-                [markdown_list("Issues Found", decision.issues_found, limit)]
-                if decision and decision.issues_found
-                else ()
-            ),
-            markdown_list("If no response", held.effective_assumptions, limit, after=f"{by}, it is assumed")
-            if progress.assumes_on_timeout
-            else waits,
-        )
+        ]
+        if held.risk:
+            paragraphs.append(markdown_field("Caution", f"{held.risk}: a reply alone does not agree to that", limit))
+        if decision is not None and decision.issues_found:
+            paragraphs.append(markdown_list("Issues Found", decision.issues_found, limit))
+        waits = f"**If no response**{by}: the work waits; nothing is assumed"
+        assumed = markdown_list("If no response", held.effective_assumptions, limit, after=f"{by}, it is assumed")
+        return (*paragraphs, assumed if progress.assumes_on_timeout else waits)
 
     return Notice(NoticeKind.CLARIFICATION, body.question, at, " ".join(held.questions), clarification)
 
 
-def _run_ended_notice(body: RunEnded, record: Record, state: PlanningState) -> Notice:
-    texts = _stop_summary(state.completion)
-
-    def build(limit: int) -> Paragraphs:
-        return (
-            f"**Status**: {body.status}",
-            markdown_field("Reason", body.reason, limit),
-            *_summary_paragraphs(texts, limit),
-        )
-
-    return Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
-
-
-def _stop_summary(completion: JsonObject | None) -> tuple[str, ...]:
-    """Return the state and the recommendations of a run that needs a person; empty for other runs."""
+def _stop_paragraphs(completion: JsonObject | None, limit: int) -> Iterator[str]:
+    """Yield the state and the recommendations of a run that needs a person; nothing for other runs."""
     summary = (completion or {}).get("summary")
-    if not isinstance(summary, dict) or not isinstance(state := summary.get("current_state"), str):
-        return ()
-    recommendations: JsonValue = summary.get("recommendations")
-    return (state, *map(str, recommendations if isinstance(recommendations, list) else ()))
-
-
-def _summary_paragraphs(texts: Sequence[str], limit: int) -> Paragraphs:
-    if not texts:
-        return ()
-    recommended = [markdown_list("Recommended Actions", texts[1:], limit)] if texts[1:] else []
-    return (markdown_field("Where things stand", texts[0], limit), *recommended)
+    if isinstance(summary, dict) and isinstance(state := summary.get("current_state"), str):
+        yield markdown_field("Where things stand", state, limit)
+        if isinstance(recommended := summary.get("recommendations"), list) and recommended:
+            yield markdown_list("Recommended Actions", map(str, recommended), limit)
 
 
 # Checklist

@@ -45,10 +45,10 @@ class _StoredComment(NamedTuple):
     body: str
 
     def __str__(self) -> str:
-        return (
-            f"<!-- comment {self.number} at {self.at} -->\n\n{_escape_delimiters(self.body)}\n\n"
-            f"<!-- end of comment {self.number} -->\n"
-        )
+        """Return the comment as it stands in the file, without lines that would begin or end a comment."""
+        body = self.body.replace("\r\n", "\n").replace("\r", "\n")  # line ends as reading the file converts them
+        body = _COMMENT_DELIMITER.sub("<!--", body)
+        return f"<!-- comment {self.number} at {self.at} -->\n\n{body}\n\n<!-- end of comment {self.number} -->\n"
 
 
 class FileForge:
@@ -173,12 +173,6 @@ def _stored_comments(pieces: Sequence[str | _StoredComment]) -> list[_StoredComm
     return [piece for piece in pieces if isinstance(piece, _StoredComment)]
 
 
-def _escape_delimiters(body: str) -> str:
-    """Return a text without lines that would begin or end a comment."""
-    lines = body.replace("\r\n", "\n").replace("\r", "\n")  # line ends as reading the file converts them
-    return _COMMENT_DELIMITER.sub("<!--", lines)
-
-
 EDIT_INTERVAL: Final = 3.0
 """Shortest interval between edits of a checklist in seconds; changes in between become one edit."""
 
@@ -281,7 +275,13 @@ class Notifier(Exporter):
         ):
             self._read_ahead(notices)
             await self._send(notices)
-            await self._wait_for_edit(notices)
+            while (  # until the checklist may be edited again, a notice is pending, or the run ends
+                notices.checklist_changed
+                and not (notices.pending or notices.end_status)
+                and (left := self._last_edit + self._edit_interval - self._clock.now()) > 0
+            ):
+                await self._clock.sleep(min(left, _POLL_INTERVAL))
+                self._read_ahead(notices)
         if notices.is_finished:
             self._runs.pop(run, None)  # if the run is resumed, its journal is read again
 
@@ -299,8 +299,13 @@ class Notifier(Exporter):
                     self._read_ahead(notices)
                 notices.pending.extend(notices.rejected)
                 notices.rejected.clear()
-                if not self._unresponsive:
-                    await self._flush(notices)
+                for wait in () if self._unresponsive else _FINAL_RETRY_DELAYS:
+                    blocked = self._blocked_until - self._clock.now()
+                    if not (notices.pending or notices.checklist_changed) or blocked > _POLL_INTERVAL:
+                        break
+                    await self._clock.sleep(max(wait, blocked))
+                    with suppress(Exception):  # the unsent notices are reported below
+                        await self._send(notices)
         except anyio.get_cancelled_exc_class():
             if unsent := self._unsent_summary():
                 _log.warning("%s could not be posted to %s in time", unsent, self.endpoint)
@@ -310,32 +315,12 @@ class Notifier(Exporter):
         if self.problem:
             raise ForgeError(self.problem)
 
-    async def _flush(self, notices: RunNotices) -> None:
-        """Send the unsent notices, with a few tries."""
-        for wait in _FINAL_RETRY_DELAYS:
-            blocked = self._blocked_until - self._clock.now()
-            if not (notices.pending or notices.checklist_changed) or blocked > _POLL_INTERVAL:
-                return
-            await self._clock.sleep(max(wait, blocked))
-            with suppress(Exception):  # `aclose` reports the unsent notices
-                await self._send(notices)
-
     def _unsent_summary(self) -> str:
         """Return the unsent notices in words; empty if everything is posted."""
         count = sum(len(notices.pending) + len(notices.rejected) for notices in self._runs.values())
         unsent = [f"{count} notice{'s' * (count != 1)}"] if count else []
         unsent += ["the latest checklist"] if any(notices.checklist_changed for notices in self._runs.values()) else []
         return " and ".join(unsent)
-
-    async def _wait_for_edit(self, notices: RunNotices) -> None:
-        """Wait until the checklist may be edited again, a notice is pending, or the run ends."""
-        while (
-            notices.checklist_changed
-            and not (notices.pending or notices.end_status)
-            and (left := self._last_edit + self._edit_interval - self._clock.now()) > 0
-        ):
-            await self._clock.sleep(min(left, _POLL_INTERVAL))
-            self._read_ahead(notices)
 
     def _index_for(self, run: RunId) -> CommentIndex:
         """Return the index of the comments about a run."""
@@ -348,14 +333,22 @@ class Notifier(Exporter):
                 notices.fold(record)
 
     async def _send(self, notices: RunNotices) -> None:
+        """Post what is pending; after a failure, pause as long as the forge demands, else longer each time."""
         try:
             await self._post_pending(notices)
         except anyio.get_cancelled_exc_class():
             self._unresponsive = self._clock.now() - self._request_started >= _FINAL_RESPONSE_TIMEOUT
             raise
         except Exception as error:  # the forge may raise anything; the rest is tried later
-            is_reported = bool(self._problem)
-            self._back_off(error)
+            is_reported, self._problem = bool(self._problem), str(error) or repr(error)
+            retry_after, now = getattr(error, "retry_after", None), self._clock.now()
+            if getattr(error, "final", False) and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES:
+                self._blocked_until = math.inf
+            elif retry_after is not None:
+                self._blocked_until = now + max(retry_after, _POLL_INTERVAL)
+            else:
+                self._backoff_until = now + min(_INITIAL_BACKOFF * 2**self._failures, _MAX_BACKOFF)
+                self._failures += 1
             if not is_reported:
                 raise
         else:
@@ -396,18 +389,6 @@ class Notifier(Exporter):
         except BaseException:
             notices.checklist_changed = True
             raise
-
-    def _back_off(self, error: Exception) -> None:
-        """Pause for as long as the forge demands, else longer after each failure."""
-        self._problem = str(error) or repr(error)
-        retry_after, now = getattr(error, "retry_after", None), self._clock.now()
-        if getattr(error, "final", False) and getattr(error, "status", None) not in _TEXT_REJECTED_STATUSES:
-            self._blocked_until = math.inf
-        elif retry_after is not None:
-            self._blocked_until = now + max(retry_after, _POLL_INTERVAL)
-        else:
-            self._backoff_until = now + min(_INITIAL_BACKOFF * 2**self._failures, _MAX_BACKOFF)
-            self._failures += 1
 
 
 ANSWER_HINT = "*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"

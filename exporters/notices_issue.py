@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from replanning.errors import Problem, SettingsError
 from replanning.exporters._forge_issue import ForgeIssue
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
@@ -22,12 +21,8 @@ class _IssueNotifier(Notifier):
     """
 
     _issue_type: ClassVar[type[ForgeIssue]]
-    _example: ClassVar[str]
 
     def __init__(self, issue: str = "") -> None:
-        if not issue:
-            example = f"{self.name}={self._example}"
-            raise SettingsError([Problem(self.name, f"no issue is named; expected one such as {example}")])
         super().__init__(self._issue_type(issue), hint=ANSWER_HINT)
 
     @classmethod
@@ -41,7 +36,6 @@ class GitHubNotifier(_IssueNotifier):
 
     name: ClassVar[str] = "github"
     _issue_type = GitHubIssue
-    _example = "owner/repo#12"
 
 
 class GitLabNotifier(_IssueNotifier):
@@ -49,4 +43,3 @@ class GitLabNotifier(_IssueNotifier):
 
     name: ClassVar[str] = "gitlab"
     _issue_type = GitLabIssue
-    _example = "group/project#12"

@@ -235,7 +235,7 @@ class HTTPLLMProvider(LLMProvider):
         client = await self._http_client()
         try:
             async with client.stream("POST", url, json=body, headers=headers) as response:
-                data, problem = await read_body(response)
+                data, problem, _ = await read_body(response)
         except (httpx.TransportError, UnicodeError) as error:  # the latter for a redirect to an impossible host
             excerpt = self._excerpt(f"{type(error).__name__}: {error}".rstrip(": "))
             raise RequestFailed(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import httpx
 import tenacity
@@ -25,7 +25,6 @@ MAX_RESPONSE_BYTES: Final = 8_000_000
 MAX_ATTEMPTS: Final = 5
 """Most attempts at a request, if its deadline allows them."""
 
-_TOO_LARGE_MESSAGE: Final = f"its answer is larger than {MAX_RESPONSE_BYTES:,} bytes"
 _CONNECT_TIMEOUT: Final = 10.0
 _INITIAL_BACKOFF: Final = 0.5
 _MAX_BACKOFF: Final = 8.0
@@ -141,48 +140,57 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-async def read_body(response: httpx.Response) -> tuple[bytes, str]:
-    """Read a response of at most `MAX_RESPONSE_BYTES` bytes, compressed or not.
+class ResponseBody(NamedTuple):
+    """Body of a response.
+
+    Attributes:
+        data: its bytes; none if they cannot be read.
+        problem: the reason why they cannot be read; empty if they can.
+        is_too_large: whether the reason is the size.
+    """
+
+    data: bytes
+    problem: str = ""
+    is_too_large: bool = False
+
+
+async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES) -> ResponseBody:
+    """Read a response of at most `limit` bytes, compressed or not.
 
     Args:
         response: not read yet, as `stream` of a client yields it.
-
-    Returns:
-        Its bytes, and the problem if they cannot be read; one of both is empty.
+        limit: most bytes, before and after decompression.
 
     Raises:
         httpx.TransportError: the connection was lost.
     """
+    too_large = ResponseBody(b"", f"its answer is larger than {limit:,} bytes", is_too_large=True)
     if response.is_stream_consumed:  # by a transport for tests
-        return (response.content, "") if len(response.content) <= MAX_RESPONSE_BYTES else (b"", _TOO_LARGE_MESSAGE)
-    data, too_large = bytearray(), False
+        return ResponseBody(response.content) if len(response.content) <= limit else too_large
+    data = bytearray()
     try:
         async for chunk in response.aiter_raw():
-            data += b"" if too_large else chunk
-            if len(data) > MAX_RESPONSE_BYTES and not too_large:
-                too_large = True
+            data += chunk
+            if len(data) > limit:
                 await response.aclose()  # ends the loop; `break` would leave the underlying generator open
     except (httpx.StreamError, httpx.TransportError):
-        if not too_large:
+        if len(data) <= limit:
             raise
-    if too_large:
-        return b"", _TOO_LARGE_MESSAGE
-    return _decompress(bytes(data), response.headers.get("content-encoding", "identity").strip().lower())
-
-
-def _decompress(data: bytes, encoding: str) -> tuple[bytes, str]:
+    if len(data) > limit:
+        return too_large
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if not data or encoding in ("", "identity"):
-        return data, ""
+        return ResponseBody(bytes(data))
     decompressor = zlib.decompressobj(_GZIP_OR_ZLIB_WBITS)
     try:
-        content = decompressor.decompress(data, MAX_RESPONSE_BYTES + 1) if encoding in _CONTENT_ENCODINGS else b""
+        content = decompressor.decompress(data, limit + 1) if encoding in _CONTENT_ENCODINGS else b""
     except zlib.error:
         content = b""
-    if len(content) > MAX_RESPONSE_BYTES:
-        return b"", _TOO_LARGE_MESSAGE
+    if len(content) > limit:
+        return too_large
     if not decompressor.eof or decompressor.unused_data:
-        return b"", f"its answer is compressed with {encoding!r} and cannot be decompressed"
-    return content, ""
+        return ResponseBody(b"", f"its answer is compressed with {encoding!r} and cannot be decompressed")
+    return ResponseBody(content)
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:

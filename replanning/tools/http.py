@@ -6,7 +6,6 @@ import email.utils
 import json
 import re
 import ssl
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx
 from pydantic import JsonValue
 
+from replanning.http import read_body
 from replanning.plan.json_values import iter_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
@@ -98,14 +98,11 @@ def _url_problems(tool: ToolSpec) -> Iterator[str]:
         yield f"its url {tool.url!r} holds blanks or control characters"
     elif not _BASE_PLACEHOLDER.match(url) and not _HTTP_URL_START.match(url):
         yield f"its url {tool.url!r} must begin with http:// or https:// and a host"
-    elif HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0] and _sends_secrets(tool):
-        danger = "lets an argument choose the host, which would receive its secrets"
-        yield f"its url {tool.url!r} {danger}; write the host out"
-
-
-def _sends_secrets(tool: ToolSpec) -> bool:
-    texts = [tool.url or "", *tool.headers.values(), *iter_strings(tool.body)]
-    return not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(map(env_references, texts))
+    elif HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0]:
+        texts = [tool.url, *tool.headers.values(), *iter_strings(tool.body)]
+        if not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(map(env_references, texts)):
+            danger = "lets an argument choose the host, which would receive its secrets"
+            yield f"its url {tool.url!r} {danger}; write the host out"
 
 
 def _member_names(value: JsonValue) -> Iterator[str]:
@@ -192,7 +189,6 @@ def _scalar_text(name: str, value: JsonValue) -> str:
 
 _TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
 _MAX_REDIRECTS: Final = 5
-_CONTENT_ENCODINGS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _CHARSET_PREFIXES: Final = tuple("utf us-ascii iso-8859 latin windows- cp125 koi8 gb big5 shift euc".split())  # noqa: SIM905 - a tuple would take a line each
 """Accepted charsets: some of Python's other codecs are no text, or slow on purpose."""
 
@@ -241,11 +237,35 @@ class HttpToolRunner:
             request = build_request(call.tool, call.arguments, call.secrets, call.context.idempotency_key)
         except ValueError as error:
             raise InvalidArguments(call.tool.name, [str(error)]) from None
-        response, packed = await self._fetch(call, request)
-        body = _decompress(call, request, response, packed)
+        response, body = await self._fetch(call, request)
+        status, text, is_decodable = response.status_code, *_decode_text(response, body)
         if not response.is_success:
-            raise _status_error(call, request, response, body)
-        return _tool_output(call, response, body)
+            is_transient = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
+            advice = ""
+            if response.has_redirect_location:
+                target = call.secrets.redact(response.headers["location"])
+                advice = f"it redirects to {target!r}; if that is right, write it as the `url` of the tool"
+            raise (TransientHttpStatusFailed if is_transient else HttpStatusFailed)(
+                call.tool.name,
+                request.redacted,
+                status,
+                call.secrets.redact(text),
+                request_id=response.headers.get("x-request-id") or response.headers.get("request-id"),
+                retry_after=_retry_after(response),
+                advice=advice,
+            )
+        headers: JsonObject = {name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers}
+        output: JsonObject = {"status": status, "headers": headers}
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_json = kind == "application/json" or kind.endswith("+json")
+        said = parse_json(text) if is_json else None
+        if said is not None or (is_json and text.strip() == "null"):
+            output["json"] = said
+        else:
+            output["text"] = text
+        if not is_decodable:
+            output["undecodable"] = ["text"]
+        return {**find_artifacts(call.tool, call.arguments, said), **output}
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -254,7 +274,7 @@ class HttpToolRunner:
             await client.aclose()
 
     async def _fetch(self, call: ToolCall, request: Request) -> tuple[httpx.Response, bytes]:
-        """Return the answer after all redirects to the same host, with its compressed body."""
+        """Return the answer after all redirects to the same host, with its body."""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers={"Accept-Encoding": "gzip, deflate"},
@@ -269,7 +289,11 @@ class HttpToolRunner:
             while True:
                 sent = self._client.stream(request.method, url, headers=headers, content=request.content)
                 async with sent as response:
-                    body = await _read_body(call, response)
+                    body, problem, is_too_large = await read_body(response, limit=call.output_limit)
+                if is_too_large:
+                    raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
+                if problem:
+                    raise HttpUnreachable(call.tool.name, request.redacted, problem)
                 target = _redirect_target(url, response)
                 if request.method not in _SAFE_METHODS or target is None or hops == _MAX_REDIRECTS:
                     return response, body
@@ -282,77 +306,6 @@ class HttpToolRunner:
             if _is_certificate_error(error):
                 raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
             raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
-
-
-async def _read_body(call: ToolCall, response: httpx.Response) -> bytes:
-    """Return the body as sent, still compressed."""
-    body = bytearray()
-    try:
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > call.output_limit:
-                # A closed answer ends by itself. Left in the middle, its generators would be stranded.
-                await response.aclose()
-    except httpx.TransportError:
-        if len(body) <= call.output_limit:
-            raise
-    if len(body) > call.output_limit:
-        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
-    return bytes(body)
-
-
-def _decompress(call: ToolCall, request: Request, response: httpx.Response, packed: bytes) -> bytes:
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding == "identity" or not packed:
-        return packed
-    if encoding not in _CONTENT_ENCODINGS:
-        cause = f"its answer is packed as {encoding!r}, which was not asked for"
-        raise HttpUnreachable(call.tool.name, request.redacted, cause)
-    unpacking = zlib.decompressobj(_CONTENT_ENCODINGS[encoding])
-    try:
-        body = unpacking.decompress(packed, call.output_limit + 1)
-        if len(body) > call.output_limit:
-            raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
-        if not unpacking.eof:
-            raise zlib.error("it ends too early")
-    except zlib.error as error:
-        cause = f"its answer is not the {encoding} that it states"
-        raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
-    return body
-
-
-def _status_error(call: ToolCall, request: Request, response: httpx.Response, body: bytes) -> HttpStatusFailed:
-    status = response.status_code
-    passing = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
-    advice = ""
-    if response.has_redirect_location:
-        target = call.secrets.redact(response.headers["location"])
-        advice = f"it redirects to {target!r}; if that is right, write it as the `url` of the tool"
-    return (TransientHttpStatusFailed if passing else HttpStatusFailed)(
-        call.tool.name,
-        request.redacted,
-        status,
-        call.secrets.redact(_decode_text(response, body)[0]),
-        request_id=response.headers.get("x-request-id") or response.headers.get("request-id"),
-        retry_after=_retry_after(response),
-        advice=advice,
-    )
-
-
-def _tool_output(call: ToolCall, response: httpx.Response, body: bytes) -> JsonObject:
-    headers: JsonObject = {name: response.headers[name] for name in _OUTPUT_HEADERS if name in response.headers}
-    output: JsonObject = {"status": response.status_code, "headers": headers}
-    text, decodable = _decode_text(response, body)
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_json = kind == "application/json" or kind.endswith("+json")
-    said = parse_json(text) if is_json else None
-    if said is not None or (is_json and text.strip() == "null"):
-        output["json"] = said
-    else:
-        output["text"] = text
-    if not decodable:
-        output["undecodable"] = ["text"]
-    return {**find_artifacts(call.tool, call.arguments, said), **output}
 
 
 def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:

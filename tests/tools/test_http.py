@@ -327,17 +327,13 @@ async def test_packed_answers(server: HttpServer, encoding: str, body: bytes):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "body", "message"),
-    [
-        ("gzip", b"no gzip", "its answer is not the gzip that it states"),
-        ("gzip", gzip.compress(b"text", mtime=0)[:-9], "its answer is not the gzip that it states"),
-        ("br", b"text", "its answer is packed as 'br', which was not asked for"),
-    ],
+    ("encoding", "body"),
+    [("gzip", b"no gzip"), ("gzip", gzip.compress(b"text", mtime=0)[:-9]), ("br", b"text")],
 )
-async def test_answers_that_cannot_be_unpacked(server: HttpServer, encoding: str, body: bytes, message: str):
+async def test_answers_that_cannot_be_unpacked(server: HttpServer, encoding: str, body: bytes):
     """An answer that is not in the encoding it states, or in another one, is an error."""
     server.answer = lambda request: (200, {"content-encoding": encoding}, body)
-    with pytest.raises(HttpUnreachable, match=message):
+    with pytest.raises(HttpUnreachable, match=f"its answer is compressed with '{encoding}' and cannot be decompressed"):
         await use(http(server.url))
 
 
