@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
@@ -69,14 +70,48 @@ class RepairProvider:
 
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first, and the verdict on tasks without a repair."""
-        repairs = list(_task_repairs(request))
+        view, limit = request.view, request.max_alternatives
+        # The tasks that triggers name, or else all stuck ones, each once with the kinds of its triggers.
+        concerned: dict[str, tuple[TaskView, set[str]]] = {}
+        for trigger in request.triggers:
+            unreachable = trigger.kind == "goal-unreachable"
+            tasks = [view.task(task_id) for task_id in trigger.tasks]
+            if unreachable or (trigger.kind == "human-request" and not tasks):
+                free = (task for task in view.stuck() if not task.is_held)  # by a question to a person
+                tasks = [*islice(free, MAX_STUCK_TASKS), *tasks]
+            for task in tasks:
+                waits = task.state in _REPAIRABLE_WAITING_STATES.get(trigger.kind, ())
+                ended = task.condition_not_met or (task.state is TaskState.CANCELLED and unreachable)
+                if task.state in _STUCK_STATES or waits or ended:
+                    concerned.setdefault(task.id, (task, set()))[1].add(trigger.kind)
+        repairable: list[list[RepairOption]] = []
+        unrepairable: list[tuple[TaskView, list[NotApplicable]]] = []
+        reserved_ids: set[str] = set()
+        for task, kinds in concerned.values():
+            options, obstacles = RepairCase(task, kinds, view, reserved_ids).options()
+            if options:
+                repairable.append(options)
+            elif not task.condition_not_met:
+                unrepairable.append((task, obstacles))
+            if len(concerned) > MAX_COMBINED_TASKS and len(repairable) >= limit:
+                break
+        alternatives: list[Alternative] = []
+        if len(concerned) <= MAX_COMBINED_TASKS:
+            # The best option of each task together, then the second best of each that has one, and so on.
+            for rank in range(min(limit, max(map(len, repairable), default=0))):
+                chosen = [options[min(rank, len(options) - 1)] for options in repairable]
+                alternatives.append(_alternative(chosen))
+        if len(concerned) > MAX_COMBINED_TASKS or len(repairable) > 1:
+            alternatives += [_alternative(options[:1]) for options in repairable[:limit]]
+        missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
+        verdicts: list[Alternative] = []
+        if unrepairable or (missing and not repairable):
+            verdicts.append(_unreachable_alternative(unrepairable, missing, view))
         if all(isinstance(trigger, BetterPathFound) for trigger in request.triggers):
-            repairs += _cheaper_tools(
-                request
-            )  # else repairs come first, and a path that is still better is found again
+            # Otherwise repairs come first, and a path that is still better is found again.
+            alternatives += _cheaper_tools(request)
         bridges = await find_repairs(request, threads=self._threads)
-        alternatives = [alternative for alternative in (*repairs, *bridges) if alternative.changes]
-        verdicts = [alternative for alternative in repairs if not alternative.changes]
+        alternatives += [alternative for alternative in bridges if alternative.changes]
         if any(alternative.changes for alternative in bridges):
             return alternatives
         if not bridges:
@@ -119,53 +154,64 @@ class NotApplicable(NamedTuple):
 StrategyResult: TypeAlias = RepairOption | NotApplicable
 
 
+@dataclass(frozen=True)
 class RepairCase:
     """A task that needs a repair, and the strategies that look for one.
 
-    Args:
+    Attributes:
         task: the task.
-        trigger_kinds: the kinds of the triggers that name it.
+        trigger_kinds: kinds of the triggers that name it.
         view: the plan.
         reserved_ids: ids that this request has given to new tasks; others are added.
     """
 
-    def __init__(self, task: TaskView, trigger_kinds: set[str], view: PlanView, reserved_ids: set[str]) -> None:
-        self.task = task
-        self.is_stuck = task.state in _STUCK_STATES
-        self._trigger_kinds = trigger_kinds
-        self._view = view
-        self._reserved_ids = reserved_ids
-        # It failed before it began, because its condition or arguments refer to something that did not exist.
-        failure = task.failure
-        self._unprepared = self.is_stuck and failure is not None and failure.kind in ("condition", "arguments")
+    task: TaskView
+    trigger_kinds: set[str]
+    view: PlanView
+    reserved_ids: set[str]
 
     def options(self) -> tuple[list[RepairOption], list[NotApplicable]]:
         """Return the repairs of the task, best first, and the reasons why there are no others."""
-        task = self.task
+        task, kinds = self.task, self.trigger_kinds
         if task.state is TaskState.CANCELLED:
             return [], [NotApplicable("it was cancelled" + (f": {task.reason}" if task.reason else ""), is_final=False)]
-        if task.state is TaskState.BLOCKED and "human-request" not in self._trigger_kinds:  # by a limit
+        if task.state is TaskState.BLOCKED and "human-request" not in kinds:  # by a limit
             return [], [NotApplicable(task.reason or "it was given up", is_final=False)]
+        is_stuck, failure = task.state in _STUCK_STATES, task.failure
+        # It failed before it began, because its condition or arguments refer to something that did not exist.
+        unprepared = is_stuck and failure is not None and failure.kind in ("condition", "arguments")
         results: list[StrategyResult] = []
-        if task.condition_not_met or self._unprepared:
+        if task.condition_not_met or unprepared:
             results.append(self._revive())
-        if not self.is_stuck and (problem := self._missing_resource(task.task)):  # which may come back by itself
+        if not is_stuck and (problem := self._missing_resource(task.task)):  # which may come back by itself
             results.append(NotApplicable(problem, is_final=False))
         if not task.condition_not_met:
             results += self._declared_fallbacks()
-            if not self._unprepared:
+            if not unprepared:
                 results += self._equivalent_tools()
-            if self.is_stuck or self._trigger_kinds & {"goal-unreachable", "human-request"}:  # nothing else can run
-                results.append(self._skip())
-        if self.is_stuck and task.failure is not None and not self._unprepared:
-            results.append(self._retry(task.failure))
-        options = [result for result in results if isinstance(result, RepairOption)]
+            if is_stuck or kinds & {"goal-unreachable", "human-request"}:  # nothing else can run
+                if task.task.optional or self.view.task(task.root).task.optional:
+                    change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
+                    results.append(RepairOption(change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional"))
+                else:
+                    results.append(NotApplicable("it is not optional"))
+        if is_stuck and failure is not None and not unprepared:
+            results.append(self._retry(failure))
+        options: list[RepairOption] = []
+        obstacles: list[NotApplicable] = []
+        for result in results:
+            if isinstance(result, NotApplicable):
+                obstacles.append(result)
+            elif problems := self.view.check((result.change,)):
+                obstacles.append(NotApplicable(f"cannot {result.reason}: {problems[0]}", is_final=False))
+            else:
+                options.append(result)
         options.sort(key=lambda option: -option.confidence)
-        return options, [result for result in results if isinstance(result, NotApplicable)]
+        return options, obstacles
 
     def _revive(self) -> StrategyResult:
         """Run the task if its condition or arguments, which prevented that before, are available now."""
-        task, view = self.task, self._view
+        task, view = self.task, self.view
         try:
             view.arguments(task.id)
             condition_holds = task.task.when is None or view.evaluate(task.task.when)
@@ -179,7 +225,7 @@ class RepairCase:
             by_condition = task.failure is not None and task.failure.kind == "condition"
             what = "condition can be evaluated" if by_condition else "arguments exist"
             reason = f"run {task.id!r} again, whose {what} now"
-        return self._option(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
+        return RepairOption(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
 
     def _declared_fallbacks(self) -> Iterator[StrategyResult]:
         """Replace the task by a declared fallback, which gets its acceptance and the remaining fallbacks."""
@@ -197,12 +243,12 @@ class RepairCase:
             reason = f"replace {task.id!r} by its declared fallback {name!r}"
             yield self._replacement(Task(id=task.id, **fields), FALLBACK_CONFIDENCE, reason)
         if not declared:
-            tried = self._view.task(task.root).task.fallbacks
+            tried = self.view.task(task.root).task.fallbacks
             yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
 
     def _equivalent_tools(self) -> Iterator[StrategyResult]:
         """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first."""
-        task, view = self.task, self._view
+        task, view = self.task, self.view
         tool = view.tool(task.task.tool)
         if tool is None or tool.capability is None:
             yield NotApplicable("no other tool is known to do the same")
@@ -233,19 +279,11 @@ class RepairCase:
         reason = f"do {task.id!r} with {tool.name!r}, of the same capability {tool.capability!r}{without}"
         return self._replacement(task.model_copy(update=fields), EQUIVALENT_TOOL_CONFIDENCE, reason)
 
-    def _skip(self) -> StrategyResult:
-        """Skip the task if it is optional."""
-        task = self.task
-        if not (task.task.optional or self._view.task(task.root).task.optional):
-            return NotApplicable("it is not optional")
-        change = SkipTask(task_id=task.id, reason="it is optional and did not succeed")
-        return self._option(change, SKIP_CONFIDENCE, f"skip {task.id!r}, which is optional")
-
     def _retry(self, failure: Failure) -> StrategyResult:
         """Retry later if the error may be transient and the task does not declare its own retries."""
         task = self.task
         may_pass = failure.transient or failure.kind in ("timeout", "interrupted")
-        if not may_pass and "context-changed" not in self._trigger_kinds:
+        if not may_pass and "context-changed" not in self.trigger_kinds:
             return NotApplicable("the error will not pass by itself")
         if task.task.retry is not None:
             return NotApplicable("the retries it declares are used up", is_final=False)
@@ -255,7 +293,7 @@ class RepairCase:
         when = f" in {delay:g} s" if delay else ""
         why = f"{failure.type} may pass" if may_pass else "what it refers to has changed"
         reason = f"try {task.id!r} again{when}: {why}"
-        return self._option(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
+        return RepairOption(RetryTask(task_id=task.id, delay=delay), RETRY_CONFIDENCE, reason)
 
     def _replacement(self, new: Task, confidence: float, reason: str) -> StrategyResult:
         """Replace the task by a new one, which gets an id such as `build~2`, then `build~3`."""
@@ -263,20 +301,15 @@ class RepairCase:
             return NotApplicable(problem, is_final=False)
         task = self.task
         base = task.root if task.id.startswith(f"{task.root}~") else task.id
-        new_id = self._view.unused_id(base, self._reserved_ids)
-        self._reserved_ids.add(new_id)
-        tool = self._view.tool(new.tool)
+        new_id = self.view.unused_id(base, self.reserved_ids)
+        self.reserved_ids.add(new_id)
+        tool = self.view.tool(new.tool)
         change = ReplaceTask(task_id=task.id, tasks=(new.model_copy(update={"id": new_id}),))
-        return self._option(change, confidence, reason, tool.cost if tool is not None else None)
-
-    def _option(self, change: PlanChange, confidence: float, reason: str, cost: float | None = None) -> StrategyResult:
-        if problems := self._view.check((change,)):
-            return NotApplicable(f"cannot {reason}: {problems[0]}", is_final=False)
-        return RepairOption(change, confidence, reason, cost)
+        return RepairOption(change, confidence, reason, tool.cost if tool is not None else None)
 
     def _missing_resource(self, task: Task) -> str:
         """Return which tool or resource is not available for a task; an empty text if all are."""
-        view = self._view
+        view = self.view
         tool = view.tool(task.tool)
         if tool is not None and not tool.available:
             return f"{tool.name!r} is unavailable"
@@ -286,62 +319,20 @@ class RepairCase:
         return ""
 
 
-def _task_repairs(request: ReplanRequest) -> Iterator[Alternative]:
-    """Yield repairs of all tasks together, then of one task alone, then the verdict on tasks without a repair."""
-    limit = request.max_alternatives
-    cases = _repair_cases(request)
-    repairable: list[list[RepairOption]] = []
-    unrepairable: list[tuple[RepairCase, list[NotApplicable]]] = []
-    for case in cases:
-        options, reasons = case.options()
-        if options:
-            repairable.append(options)
-        elif not case.task.condition_not_met:
-            unrepairable.append((case, reasons))
-        if len(cases) > MAX_COMBINED_TASKS and len(repairable) >= limit:
-            break
-    if len(cases) <= MAX_COMBINED_TASKS:
-        # The best option of each task together, then the second best of each that has one, and so on.
-        for rank in range(min(limit, max(map(len, repairable), default=0))):
-            yield _alternative([options[min(rank, len(options) - 1)] for options in repairable])
-    if len(cases) > MAX_COMBINED_TASKS or len(repairable) > 1:
-        yield from (_alternative(options[:1]) for options in repairable[:limit])
-    missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
-    if unrepairable or (missing and not repairable):
-        yield _unreachable_alternative(unrepairable, missing, request.view)
-
-
-def _repair_cases(request: ReplanRequest) -> list[RepairCase]:
-    """Return the tasks that need a repair, each once: those that triggers name, or else all stuck ones."""
-    view = request.view
-    kinds: dict[str, tuple[TaskView, set[str]]] = {}
-    for trigger in request.triggers:
-        unreachable = trigger.kind == "goal-unreachable"
-        tasks = [view.task(task_id) for task_id in trigger.tasks]
-        if unreachable or (trigger.kind == "human-request" and not tasks):
-            free = (task for task in view.stuck() if not task.is_held)  # by a question to a person
-            tasks = [*islice(free, MAX_STUCK_TASKS), *tasks]
-        for task in tasks:
-            waits = task.state in _REPAIRABLE_WAITING_STATES.get(trigger.kind, ())
-            ended = task.condition_not_met or (task.state is TaskState.CANCELLED and unreachable)
-            if task.state in _STUCK_STATES or waits or ended:
-                kinds.setdefault(task.id, (task, set()))[1].add(trigger.kind)
-    reserved_ids: set[str] = set()
-    return [RepairCase(task, own, view, reserved_ids) for task, own in kinds.values()]
-
-
 def _cheaper_tools(request: ReplanRequest) -> Iterator[Alternative]:
     """Yield, for each `better-path-found`, the replacement of the tool of all tasks that it names."""
-    reserved_ids: set[str] = set()
+    view, reserved_ids = request.view, set[str]()
     for trigger in request.triggers:
-        tool = request.view.tool(getattr(trigger, "tool", None))
-        if tool is not None:
-            results = [
-                RepairCase(task, {trigger.kind}, request.view, reserved_ids).replace_tool(tool)
-                for task in map(request.view.task, trigger.tasks)
-            ]
-            if options := [result for result in results if isinstance(result, RepairOption)]:
-                yield _alternative(options)
+        tool = view.tool(getattr(trigger, "tool", None))
+        if tool is None:
+            continue
+        options: list[RepairOption] = []
+        for task in map(view.task, trigger.tasks):
+            result = RepairCase(task, {trigger.kind}, view, reserved_ids).replace_tool(tool)
+            if isinstance(result, RepairOption) and not view.check((result.change,)):
+                options.append(result)
+        if options:
+            yield _alternative(options)
 
 
 def _alternative(options: Sequence[RepairOption]) -> Alternative:
@@ -355,15 +346,16 @@ def _alternative(options: Sequence[RepairOption]) -> Alternative:
 
 
 def _unreachable_alternative(
-    unrepairable: Sequence[tuple[RepairCase, list[NotApplicable]]], missing: Sequence[str], view: PlanView
+    unrepairable: Sequence[tuple[TaskView, list[NotApplicable]]], missing: Sequence[str], view: PlanView
 ) -> Alternative:
     """Return the verdict on tasks without a repair: proven if no later event can alter that."""
-    is_final = all(case.is_stuck and all(reason.is_final for reason in reasons) for case, reasons in unrepairable)
+    is_final = all(
+        task.state in _STUCK_STATES and all(reason.is_final for reason in reasons) for task, reasons in unrepairable
+    )
     # With stated facts, other tools might achieve the effects of the tasks.
     proven = is_final and view.original_plan.facts is None and not missing and len(unrepairable) < MAX_STUCK_TASKS
     lines = []
-    for case, reasons in unrepairable:
-        task = case.task
+    for task, reasons in unrepairable:
         error = f" ({task.failure.type})" if task.failure is not None else ""
         lines.append(f"task {task.id!r}, which is {task.state}{error}: {', '.join(each.reason for each in reasons)}")
     if missing:

@@ -49,6 +49,9 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
 
     Long searches run in a thread, unless `threads` is false.
     """
+    has_effects = any(tool.adds or tool.produces for tool in request.view.tools.values())
+    if not has_effects or any(trigger.kind == "better-path-found" for trigger in request.triggers):
+        return []
     problems = [problem async for problem in repair_problems(request, whole_plan=False)]
     if not problems:
         return []
@@ -171,11 +174,7 @@ async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) ->
 
     Unless `whole_plan` is true, steps that are not related to the triggers may be left out.
     """
-    if any(trigger.kind == "better-path-found" for trigger in request.triggers):
-        return
     view = request.view
-    if not any(tool.adds or tool.produces for tool in view.tools.values()):
-        return
     goal_changes = [trigger for trigger in request.triggers if isinstance(trigger, ContextChanged) and trigger.goal]
     concerns_all = any(
         trigger.kind == "goal-unreachable" or not (trigger.tasks or trigger in goal_changes)
