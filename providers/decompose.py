@@ -92,7 +92,7 @@ class Decomposer:
         replacement = Replace(kind="replace", task_id=task.id, tasks=answer.tasks)
         proposed = ProposedAlternative(reason=answer.reason, changes=[replacement], confidence=answer.confidence)
         used = frozenset(part.task.tool for part in request.view.lineage(task.id))
-        parser = ProposalParser(request.view, used, self.client.redactor.value)
+        parser = ProposalParser(request.view, used, self.client.redactor)
         (candidate,) = parser.parse(ProposalReply(candidates=[proposed]))
         if candidate.alternative is None:
             request.add_note(f"dropped the smaller tasks for {task.id!r}: {candidate.problem}")

@@ -7,7 +7,8 @@ with the approval of a person. The engine checks the alternatives against the pl
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated, Final, Literal, NamedTuple, Self
+from contextlib import suppress
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -40,13 +41,13 @@ from replanning.llm.provider import validation_message
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import truncate
+from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import (
     DEFAULT_PROMPT_CHARS,
     MIN_PROMPT_CHARS,
     SYSTEM_PROMPT,
     PromptBuilder,
-    Redact,
     change_document,
 )
 
@@ -104,9 +105,9 @@ class LLMAlternatives:
             BudgetExceeded: the call does not fit the remaining budget.
             StaleView: the plan has changed meanwhile.
         """
-        redact = self.client.redactor.value
-        prompts = await PromptBuilder.for_request(request, self._size, redact)
-        parser = ProposalParser(request.view, prompts.used_tools, redact)
+        redactor = self.client.redactor
+        prompts = await PromptBuilder.for_request(request, self._size, redactor.value)
+        parser = ProposalParser(request.view, prompts.used_tools, redactor)
         options = LLMOptions(system=SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
         alternatives: list[Alternative] = []
         rejected: list[JsonObject] = []
@@ -247,19 +248,15 @@ class ProposedAlternative(ReplyModel):
     confidence: float = Field(ge=0, le=1, description="How likely it is that the goal is reached this way.")
     _problem: str = PrivateAttr("")
 
-    @classmethod
-    def invalid(cls, problem: str) -> Self:
-        """Return a placeholder for an invalid candidate, so that the others are not lost with it."""
-        candidate = cls(reason="", changes=[], confidence=0.0)
-        candidate._problem = problem
-        return candidate
-
 
 def _validate_or_invalid(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Return the candidate, or a placeholder with its problem, so that the others are not lost with it."""
     try:
         return validate(value)
     except ValidationError as error:
-        return ProposedAlternative.invalid(_problem_text(error, "the candidate"))
+        invalid = ProposedAlternative(reason="", changes=[], confidence=0.0)
+        invalid._problem = _problem_text(error, "the candidate")
+        return invalid
 
 
 class ProposalReply(ReplyModel):
@@ -282,82 +279,106 @@ class ProposalParser:
     Args:
         view: the plan.
         used_tools: the tools of the tasks that the model was shown, with None if some have none.
-        redact: takes secrets out of a value.
+        redactor: takes secrets out of reasons.
     """
 
-    def __init__(self, view: PlanView, used_tools: Collection[str | None], redact: Redact) -> None:
+    def __init__(self, view: PlanView, used_tools: Collection[str | None], redactor: Redactor) -> None:
         self._view = view
         self._used_tools = used_tools
-        self._redact = redact
+        self._redactor = redactor
+        self._describes_tools = bool(view.tools)
+        # With stated facts, the engine itself checks that the goal is still reached.
+        self._goal_is_checked = view.original_plan.facts is not None and bool(view.goal.facts)
 
     def parse(self, reply: ProposalReply) -> Iterator[ParsedCandidate]:
         """Yield the result of each candidate."""
         for proposed in reply.candidates[:MAX_CANDIDATES]:
             reason, problem = self._single_line(proposed.reason), proposed._problem
             changes: tuple[PlanChange, ...] = ()
+            approvals: list[str] = []
             try:
                 size = sum(len(change.tasks) if isinstance(change, Replace) else 1 for change in proposed.changes)
                 if size > MAX_CHANGES:
                     raise _InvalidCandidate(f"it has more than {MAX_CHANGES} changes")
-                changes = tuple(map(self._convert_change, proposed.changes))
+                changes = tuple(self._convert_change(change, approvals) for change in proposed.changes)
             except _InvalidCandidate as error:
                 problem = str(error)
             if problem:
                 yield ParsedCandidate(reason, problem=problem)
             else:
-                ask = next(self._approval_reasons(changes), "")
+                ask = approvals[0] if approvals else ""
                 alternative = Alternative(changes=changes, reason=reason, confidence=proposed.confidence, ask=ask)
                 yield ParsedCandidate(reason, alternative)
         if (more := len(reply.candidates) - MAX_CANDIDATES) > 0:
             yield ParsedCandidate("", problem=f"{more} candidates beyond the first {MAX_CANDIDATES} were ignored")
 
-    def _convert_change(self, change: ProposedChange) -> PlanChange:
+    def _convert_change(self, change: ProposedChange, approvals: list[str]) -> PlanChange:
+        """Return a change; add to `approvals` why a person must agree to it."""
+        task: TaskView | None = None
+        if not isinstance(change, Add | Reorder | Abort):
+            with suppress(UnknownTask):  # the engine rejects it
+                task = self._view.task(change.task_id)
+        old = task.task if task is not None else None
+        new_tasks: list[Task] = []
+        result: PlanChange
         match change:
             case Add():
-                return AddTask(task=self._convert_task(change.task), before=tuple(change.before))
+                new_tasks = [self._convert_task(change.task)]
+                result = AddTask(task=new_tasks[0], before=tuple(change.before))
             case Replace():
-                return self._convert_replacement(change)
+                if not change.tasks:
+                    raise _InvalidCandidate(f"{change.task_id!r} has no replacement tasks; use skip or remove")
+                parts = [self._convert_task(new, old) for new in change.tasks]
+                needed = {dep for part in parts for dep in part.depends_on}
+                # Tasks that only prepare others cannot meet the acceptance of the old task.
+                parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
+                if old is not None and len(parts) == 1:
+                    new = parts[0]
+                    same = (new.tool, new.arguments, new.goal)
+                    for before in self._view.lineage(change.task_id):
+                        is_permanent = before.failure is not None and not before.failure.transient
+                        if is_permanent and (before.task.tool, before.task.arguments, before.task.goal) == same:
+                            raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
+                    left = [f for f in old.fallbacks if (f.tool, f.arguments) != (new.tool, new.arguments)]
+                    parts = [new.model_copy(update={"fallbacks": tuple(left)})]
+                new_tasks = parts if old is not None else []
+                result = ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
             case Modify():
-                return self._convert_modification(change)
+                fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
+                if not fields:
+                    raise _InvalidCandidate(f"the modification of {change.task_id!r} changes no field")
+                self._check(fields, change.task_id)
+                if old is not None:
+                    new_tasks = [old.model_copy(update={n: fields[n] for n in ("tool", "timeout") if n in fields})]
+                    kept = change.depends_on
+                    dropped = [dep for dep in old.depends_on if kept is not None and dep not in kept]
+                    approvals += [
+                        f"a model proposes to let {change.task_id!r} run without waiting for {before.id!r}"
+                        for before in map(self._view.task, dropped)
+                        if self._is_required(before)
+                    ]
+                result = ModifyTask(task_id=change.task_id, fields=fields)
             case Remove():
-                return RemoveTask(task_id=change.task_id)
+                result = RemoveTask(task_id=change.task_id)
             case Reorder():
-                return ReorderTasks(order=tuple(change.order))
+                result = ReorderTasks(order=tuple(change.order))
             case Retry():
-                return RetryTask(task_id=change.task_id, delay=change.delay)
+                result = RetryTask(task_id=change.task_id, delay=change.delay)
             case Skip():
-                return SkipTask(task_id=change.task_id, reason=self._single_line(change.reason))
+                result = SkipTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Cancel():
-                return CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
+                result = CancelTask(task_id=change.task_id, reason=self._single_line(change.reason))
             case Abort():
-                return AbortRun(reason=self._single_line(change.reason))
-
-    def _convert_replacement(self, change: Replace) -> ReplaceTask:
-        if not change.tasks:
-            raise _InvalidCandidate(f"{change.task_id!r} has no replacement tasks; use skip or remove")
-        replaced = self._find_task(change.task_id)
-        old = replaced.task if replaced is not None else None
-        parts = [self._convert_task(new, old) for new in change.tasks]
-        needed = {dep for part in parts for dep in part.depends_on}
-        # Tasks that only prepare others cannot meet the acceptance of the old task.
-        parts = [p.model_copy(update={"acceptance": ()}) if p.id in needed else p for p in parts]
-        if old is not None and len(parts) == 1:
-            new = parts[0]
-            for before in self._view.lineage(change.task_id):
-                is_permanent = before.failure is not None and not before.failure.transient
-                task = before.task
-                if is_permanent and (task.tool, task.arguments, task.goal) == (new.tool, new.arguments, new.goal):
-                    raise _InvalidCandidate(f"the same was tried before as {before.id!r} and failed")
-            left = [f for f in old.fallbacks if (f.tool, f.arguments) != (new.tool, new.arguments)]
-            parts = [new.model_copy(update={"fallbacks": tuple(left)})]
-        return ReplaceTask(task_id=change.task_id, tasks=tuple(parts))
-
-    def _convert_modification(self, change: Modify) -> ModifyTask:
-        fields: JsonObject = change.model_dump(exclude={"kind", "task_id"}, exclude_none=True)
-        if not fields:
-            raise _InvalidCandidate(f"the modification of {change.task_id!r} changes no field")
-        self._check(fields, change.task_id)
-        return ModifyTask(task_id=change.task_id, fields=fields)
+                approvals.append("a model proposes to end the run")
+                result = AbortRun(reason=self._single_line(change.reason))
+        if isinstance(change, Remove | Skip | Cancel) and task is not None and self._is_required(task):
+            approvals.append(f"a model proposes to do without {task.id!r}, which the plan requires")
+        for new in new_tasks:
+            tool = self._view.tool(new.tool)
+            limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
+            if limit is not None and new.timeout is not None and new.timeout > limit:
+                approvals.append(f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s")
+        return result
 
     def _convert_task(self, new: NewTask, old: Task | None = None) -> Task:
         fields: JsonObject = new.model_dump(exclude_none=True)
@@ -376,58 +397,20 @@ class ProposalParser:
             return
         if tool is None:
             raise _InvalidCandidate(f"task {_quoted(task_id)} names no tool of the library")
-        if not self._view.tools:
+        if not self._describes_tools:
             known = ", ".join(sorted(repr(name) for name in self._used_tools if name is not None)) or "none"
             problem = f"there is no tool {_quoted(str(tool))}; the tools of the plan are: {known}"
             raise _InvalidCandidate(f"task {_quoted(task_id)}: {problem}")
 
-    def _find_task(self, task_id: str) -> TaskView | None:
-        try:
-            return self._view.task(task_id)
-        except UnknownTask:
-            return None
-
-    def _approval_reasons(self, changes: Sequence[PlanChange]) -> Iterator[str]:
-        """Yield why changes need the approval of a person."""
-        view = self._view
-        # With stated facts, the engine itself checks that the goal is still reached.
-        stated = view.original_plan.facts is not None and bool(view.goal.facts)
-        for change in changes:
-            changed: Sequence[Task] = ()
-            old: Task | None = None
-            if isinstance(change, AbortRun):
-                yield "a model proposes to end the run"
-            elif isinstance(change, AddTask):
-                changed = (change.task,)
-            elif isinstance(change, ReorderTasks) or (task := self._find_task(change.task_id)) is None:
-                continue
-            elif isinstance(change, ReplaceTask):
-                changed, old = change.tasks, task.task
-            elif isinstance(change, ModifyTask):
-                fields = {name: value for name, value in change.fields.items() if name in ("tool", "timeout")}
-                changed, old = (task.task.model_copy(update=fields),), task.task
-                yield from () if stated else self._dropped_dependencies(change, task)
-            elif isinstance(change, RemoveTask | SkipTask | CancelTask) and not stated and self._is_required(task):
-                yield f"a model proposes to do without {task.id!r}, which the plan requires"
-            for new in changed:
-                tool = view.tool(new.tool)
-                limit = (old.timeout if old is not None else None) or (tool.timeout if tool is not None else None)
-                if limit is not None and new.timeout is not None and new.timeout > limit:
-                    yield f"a model proposes to give {new.id!r} {new.timeout:g} s instead of {limit:g} s"
-
-    def _dropped_dependencies(self, change: ModifyTask, task: TaskView) -> Iterator[str]:
-        kept = change.fields.get("depends_on")
-        dropped = [dep for dep in task.task.depends_on if dep not in kept] if isinstance(kept, list) else []
-        for before in map(self._find_task, dropped):
-            if before is not None and self._is_required(before):
-                yield f"a model proposes to let {task.id!r} run without waiting for {before.id!r}"
-
     def _is_required(self, task: TaskView) -> bool:
-        return not (task.task.optional or self._view.task(task.root).task.optional or task.state in _SATISFIED_STATES)
+        """Return whether only a person may decide to do without a task."""
+        if self._goal_is_checked or task.state in _SATISFIED_STATES:
+            return False
+        return not (task.task.optional or self._view.task(task.root).task.optional)
 
     def _single_line(self, text: str) -> str:
         """Return a text for people on one line, without control characters."""
-        clean = str(self._redact(text[: 4 * _MAX_REASON_CHARS]))
+        clean = self._redactor.text(text[: 4 * _MAX_REASON_CHARS])
         return "".join(c if c.isprintable() else " " for c in clean).strip()[:_MAX_REASON_CHARS]
 
 
