@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, get_args
 
 from replanning.changes import AbortRun, PlanChange, SkipTask, parse_changes, target_task_ids
 from replanning.decision.ledger import Ledger
@@ -13,7 +13,6 @@ from replanning.decision.request import Answer
 from replanning.errors import ChangeRejected, Problem, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning.journal.records import (
     Candidate,
-    DecisionKind,
     QuestionAnswered,
     QuestionAsked,
     QuestionVerdict,
@@ -27,19 +26,8 @@ from replanning.plan.types import QuestionId, TaskId
 STALE_QUESTION_REASON: Final = "the tasks it is about have changed since it was asked"
 """Reason of a withdrawn question."""
 
-_HUMAN_VERDICTS: Final = get_args(QuestionVerdict)
-
-
-class QuestionResolution(NamedTuple):
-    """Result of a closed question: the changes with their reason, and the decision to record."""
-
-    changes: tuple[PlanChange, ...]
-    reason: str
-    by: str
-    chosen: int | None
-    decision: DecisionKind
-    rule: str
-    decision_reason: str
+HUMAN_VERDICTS: Final = get_args(QuestionVerdict)
+"""The ways in which a person closes a question."""
 
 
 def validate_answer(answer: object) -> Answer:
@@ -52,7 +40,7 @@ def validate_answer(answer: object) -> Answer:
         raise ChangeRejected([Problem("answer", f"expected an Answer, got {brief_repr(answer)}")])
     verdict, choice = answer.verdict, answer.choice
     problems = []
-    if verdict not in _HUMAN_VERDICTS:
+    if verdict not in HUMAN_VERDICTS:
         problems.append(
             Problem("verdict", f"{brief_repr(verdict)} is not a verdict; expected approve, reject or modify")
         )
@@ -122,25 +110,6 @@ def timeout_answer(
         unfinished = [entry.id for entry in entries if entry.state in (*STUCK, *WAITING) and not entry.removed]
         changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in unfinished)
     return QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
-
-
-def resolve_question(asked: QuestionAsked, closing: QuestionAnswered) -> QuestionResolution:
-    """Return the result of a question from the record that closed it."""
-    by_person = closing.verdict in _HUMAN_VERDICTS
-    chosen = closing.choice if closing.verdict == "approve" else None
-    alternative = None if chosen is None else asked.candidates[chosen].alternative
-    changes = closing.changes if alternative is None else alternative.changes
-    aborts = any(isinstance(change, AbortRun) for change in changes)
-    who = closing.by or "a person"
-    return QuestionResolution(
-        tuple(changes),
-        closing.comment or f"changes by {who}" if alternative is None else alternative.reason,
-        (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout",
-        chosen,
-        "abort" if aborts else "execute" if changes else "keep",
-        f"{'person' if by_person else 'timeout'}-{closing.verdict}",
-        closing.comment or f"{closing.verdict} by {who}",
-    )
 
 
 def is_stale(asked: QuestionAsked, live: LivePlan) -> bool:

@@ -236,19 +236,16 @@ class ReplanningEngine:
         run, questions = self._open_runs.get(run_id, (None, None))
         if run is not None and questions is not None and run._lifecycle.end is None:
             questions.answer(QuestionId(question_id), answer)
-        else:
-            self._post_answer(run_id, QuestionId(question_id), answer)
-
-    def _post_answer(self, run_id: RunId, question_id: QuestionId, answer: Answer) -> None:
-        """Leave an answer, which fits the plan as far as the store shows, in the inbox of the run."""
+            return
+        # The answer, which fits the plan as far as the store shows, is left in the inbox of the run.
         try:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))
             messages = self.store.inbox(run_id)
         except UnknownRun:
             raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
-        asked = ledger.open_questions.get(question_id)
+        asked = ledger.open_questions.get(QuestionId(question_id))
         if asked is None:
-            raise closed_error(question_id, ledger)
+            raise closed_error(QuestionId(question_id), ledger)
         if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
             raise NotRunning(f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more")
         if any(message.kind == "answer" and message.payload.get("question") == question_id for message in messages):
@@ -394,12 +391,33 @@ class ProviderRegistry:
         expanded = [item for spec in specs for item in ((REPAIR_PLUGIN, AUTO) if spec == AUTO else (spec,))]
         providers = []
         for index, spec in enumerate(expanded):
-            if not isinstance(spec, str) or spec not in expanded[:index]:
+            if isinstance(spec, str) and spec in expanded[:index]:
+                continue
+            provider: object = spec
+            if isinstance(spec, str) and (spec == AUTO or is_llm(spec)):
+                environment, redactor = self._environment, self._redactor
                 try:
-                    providers.append(self._resolve_one(spec))
+                    model = create_llm_provider(
+                        spec, settings=self._settings, environment=environment, redactor=redactor
+                    )
                 except NoLLMProvider:
-                    if spec != AUTO:  # which uses a language model only if there is one
-                        raise
+                    if spec == AUTO:  # which uses a language model only if there is one
+                        continue
+                    raise
+                self._models.append(model)
+                provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
+            elif isinstance(spec, str):
+                provider = load_plugin("providers", spec)()
+            elif isinstance(spec, LLMProvider):
+                _set_redactor(spec, self._redactor)  # a secret of the run is one in prompts as well
+                guarded = isinstance(spec, FallbackLLM | GuardedLLM)
+                model = spec if guarded else GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
+                provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
+            if not isinstance(provider, AlternativeProvider):
+                raise TypeError(
+                    f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
+                )
+            providers.append(provider)
         return providers
 
     async def aclose(self) -> None:
@@ -408,28 +426,6 @@ class ProviderRegistry:
             for model in self._models:
                 with suppress(Exception):  # a plugin that fails to close does no harm
                     await model.aclose()
-
-    def _resolve_one(self, spec: ProviderSpec) -> AlternativeProvider:
-        if isinstance(spec, str) and (spec == AUTO or is_llm(spec)):
-            model = create_llm_provider(
-                spec, settings=self._settings, environment=self._environment, redactor=self._redactor
-            )
-            self._models.append(model)
-            spec = model
-        elif isinstance(spec, LLMProvider):
-            _set_redactor(spec, self._redactor)  # a secret of the run is one in prompts as well
-            if not isinstance(spec, FallbackLLM | GuardedLLM):
-                spec = GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
-        provider: object
-        if isinstance(spec, LLMProvider):
-            provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(spec)
-        else:
-            provider = load_plugin("providers", spec)() if isinstance(spec, str) else spec
-        if not isinstance(provider, AlternativeProvider):
-            raise TypeError(
-                f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
-            )
-        return provider
 
 
 def _set_redactor(model: LLMProvider, redactor: Redactor) -> None:

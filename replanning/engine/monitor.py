@@ -19,7 +19,6 @@ from replanning.journal.records import (
     Record,
     RecordBody,
     TriggerDropped,
-    TriggerEvent,
     TriggerFired,
     TriggerKind,
 )
@@ -28,7 +27,6 @@ from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle, ResumeState
-from replanning.settings import Settings
 
 EventT = TypeVar("EventT")
 
@@ -79,17 +77,25 @@ class PlanMonitor:
 
     def watch(self, life: Lifecycle, triggers: Sequence[TriggerKind]) -> None:
         """Start watching a run, for these kinds of trigger."""
-        watch = _RunWatch(life, self._load_detectors(triggers, life.settings), self)
+        detectors = []
+        for spec in triggers if self._detector_specs is None else self._detector_specs:
+            if isinstance(spec, str):
+                plugin = load_plugin("triggers", spec)
+                make = getattr(plugin, "for_settings", None)
+                spec = plugin() if make is None else make(life.settings)  # noqa: PLW2901 - the detector of that name
+            if spec.name in triggers or self._detector_specs is not None:
+                detectors.append(spec)
+        watch = _RunWatch(life, detectors, self)
         self._watches[life.run_id] = self._delivering[life.run_id] = watch
         if self._event_names:
             watch.subscribe()
-        self._emit(watch, MonitorNotice(life.run_id, "started"))
+        watch.enqueue(MonitorNotice(life.run_id, "started"))
 
     def unwatch(self, run: RunId) -> None:
         """Stop watching a run; its waiting events are still delivered."""
         watch = self._watches.pop(run, None)
         if watch is not None:
-            self._emit(watch, MonitorNotice(run, "stopped"))
+            watch.enqueue(MonitorNotice(run, "stopped"))
             watch.close()
 
     def redetect(self, run: RunId, past: ResumeState) -> None:
@@ -106,7 +112,7 @@ class PlanMonitor:
         delivered.set()
 
     async def _call_handlers(self, watch: _RunWatch, event: object) -> None:
-        for handler in self._handlers(event):
+        for handler in self.handlers(event):
             try:
                 answer = handler(event)
                 if inspect.isawaitable(answer):
@@ -116,24 +122,10 @@ class PlanMonitor:
                 if not isinstance(event, ErrorContained):
                     watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
 
-    def _handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
+    def handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
+        """Return the handlers of an event, in the order of the types for which they are registered."""
         names = [self._event_names[base] for base in type(event).__mro__ if base in self._event_names]
         return [handler for name in names for handler in self._emitter.listeners(name)]
-
-    def _emit(self, watch: _RunWatch, event: object) -> None:
-        if self._handlers(event):
-            watch.enqueue(event)
-
-    def _load_detectors(self, kinds: Sequence[TriggerKind], settings: Settings) -> list[TriggerDetector]:
-        detectors = []
-        for spec in kinds if self._detector_specs is None else self._detector_specs:
-            if isinstance(spec, str):
-                plugin = load_plugin("triggers", spec)
-                make = getattr(plugin, "for_settings", None)
-                spec = plugin() if make is None else make(settings)  # noqa: PLW2901 - the detector of that name
-            if spec.name in kinds or self._detector_specs is not None:
-                detectors.append(spec)
-        return detectors
 
 
 class _RunWatch:
@@ -159,7 +151,9 @@ class _RunWatch:
             self._lifecycle.listeners.append(self._on_record)
 
     def enqueue(self, event: object) -> None:
-        """Queue an event for the handlers."""
+        """Queue an event, if it has handlers."""
+        if not self._monitor.handlers(event):
+            return
         try:
             self._send.send_nowait(event)
         except anyio.WouldBlock:
@@ -187,27 +181,26 @@ class _RunWatch:
 
     def _on_record(self, record: Record) -> None:
         body = record.body
-        self._monitor._emit(self, body.trigger if isinstance(body, TriggerFired) else body)
+        self.enqueue(body.trigger if isinstance(body, TriggerFired) else body)
 
     def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
         """Fire the triggers that follow from a record, except those with fingerprints that were fired before."""
-        if self._lifecycle.end is not None:
+        life = self._lifecycle
+        if life.end is not None:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                triggers = list(detector.detect(record.body, PlanView(self._lifecycle.live)))  # type: ignore[arg-type]
+                triggers = list(detector.detect(record.body, PlanView(life.live)))  # type: ignore[arg-type]
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
                 self.record_failure(f"detector {detector.name!r}", error)
                 continue
-            for trigger in triggers:
-                if trigger.fingerprint not in fired:
-                    self._fire(trigger, record.at)
-
-    def _fire(self, detected: TriggerEvent, at: float) -> None:
-        life = self._lifecycle
-        fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": at}
-        trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
-        same = next((t.id for t in life.ledger.open_triggers.values() if t.fingerprint == trigger.fingerprint), None)
-        life.commit_or_defer(TriggerFired(trigger))  # type: ignore[arg-type]
-        if same is not None:
-            life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same}"))
+            for detected in triggers:
+                if detected.fingerprint in fired:
+                    continue
+                fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": record.at}
+                trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
+                alike = (t.id for t in life.ledger.open_triggers.values() if t.fingerprint == trigger.fingerprint)
+                same = next(alike, None)
+                life.commit_or_defer(TriggerFired(trigger))
+                if same is not None:
+                    life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same}"))

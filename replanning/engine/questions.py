@@ -10,13 +10,14 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
+from replanning.changes import AbortRun
 from replanning.decision.answers import (
+    HUMAN_VERDICTS,
     STALE_QUESTION_REASON,
     answer_changes,
     closed_error,
     footprint_hash,
     is_stale,
-    resolve_question,
     timeout_answer,
     validate_answer,
 )
@@ -37,8 +38,8 @@ from replanning.history.status import build_question
 from replanning.journal.records import (
     AnswerRefused,
     Candidate,
+    DecisionKind,
     DecisionMade,
-    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     QuestionReminded,
@@ -105,25 +106,18 @@ class Questions:
         life: the run whose plan is in question.
         gate: asks a person; without one, questions are kept until a person answers from elsewhere.
         durable: whether the run can be paused until then.
+
+    Attributes:
+        gate: asks a person.
+        conversations: the questions that are put to the gate now.
     """
 
     def __init__(self, life: Lifecycle, gate: HumanGate | None, *, durable: bool) -> None:
         self._lifecycle = life
-        self._gate = gate
+        self.gate = gate
         self._durable = durable
-        self._conversations: dict[QuestionId, _Conversation] = {}
+        self.conversations: dict[QuestionId, anyio.CancelScope] = {}
         self._group: TaskGroup | None = None
-        life.observers[PlanRevised].append(lambda record: self._withdraw_stale())
-
-    def can_ask(self, candidates: Sequence[Candidate]) -> bool:
-        """Return whether there is a gate, and nobody has turned down one of these candidates already."""
-        declined = self._lifecycle.ledger.declined_at
-        return self._gate is not None and not any(c.alternative.fingerprint() in declined for c in candidates)
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether a person is being asked, or an answer is being carried out, so that the run is not at its end."""
-        return bool(self._conversations) or bool(self._lifecycle.ledger.answers_by_replan)
 
     def resume(self, group: TaskGroup) -> None:
         """Carry out the answers on record of a resumed run, and put its open questions to the gate again."""
@@ -134,7 +128,7 @@ class Questions:
                 self._carry_out_answers()
             finally:
                 self._lifecycle.checks_deferred = False
-        self._withdraw_stale()
+        self.withdraw_stale()
         for asked in list(self._lifecycle.ledger.open_questions.values()):
             self._present(asked)
 
@@ -149,7 +143,7 @@ class Questions:
         """Record a question, hold the tasks it is about, and put it to the gate."""
         life = self._lifecycle
         now, approval = life.clock.now(), life.settings.approval
-        timeout = approval.timeout if self._gate is not None else None
+        timeout = approval.timeout if self.gate is not None else None
         asked = QuestionAsked(
             question=QuestionId(f"{life.run_id}.q{life.ledger.question_count + 1}"),
             replan=replan,
@@ -193,7 +187,8 @@ class Questions:
         except (ChangeRejected, StaleAnswer) as error:
             life.commit(AnswerRefused(question_id, redact(str(getattr(answer, "by", ""))), redact(str(error))))
             if isinstance(error, StaleAnswer):
-                self._withdraw(asked)
+                with life.batch():
+                    self._withdraw(asked)
             raise
         by, comment = redact(answer.by), redact(answer.comment)
         self._close_and_carry_out(
@@ -226,66 +221,96 @@ class Questions:
         self._carry_out_answers()
 
     def _carry_out_answer(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
-        ledger = self._lifecycle.ledger
-        resolved = resolve_question(asked, closing)
-        decision, rule, reason = resolved.decision, resolved.rule, resolved.decision_reason
-        if resolved.changes and not any(revised.replan == asked.replan for _, revised in ledger.revisions):
+        life, ledger = self._lifecycle, self._lifecycle.ledger
+        chosen = closing.choice if closing.verdict == "approve" else None
+        who = closing.by or "a person"
+        if chosen is None:
+            changes, why = closing.changes, closing.comment or f"changes by {who}"
+        else:
+            alternative = asked.candidates[chosen].alternative
+            changes, why = tuple(alternative.changes), alternative.reason
+        by_person = closing.verdict in HUMAN_VERDICTS
+        by = (f"person:{closing.by}" if closing.by else "person") if by_person else "timeout"
+        aborts = any(isinstance(change, AbortRun) for change in changes)
+        decision: DecisionKind = "abort" if aborts else "execute" if changes else "keep"
+        rule = f"{'person' if by_person else 'timeout'}-{closing.verdict}"
+        reason = closing.comment or f"{closing.verdict} by {who}"
+        if changes and not any(revised.replan == asked.replan for _, revised in ledger.revisions):
             try:
-                self._lifecycle.revise(
-                    resolved.changes,
-                    resolved.reason,
-                    resolved.by,
-                    triggers=asked.triggers,
-                    replan=asked.replan,
-                    chosen=resolved.chosen,
-                )
+                life.revise(changes, why, by, triggers=asked.triggers, replan=asked.replan, chosen=chosen)
             except ChangeRejected as error:  # the plan was edited before it could be carried out
                 decision, rule, reason = "keep", "refused", str(error)
         settled = asked.triggers
         if decision == "execute":  # a person who approves of one candidate decides nothing about the other triggers
             triggers = [ledger.triggers[trigger_id] for trigger_id in asked.triggers]
-            settled = tuple(trigger.id for trigger in relevant_triggers(triggers, [resolved.changes]))
-        self._lifecycle.commit(
-            DecisionMade(asked.replan, settled, decision, rule, reason, resolved.chosen, resolved.by)
-        )
+            settled = tuple(trigger.id for trigger in relevant_triggers(triggers, [changes]))
+        life.commit(DecisionMade(asked.replan, settled, decision, rule, reason, chosen, by))
 
     def _withdraw(self, asked: QuestionAsked) -> None:
         """Close a question that has become stale; its triggers are considered again."""
-        with self._lifecycle.batch():
-            self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON))
+        self._close(asked, QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON))
 
     def _close(self, asked: QuestionAsked, closing: QuestionAnswered) -> None:
         self._lifecycle.commit(closing)
-        conversation = self._conversations.pop(asked.question, None)
+        conversation = self.conversations.pop(asked.question, None)
         if conversation is not None:
             conversation.cancel()
 
-    def _withdraw_stale(self) -> None:
+    def withdraw_stale(self) -> None:
         """Withdraw the questions that a revision has made stale, so that the run does not wait for their answers."""
         for asked in list(self._lifecycle.ledger.open_questions.values()):
             if is_stale(asked, self._lifecycle.live):
-                closing = QuestionAnswered(asked.question, "withdrawn", "policy", comment=STALE_QUESTION_REASON)
                 try:
-                    self._close(asked, closing)
+                    self._withdraw(asked)
                 except StoreError:
                     return  # the answer will be refused, or the deadline withdraw it
 
     # Asking
 
     def _present(self, asked: QuestionAsked) -> None:
-        if self._gate is not None and self._group is not None and asked.question not in self._conversations:
-            self._conversations[asked.question] = conversation = _Conversation(self, self._lifecycle, asked, self._gate)
-            self._group.start_soon(self._run_conversation, conversation)
+        if self.gate is not None and self._group is not None and asked.question not in self.conversations:
+            self.conversations[asked.question] = scope = anyio.CancelScope()
+            self._group.start_soon(self._converse, asked, self.gate, scope)
 
-    async def _run_conversation(self, conversation: _Conversation) -> None:
+    async def _converse(self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope) -> None:
+        """Put a question to the gate, with reminder and deadline, until it is closed."""
+        life = self._lifecycle
+        approval, now = life.settings.approval, life.clock.now()
+        question, remind_at = self.question(asked), asked.remind_at
+        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
+            # It has passed before the question was put, and is renewed.
+            question = replace(question, deadline=now + approval.timeout)
+            remind_at = now + approval.timeout * approval.remind_after
+        timed_out = False
+
+        def remind() -> None:
+            if not timed_out:
+                group.start_soon(self._remind, gate, question)
+
+        def expire() -> None:
+            nonlocal timed_out
+            timed_out = True
+            scope.cancel()
+
+        alarms = [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
         try:
-            if await conversation.run_until_closed():
-                await self._expire(conversation.asked)
+            with scope:
+                async with anyio.create_task_group() as group:
+                    if remind_at is not None and asked.question not in life.ledger.reminded_questions:
+                        alarms.append(life.timer.call_at(remind_at, remind))
+                    try:
+                        await self._ask_until_accepted(gate, question)
+                    finally:
+                        for alarm in alarms:
+                            alarm.cancel()  # before the group closes, which then takes no reminder any more
+                    group.cancel_scope.cancel()
+            if timed_out:
+                await self._expire(asked)
         except NotRunning:
             pass  # the run has ended while the store failed
         finally:
-            self._conversations.pop(conversation.asked.question, None)
-        self._lifecycle.check_completion()
+            self.conversations.pop(asked.question, None)
+        life.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:
         """Close a question that was not answered in time, as soon as the store takes it."""
@@ -294,7 +319,8 @@ class Questions:
         while asked.question in life.ledger.open_questions and life.end is None:
             try:
                 if is_stale(asked, life.live):
-                    self._withdraw(asked)
+                    with life.batch():
+                        self._withdraw(asked)
                 elif outcome == "pause":
                     life.commit(RunPaused(f"question {asked.question!r} was not answered in time", "timeout"))
                     return
@@ -303,94 +329,42 @@ class Questions:
             except StoreError:
                 await life.wait_for_store()
 
-
-class _Conversation:
-    """One question that is put to a gate, with reminder and deadline, until it is closed."""
-
-    def __init__(self, questions: Questions, life: Lifecycle, asked: QuestionAsked, gate: HumanGate) -> None:
-        self.asked = asked
-        self._questions = questions
-        self._lifecycle = life
-        self._gate = gate
-        self._scope = anyio.CancelScope()
-        self._timed_out = False
-
-    def cancel(self) -> None:
-        """Cancel the gate: the question is closed."""
-        self._scope.cancel()
-
-    async def run_until_closed(self) -> bool:
-        """Ask until the question is closed; returns whether its time was up before."""
-        asked, life = self.asked, self._lifecycle
-        approval, now = life.settings.approval, life.clock.now()
-        question, remind_at = self._questions.question(asked), asked.remind_at
-        if (asked.deadline is None or asked.deadline <= now) and approval.timeout is not None:
-            # It has passed before the question was put, and is renewed.
-            question = replace(question, deadline=now + approval.timeout)
-            remind_at = now + approval.timeout * approval.remind_after
-
-        def remind() -> None:
-            if not self._timed_out:
-                group.start_soon(self._remind, question)
-
-        def expire() -> None:
-            self._timed_out = True
-            self._scope.cancel()
-
-        timer = life.timer
-        alarms = [] if question.deadline is None else [timer.call_at(question.deadline, expire)]
-        with self._scope:
-            async with anyio.create_task_group() as group:
-                if remind_at is not None and asked.question not in life.ledger.reminded_questions:
-                    alarms.append(timer.call_at(remind_at, remind))
-                try:
-                    await self._ask_until_accepted(question)
-                finally:
-                    for alarm in alarms:
-                        alarm.cancel()  # before the group closes, which then takes no reminder any more
-                group.cancel_scope.cancel()
-        return self._timed_out
-
-    async def _ask_until_accepted(self, question: Question) -> None:
+    async def _ask_until_accepted(self, gate: HumanGate, question: Question) -> None:
+        life = self._lifecycle
         try:
             for _ in range(MAX_REFUSED_ANSWERS):
-                if question.id not in self._lifecycle.ledger.open_questions:
+                if question.id not in life.ledger.open_questions:
                     return
                 try:
-                    await self._submit(question.id, await isolate(self._gate.ask(question)))
+                    answer = await isolate(gate.ask(question))
+                    while True:
+                        await life.wait_for_store()
+                        try:
+                            self.answer(question.id, answer)
+                        except RecordNotSerializable as error:  # it would never be taken
+                            raise ChangeRejected([Problem("", str(error))]) from error
+                        except StoreError:
+                            continue
+                        return
                 except ChangeRejected as error:
                     question = replace(question, rejection_reason=str(error))
-                else:
-                    return
             raise ReplanningError(f"{MAX_REFUSED_ANSWERS} answers in a row were refused: {question.rejection_reason}")
         except (StaleAnswer, UnknownQuestion, NotRunning):
             return
         except Exception as error:  # noqa: BLE001 - a failing gate is contained, and the question stays open
-            self._record_failure("gate", error)
+            if life.end is None:
+                life.record_error("gate", error)
 
-    async def _submit(self, question_id: QuestionId, answer: Answer) -> None:
-        """Take an answer, as soon as the store does."""
-        while True:
-            await self._lifecycle.wait_for_store()
-            try:
-                return self._questions.answer(question_id, answer)
-            except RecordNotSerializable as error:  # it would never be taken
-                raise ChangeRejected([Problem("", str(error))]) from error
-            except StoreError:
-                continue
-
-    async def _remind(self, question: Question) -> None:
-        if self._lifecycle.end is not None or question.id not in self._lifecycle.ledger.open_questions:
+    async def _remind(self, gate: HumanGate, question: Question) -> None:
+        life = self._lifecycle
+        if life.end is not None or question.id not in life.ledger.open_questions:
             return
-        self._lifecycle.commit_or_defer(QuestionReminded(question.id))
+        life.commit_or_defer(QuestionReminded(question.id))
         try:
-            await isolate(self._gate.remind(question))
+            await isolate(gate.remind(question))
         except Exception as error:  # noqa: BLE001 - likewise
-            self._record_failure("gate reminder", error)
-
-    def _record_failure(self, where: str, error: Exception) -> None:
-        if self._lifecycle.end is None:
-            self._lifecycle.record_error(where, error)
+            if life.end is None:
+                life.record_error("gate reminder", error)
 
 
 def _question_text(triggers: Sequence[Trigger], question: str) -> str:

@@ -23,6 +23,7 @@ from replanning.journal.records import (
     AlternativesConsidered,
     DecisionKind,
     DecisionMade,
+    PlanRevised,
     QuestionAnswered,
     Record,
     Trigger,
@@ -79,7 +80,7 @@ class Replanner:
         self._deferred: dict[TriggerId, Trigger] = {}
         self._held_tasks: dict[TriggerId, tuple[TaskEntry, ...]] = {}
         self._nonempty = anyio.Event()
-        for kind in (TriggerFired, TriggerDropped, QuestionAnswered, DecisionMade):
+        for kind in (TriggerFired, TriggerDropped, QuestionAnswered, DecisionMade, PlanRevised):
             life.observers[kind].append(self._on_record)
 
     def __repr__(self) -> str:
@@ -88,8 +89,9 @@ class Replanner:
 
     @property
     def busy(self) -> bool:
-        """Whether a trigger is being decided, is about to be, or a person is being asked."""
-        return bool(self._in_progress or self._waiting or self._deferred) or self._questions.has_pending
+        """Whether a trigger is being decided or is about to be, a person is being asked, or an answer is carried out."""
+        deciding = self._in_progress or self._waiting or self._deferred
+        return bool(deciding or self._questions.conversations or self._lifecycle.ledger.answers_by_replan)
 
     # Queue
 
@@ -103,6 +105,8 @@ class Replanner:
                 self.reload()
             case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
                 self.reload()  # an answer may have left triggers out
+            case PlanRevised() if self._lifecycle.ledger.open_questions:
+                self._questions.withdraw_stale()
 
     def _queue(self, trigger: Trigger) -> None:
         self._waiting.append(trigger)
@@ -272,7 +276,8 @@ class Replanner:
         ids = tuple(trigger.id for trigger in triggers)
         notes = tuple(life.redactor.text(note) for note in ranked.notes)
         life.commit(AlternativesConsidered(replan, ids, view.revision, candidates, notes))
-        gate = self._questions.can_ask(candidates)
+        declined = any(c.alternative.fingerprint() in life.ledger.declined_at for c in candidates)
+        gate = self._questions.gate is not None and not declined
         decision = self._policy.decide(triggers, candidates, view, gate=gate)
         if decision.blocks and notes:  # a person who has to act must know what was tried in vain
             decision = replace(decision, reason=f"{decision.reason} ({'; '.join(notes)})"[:4_000])
