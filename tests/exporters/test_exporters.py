@@ -21,12 +21,7 @@ from tests.support.runs import Proposer, again, bodies, chain, failing, plan
 
 
 class Slow(RecordingExporter):
-    """Takes its time for each record.
-
-    Args:
-        clock: on which it waits.
-        seconds: how long.
-    """
+    """Takes its time for each record."""
 
     def __init__(self, clock: VirtualClock, seconds: float) -> None:
         super().__init__()

@@ -38,14 +38,7 @@ STRANGER = "its author may not steer this project"
 
 
 class Scene:
-    """A run of planning mode with an issue, where people write when notices appear.
-
-    Args:
-        fake: the forge.
-        clock: time.
-        replies: of the model.
-        more: of the coordinator.
-    """
+    """A run of planning mode with an issue, where people write when notices appear."""
 
     def __init__(self, fake: FakeForge, clock: VirtualClock, replies: Replies | None = None, **more: Any) -> None:
         self.fake, self.clock, self.forge = fake, clock, on(fake, clock)

@@ -21,12 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Late(Issue):
-    """A forge that takes its time for each comment.
-
-    Args:
-        clock: on which it takes it.
-        seconds: how long.
-    """
+    """A forge that takes its time for each comment."""
 
     def __init__(self, clock: VirtualClock, seconds: float) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""A coding task in a git repository: its tools, and a model that does it with everything that may go wrong on the way.
-
-The model answers from the prompt alone, so that it says the same to a process that takes the work up again.
-"""
+"""A coding task in a git repository: its tools, and a model whose replies follow from the prompt alone."""
 
 from __future__ import annotations
 
@@ -68,10 +65,7 @@ def commits(folder: Path) -> list[str]:
 
 
 def tools(folder: Path) -> tuple[ToolSpec, ...]:
-    """A Python function that writes files, and commands: tests, which must fail or pass, and a commit.
-
-    The first commit fails, as if somebody else were using the repository.
-    """
+    """Return a function that writes files, and commands: tests that must fail or pass, and a commit that fails once."""
     shell: JsonObject = {"kind": "shell", "cwd": str(folder)}
     noted = "echo $REPLANNING_IDEMPOTENCY_KEY >>.effects"
     check = f"{sys.executable} -B -m unittest -q test_sums"

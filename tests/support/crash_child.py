@@ -37,10 +37,7 @@ BLOCKS = 3
 
 
 def plan_of(effects: str) -> Plan:
-    """Blocks of tasks of every sort, each block after the one before.
-
-    Each task appends a line to the file EFFECTS when it takes effect.
-    """
+    """Return blocks of tasks of every sort, one after another; each appends a line to a file when it takes effect."""
     note = f"printf '%s\\n' \"$REPLANNING_IDEMPOTENCY_KEY\" >>{effects}"
     python = {"kind": "python", "callable": "tests.support.crash_child:take_effect"}
     tools = [

@@ -1,7 +1,4 @@
-"""Forges to test against: fakes of GitHub and GitLab that keep comments, as real web servers or on a virtual clock.
-
-They are written from the documentation of the two services: paths, pages, conditional requests, statuses, limits.
-"""
+"""Fakes of GitHub and GitLab by the documentation of the services, as real web servers or on a virtual clock."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -26,6 +22,7 @@ from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.plan import JsonObject
 from replanning.testing import VirtualClock
+from tests.support.http_server import Answer, HttpServer, Request
 
 TOKEN = "glpat-Zx81mQpLw7VbN2kT90aS"
 US = "planner"
@@ -55,16 +52,7 @@ class Reply(NamedTuple):
 
 @dataclass
 class Fault:
-    """Something that goes wrong with the next request of a method.
-
-    Attributes:
-        method: of the request.
-        status: what is answered; 0 cuts the connection.
-        headers: of the answer.
-        message: that it has.
-        done: whether what was asked for is done all the same.
-        path: what the path must contain.
-    """
+    """Fault of the next request of a method: a status, or a cut connection (0); `done` if it takes effect."""
 
     method: str
     status: int = 0
@@ -75,15 +63,7 @@ class Fault:
 
 
 class FakeForge:
-    """Base of both fakes.
-
-    Attributes:
-        comments: the comments, oldest first, in the form of the service.
-        faults: faults of the next requests.
-        asked: requests received.
-        now: clock of the server.
-        limit: requests before the rate limit of an hour; None for no limit.
-    """
+    """Base of both fakes; `limit` counts the requests before the rate limit of an hour."""
 
     site = ""
     base = ""
@@ -381,38 +361,13 @@ def _content(reply: Reply) -> bytes:
 def served(fake: FakeForge) -> Iterator[str]:
     """A fake as a real web server; gives the address of its API."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: Request) -> Answer | None:
+        reply = fake.answer(request.method, request.path, request.headers, request.body)
+        return None if reply is None else (reply.status, reply.headers, _content(reply))
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the name is theirs
-            pass
-
-        def _serve(self) -> None:
-            content = self.rfile.read(int(self.headers.get("content-length") or 0))
-            reply = fake.answer(self.command, self.path, dict(self.headers.items()), content)
-            if reply is None:
-                self.close_connection = True
-                return
-            data = _content(reply)
-            self.send_response(reply.status)
-            for name, value in {**reply.headers, "content-length": str(len(data))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-    for method in ("GET", "POST", "PUT", "PATCH"):
-        setattr(Handler, f"do_{method}", Handler._serve)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    fake.url = fake.site = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with HttpServer(answer) as server:
+        fake.url = fake.site = server.url
         yield f"{fake.url}{fake.base}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def on(fake: FakeForge, clock: Clock | None = None, **more: Any) -> Any:

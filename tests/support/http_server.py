@@ -20,13 +20,13 @@ class Request(NamedTuple):
 
 
 Answer = tuple[int, Mapping[str, str], bytes | Iterable[bytes]]
-"""Status, headers, and the body: whole, or in parts of which there may be no end."""
+"""Status, headers, and the body: whole, or in parts of which there may be no end; None cuts the connection."""
 
 
 class HttpServer(ThreadingHTTPServer):
     """A server on a free port of this machine, which serves until its block is left; nothing listens there afterwards."""
 
-    def __init__(self, answer: Callable[[Request], Answer] = lambda request: (200, {}, b"")) -> None:
+    def __init__(self, answer: Callable[[Request], Answer | None] = lambda request: (200, {}, b"")) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.requests: list[Request] = []
@@ -57,7 +57,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Request(self.command, self.path, headers, content)
         self.server.requests.append(request)
-        status, named, body = self.server.answer(request)
+        answer = self.server.answer(request)
+        if answer is None:
+            return
+        status, named, body = answer
         length = {"content-length": str(len(body))} if isinstance(body, bytes) else {}
         self.send_response_only(status)
         for name, value in {**length, **named}.items():
@@ -67,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
             for part in [body] if isinstance(body, bytes) else body:
                 self.wfile.write(part)
 
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - the names are those of http.server
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815 - the names are those of http.server
 
     def log_message(self, *_: object) -> None:
         pass

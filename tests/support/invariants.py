@@ -221,19 +221,7 @@ TIME_TOLERANCE: Final = 1e-6
 
 
 def invariant_violations(records: Sequence[journal.Record]) -> list[str]:
-    """Everything in a run's journal that a run must never do; nothing, if all is well.
-
-    It follows the journal with a model of its own and none of the code that runs plans. Among what it looks
-    for: a finished task that runs again, a task that runs before its dependencies, without the resources it
-    needs, or while a question holds it; running work that is disturbed; limits that are exceeded; triggers
-    that nothing becomes of; an end that does not agree with what was done.
-
-    Args:
-        records: the whole journal, as `store.read(run_id)` gives it; it may stop anywhere, as after a crash.
-
-    Returns:
-        One sentence for each, beginning with the number of the record.
-    """
+    """Return the broken promises in a journal, which may stop anywhere, found by a model of its own."""
     if not records or not isinstance(records[0].body, journal.RunOpened):
         return ["the journal does not begin with the opening of the run"]
     check = _InvariantChecker(records[0].body)
@@ -473,15 +461,7 @@ _UNRECORDED_FIELDS: Final = frozenset({"hold_count", "fields"})
 
 
 def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
-    """A live plan as plain values; equal plans give equal ones.
-
-    Left out is what no journal holds: what was handed out and not started, what is held while something is decided,
-    and outputs that are not JSON.
-
-    Args:
-        live: the plan, such as `run.live`.
-        at: when, in seconds since the epoch: a task that has waited until then for its next attempt is ready.
-    """
+    """Return a live plan as plain values, as ready as it is at a time, without what no journal holds."""
     found: dict[str, Any] = replayable_state(live, at)
     for task_id, fields in found.pop("tasks").items():
         if fields["state"] is not TaskState.DONE or not fields["recoverable"]:

@@ -36,21 +36,7 @@ CRASHES = (RuntimeError, ValueError, KeyError, OSError, AttributeError)
 
 
 class FaultyService(httpx.AsyncBaseTransport):
-    """Answers requests of every API, or fails at them in a way that is drawn anew for each.
-
-    Args:
-        seed: equal seeds draw equal faults.
-        clock: on which it takes its time.
-        says: what the model says to a request, when it gets to.
-        wrong: how likely it is that something goes wrong.
-        liar: whether usage may be made up.
-
-    Attributes:
-        drawn: what was drawn for each request, in order.
-        open: how many answers are being read.
-        longest: how many bytes of one answer were read at most.
-        closed: whether it was closed.
-    """
+    """Answers requests of every API, or fails at them in a way that is drawn anew for each; a liar makes up usage."""
 
     def __init__(
         self, seed: object, clock: Clock, says: Callable[[Random, LLMRequest], str | None], *, wrong=0.75, liar=False

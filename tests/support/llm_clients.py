@@ -34,18 +34,7 @@ class City(BaseModel):
 
 
 class Network(httpx.AsyncBaseTransport):
-    """Answers as a script says, the last line again and again, and writes down what it was asked and when.
-
-    Args:
-        script: what requests come to.
-        clock: what time it is.
-        takes: seconds for each of them.
-
-    Attributes:
-        requests: what was asked, in order.
-        moments: seconds since the start at which it was.
-        abandoned: how many requests were cancelled.
-    """
+    """Answers as a script says, its last line again and again, and keeps the requests and their moments."""
 
     def __init__(self, *script: Happening, clock: Clock | None = None, takes: float = 0) -> None:
         self.clock = VirtualClock() if clock is None else clock

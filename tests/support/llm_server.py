@@ -116,10 +116,7 @@ def _content_text(content: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReply:
-    """Reply beyond text and JSON, made by the class methods.
-
-    `body` replaces the reply in the form of the API; `keep` is the number of bytes of the body to send.
-    """
+    """Reply beyond text and JSON; `body` replaces the whole body, of which the first `keep` bytes are sent."""
 
     content: BaseModel | JsonValue = None
     finish: FinishReason = "stop"
@@ -283,15 +280,7 @@ def services_environ(url: str) -> dict[str, str]:
 
 
 class ScriptedLLMServer(ThreadingHTTPServer):
-    """Web server in place of the services, on a free port of the loopback, in threads of its own and in real time.
-
-    It refuses requests without a key or a required field, as the services do. JSON is sent as a tool call where the
-    request demands one.
-
-    Args:
-        script: replies to chats in order; or a function of every request, called in a thread of the server.
-        models: the models in the list of models.
-    """
+    """Web server in place of the services; its script replies to chats in order, or is a function called in its threads."""
 
     daemon_threads = False  # closing waits for the threads
     request_queue_size = 128

@@ -92,10 +92,7 @@ async def played(
     size: int = 24_000,
     **settings: object,
 ) -> Played:
-    """Run a plan whose alternatives come from a model, with other providers `behind` it.
-
-    `broken` is how often tasks fail before they come to their `outputs` (`build` always); `size` bounds prompts.
-    """
+    """Run a plan with a model, and providers `behind` it; `broken` counts failures before `outputs`."""
     failures = {"build": 1_000} if broken is None else broken
 
     def step(call: ExecutorCall) -> ScriptStep:

@@ -27,19 +27,7 @@ AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Issue:
-    """The comments of an issue, in memory, as a forge.
-
-    Args:
-        errors: what the next calls that write raise, in order; nothing where None stands.
-        effective: whether a comment whose writing raises is there nevertheless.
-
-    Attributes:
-        kept: the comments.
-        posts: how many comments were written.
-        edits: how many edits there were.
-        reads: how often all comments were read.
-        closed: whether it was closed.
-    """
+    """Issue in memory, whose next writes raise the given errors; `effective` writes are there nevertheless."""
 
     def __init__(self, errors: Sequence[BaseException | None] = (), *, effective: bool = False) -> None:
         self.name = "fake"
@@ -95,18 +83,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Read:
-    """Content of a comment as a reader sees it.
-
-    Attributes:
-        headings: their texts, with their level.
-        ticks: for each box, whether it is ticked.
-        details: how many blocks can be folded.
-        html: tags and HTML comments.
-        other: everything else that Markdown can make of text: links, images, code, quotes, rules, tables.
-        calls: people who are called, what is referred to, addresses.
-        commands: lines that a forge takes for commands.
-        text: what is seen.
-    """
+    """Content of a comment as a reader sees it."""
 
     headings: tuple[str, ...]
     ticks: tuple[bool, ...]

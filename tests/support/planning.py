@@ -113,14 +113,7 @@ USUAL: Final[Json] = {
 
 
 class Model:
-    """Model that answers each kind of prompt with its own replies in turn, repeating the last; else as usual.
-
-    A function in place of the replies answers all prompts.
-
-    Attributes:
-        asked: the kinds of the prompts, in order.
-        prompts: the prompts.
-    """
+    """Model that answers each kind of prompt with its own replies in turn, repeating the last; else as usual."""
 
     def __init__(self, replies: Replies | Callable[[str], JsonValue] | None = None) -> None:
         self._replies = replies if callable(replies) else dict(replies or {})
@@ -145,13 +138,7 @@ class Model:
 
 
 class Desk:
-    """Scripted tools, each of which returns its argument `text`.
-
-    Args:
-        results: the outputs and errors of the first uses of each tool.
-        before: is called when a tool is used, before it does anything.
-        takes: seconds that a use takes.
-    """
+    """Scripted tools: each returns its first `results`, then its argument `text`; `before` is called at each use."""
 
     planning: PlanningCoordinator
     clock: VirtualClock

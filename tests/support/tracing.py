@@ -29,13 +29,7 @@ class Flat(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One span with what it consists of, in the order of their beginnings.
-
-    Attributes:
-        attributes: those of this project under their short name, such as `run.id`; others under their own.
-        links: what it points to, by the attempt's id or the span's name, and how it comes from there.
-        error: the description, if it is an error.
-    """
+    """One span with its children in the order of their beginnings; attributes of this project have short names."""
 
     name: str
     attributes: dict[str, object]
@@ -46,11 +40,7 @@ class Node(NamedTuple):
 
 
 class Spans:
-    """Spans in memory.
-
-    Attributes:
-        provider: where to send them.
-    """
+    """Spans in memory, of a provider."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._memory = InMemorySpanExporter()
