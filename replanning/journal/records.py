@@ -677,14 +677,6 @@ class Record(NamedTuple):
     body: RecordBody
 
 
-_new_tuple: Final = tuple.__new__
-
-
-def new_record(seq: int, at: float, body: RecordBody) -> Record:
-    """Return `Record(seq, at, body)` in little more than half the time."""
-    return _new_tuple(Record, (seq, at, body))
-
-
 BODY_TYPES: Final[dict[str, type[RecordBody]]] = {body.kind: body for body in RecordBody.__args__}
 """Body types by kind."""
 

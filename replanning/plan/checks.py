@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,26 +60,36 @@ def check_plan(
 def check_graph(tasks: Sequence[Task], hints: NameSuggester | None = None) -> list[Problem]:
     """Return the problems between tasks: duplicate ids, wrong dependencies, references to unavailable results."""
     hints = hints or NameSuggester()
-    index = {task.id: number for number, task in reversed([*enumerate(tasks)])}  # the first of those with one id
-    findings = [*_check_dependencies(tasks, index, hints)]
-    graph = [[index[i] for i in task.depends_on if i in index and i != task.id] for task in tasks]
+    number_of = {task.id: number for number, task in reversed([*enumerate(tasks)])}  # the first of those with one id
+    findings: list[Finding] = []
+    for index, task in enumerate(tasks):
+        seen: set[str] = set()
+        for place, needed in enumerate(task.depends_on):
+            at: JsonPath = ("tasks", index, "depends_on", place)
+            if needed == task.id:
+                findings.append((at, f"task {task.id!r} depends on itself"))
+            elif needed not in number_of:
+                hint = hints(needed, number_of)
+                findings.append((at, f"task {task.id!r} depends on {needed!r}, which is no task of the plan{hint}"))
+            elif needed in seen:
+                findings.append((at, f"task {task.id!r} depends on {needed!r} twice"))
+            seen.add(needed)
+    graph = [[number_of[i] for i in task.depends_on if i in number_of and i != task.id] for task in tasks]
     for cycle in find_cycles(graph):
         names = [repr(tasks[number].id) for number in (*cycle, cycle[0])]
         if len(names) > _MAX_CYCLE_NAMES:
             names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({len(names) - _MAX_CYCLE_NAMES} more) …"]
         text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
         findings.append((("tasks", cycle[0], "depends_on"), text))
-    uses = [(number, *use) for number, task in enumerate(tasks) for use in result_references(task, index)]
+    uses = [(number, *use) for number, task in enumerate(tasks) for use in result_references(task, number_of)]
     for number, path, name, text in uses:
-        if name not in index:
-            told = (
-                f"task {tasks[number].id!r} refers to {text}, and {name!r} is no task of the plan{hints(name, index)}"
-            )
+        if name not in number_of:
+            told = f"task {tasks[number].id!r} refers to {text}, and {name!r} is no task of the plan{hints(name, number_of)}"
             findings.append((("tasks", number, *path), told))
     if uses and not findings:  # what a task can see is known only where the dependencies are sound
-        apart = unreachable_pairs(graph, [(number, index[name]) for number, _, name, _ in uses])
+        apart = unreachable_pairs(graph, [(number, number_of[name]) for number, _, name, _ in uses])
         for number, path, name, text in uses:
-            if (number, index[name]) in apart:
+            if (number, number_of[name]) in apart:
                 why = f"refers to {text} and does not depend on {name!r}: add {name!r} to its depends_on"
                 if tasks[number].id == name:
                     why = f"refers to its own output with {text}"
@@ -176,25 +186,20 @@ def _check_tool(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
         yield ("callable",), f": {brief_repr(tool.callable)} is not of the form module:function"
     if tool.server is not None and tool.server not in scope.servers:
         yield ("server",), f": `mcp` describes no server {tool.server!r}{scope.hints(tool.server, scope.servers)}"
-    for path, text in _check_parameters(tool, scope):
-        yield path, f": {text}"
-    for resource in tool.resources:
-        yield from ((path, f": {text}") for path, text in _check_resource_declared(resource, scope))
-
-
-def _check_parameters(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
     types = {*_PARAMETER_TYPES, *scope.objects.values()}
     for parameter, kind in tool.parameters.items():
         if kind not in types:
             known = f"expected one of {', '.join(_PARAMETER_TYPES)}, or a type that `objects` states"
-            yield ("parameters", parameter), f"there is no type {kind!r}{scope.hints(kind, types)}; {known}"
+            yield ("parameters", parameter), f": there is no type {kind!r}{scope.hints(kind, types)}; {known}"
     for parameter in tool.optional:
         if parameter not in tool.parameters:
             hint = scope.hints(parameter, tool.parameters)
-            yield ("optional",), f"{parameter!r} is no parameter of it{hint}"
+            yield ("optional",), f": {parameter!r} is no parameter of it{hint}"
     for hole, name in scope.placeholders(tool).items() if tool.parameters else ():
         if hole not in tool.parameters:
-            yield (name,), f"{{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}"
+            yield (name,), f": {{{hole}}} in {name} is no parameter of it{scope.hints(hole, tool.parameters)}"
+    for resource in tool.resources:
+        yield from ((path, f": {text}") for path, text in _check_resource_declared(resource, scope))
 
 
 def _check_resource_declared(resource: str, scope: _Scope) -> Iterator[Finding]:
@@ -227,58 +232,44 @@ def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
     for path, body in nested_bodies(task):
         tool = scope.tools.get(body.tool) if body.tool is not None else None
         if tool is not None:
-            yield from (((*path, *inner), text) for inner, text in _check_arguments(body, tool, scope))
-        elif body.tool is not None and (scope.tools or scope.servers) and not _may_be_server_tool(body.tool, scope):
-            hint = scope.hints(body.tool, scope.tools)
-            yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
-        if body.resources or (tool is not None and tool.resources):
-            yield from (((*path, *inner), text) for inner, text in _check_resources(body, tool, scope))
+            given, parameters = body.arguments, tool.parameters
+            for name, kind in parameters.items():
+                if name in given:
+                    if expected := _type_mismatch(given[name], kind, scope.objects):
+                        found = f"argument {brief_repr(name)} of tool {tool.name!r} is {brief_repr(given[name])}"
+                        yield (*path, "arguments", name), f"{found}, expected {expected}"
+                elif name not in tool.optional:
+                    yield (*path, "arguments"), f"tool {tool.name!r} needs the argument {brief_repr(name)} ({kind})"
+            for name in given if parameters else ():
+                if name not in parameters:
+                    hint = scope.hints(name, parameters)
+                    text = f"has no parameter {brief_repr(name)}{hint}; it has {brief_repr(list(parameters))}"
+                    yield (*path, "arguments", name), f"tool {tool.name!r} {text}"
+            for name, where in {} if parameters else scope.placeholders(tool).items():
+                if name not in given:
+                    escape = f"; write {{{{{name}}}}} there if the braces are meant" if where == "command" else ""
+                    text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument{escape}"
+                    yield (*path, "arguments"), text
+        elif body.tool is not None and (scope.tools or scope.servers):
+            offers = [  # only a server itself can confirm that it has a tool
+                (server.tools, body.tool[len(key) + 1 :])
+                for key, server in scope.servers.items()
+                if body.tool.startswith(f"{key}.")
+            ]
+            if not any(name and (names is None or name in names) for names, name in offers):
+                hint = scope.hints(body.tool, scope.tools)
+                yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
+        for resource in body.resources:
+            yield from (((*path, *inner), text) for inner, text in _check_resource_declared(resource, scope))
+        for resource, amount in {**(tool.resources if tool else {}), **body.resources}.items():
+            if amount > scope.capacity.get(resource, amount):
+                own = resource in body.resources
+                taker = "it takes" if own or tool is None else f"its tool {tool.name!r} takes"
+                text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"
+                yield (*path, *(("resources", resource) if own else ("tool",))), text
         for name, parsed in _parsed_expressions(body):
             if isinstance(parsed, ExpressionError):
                 yield (*path, name), str(parsed)
-
-
-def _may_be_server_tool(name: str, scope: _Scope) -> bool:
-    """Return whether a server may offer this tool; only the server itself can confirm it."""
-    tools = [(server, name[len(key) + 1 :]) for key, server in scope.servers.items() if name.startswith(f"{key}.")]
-    return any(tool and (server.tools is None or tool in server.tools) for server, tool in tools)
-
-
-def _check_resources(body: TaskBody, tool: ToolSpec | None, scope: _Scope) -> Iterator[Finding]:
-    for resource in body.resources:
-        yield from _check_resource_declared(resource, scope)
-    taken = tool.resources if tool is not None else {}
-    for resource, amount in {**taken, **body.resources}.items():
-        if amount > scope.capacity.get(resource, amount):
-            own = resource in body.resources
-            taker = "it takes" if own or tool is None else f"its tool {tool.name!r} takes"
-            text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"
-            yield ("resources", resource) if own else ("tool",), text
-
-
-def _check_arguments(body: TaskBody, tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
-    given, parameters = body.arguments, tool.parameters
-    for name, kind in parameters.items():
-        if name not in given:
-            if name in tool.optional:
-                continue
-            yield ("arguments",), f"tool {tool.name!r} needs the argument {brief_repr(name)} ({kind})"
-        elif expected := _type_mismatch(given[name], kind, scope.objects):
-            text = (
-                f"argument {brief_repr(name)} of tool {tool.name!r} is {brief_repr(given[name])}, expected {expected}"
-            )
-            yield ("arguments", name), text
-    for name in given if parameters else ():
-        if name not in parameters:
-            hint = scope.hints(name, parameters)
-            yield (
-                ("arguments", name),
-                f"tool {tool.name!r} has no parameter {brief_repr(name)}{hint}; it has {brief_repr(list(parameters))}",
-            )
-    for name, where in {} if parameters else scope.placeholders(tool).items():
-        if name not in given:
-            escape = f"; write {{{{{name}}}}} there if the braces are meant" if where == "command" else ""
-            yield ("arguments",), f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument{escape}"
 
 
 def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> str:
@@ -291,21 +282,6 @@ def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> s
     if kind not in objects.values() or (isinstance(value, str) and objects.get(value) == kind):
         return ""
     return f"an object of type {kind!r} as `objects` states them"
-
-
-def _check_dependencies(tasks: Sequence[Task], known: Collection[str], hints: NameSuggester) -> Iterator[Finding]:
-    for index, task in enumerate(tasks):
-        seen: set[str] = set()
-        for number, needed in enumerate(task.depends_on):
-            at: JsonPath = ("tasks", index, "depends_on", number)
-            if needed == task.id:
-                yield at, f"task {task.id!r} depends on itself"
-            elif needed not in known:
-                hint = hints(needed, known)
-                yield at, f"task {task.id!r} depends on {needed!r}, which is no task of the plan{hint}"
-            elif needed in seen:
-                yield at, f"task {task.id!r} depends on {needed!r} twice"
-            seen.add(needed)
 
 
 # Algorithms on graphs of any size and shape: none recurses or is quadratic in the number of nodes.
@@ -365,44 +341,22 @@ def unreachable_pairs(dependencies: Graph, queries: Iterable[tuple[int, int]]) -
     for first in range(0, len(targets), _TARGETS_PER_PASS):
         batch = targets[first : first + _TARGETS_PER_PASS]
         last = max(position[node] for target in batch for node in wanted[target])
-        ancestors = _ancestors(dependencies, order[position[batch[0]] : last + 1], batch)
+        own = {target: 1 << bit for bit, target in enumerate(batch)}
+        ancestors: dict[int, int] = {}  # for each node a bit for each target that it depends on
+        for node in order[position[batch[0]] : last + 1]:
+            bits = 0
+            for before in dependencies[node]:
+                bits |= ancestors.get(before, 0) | own.get(before, 0)
+            if bits:
+                ancestors[node] = bits
         for bit, target in enumerate(batch):
             found.update((node, target) for node in wanted[target] if not ancestors.get(node, 0) >> bit & 1)
     return found
 
 
-def _ancestors(dependencies: Graph, order: Iterable[int], targets: Sequence[int]) -> dict[int, int]:
-    """Return for each node of `order` a bit for each target that it depends on, directly or indirectly."""
-    own = {target: 1 << bit for bit, target in enumerate(targets)}
-    ancestors: dict[int, int] = {}
-    for node in order:
-        bits = 0
-        for before in dependencies[node]:
-            bits |= ancestors.get(before, 0) | own.get(before, 0)
-        if bits:
-            ancestors[node] = bits
-    return ancestors
-
-
 def _strongly_connected_components(dependencies: Graph, nodes: Iterable[int]) -> Iterator[list[int]]:
-    dependents = reverse_graph(dependencies)
     seen: set[int] = set()
-    for root in reversed(_post_order(dependencies, nodes)):
-        if root in seen:
-            continue
-        seen.add(root)
-        component = [root]
-        for node in component:  # grows while it is walked
-            fresh = [after for after in dependents[node] if after not in seen]
-            seen.update(fresh)
-            component.extend(fresh)
-        yield component
-
-
-def _post_order(dependencies: Graph, nodes: Iterable[int]) -> list[int]:
-    """Return the nodes in the order in which a depth-first search leaves them."""
-    seen: set[int] = set()
-    order = []
+    order = []  # in which a depth-first search leaves the nodes
     for root in nodes:
         walk = [] if root in seen else [(root, iter(dependencies[root]))]
         seen.add(root)
@@ -415,7 +369,18 @@ def _post_order(dependencies: Graph, nodes: Iterable[int]) -> list[int]:
             else:
                 seen.add(before)
                 walk.append((before, iter(dependencies[before])))
-    return order
+    dependents = reverse_graph(dependencies)
+    seen.clear()
+    for root in reversed(order):
+        if root in seen:
+            continue
+        seen.add(root)
+        component = [root]
+        for node in component:  # grows while it is walked
+            fresh = [after for after in dependents[node] if after not in seen]
+            seen.update(fresh)
+            component.extend(fresh)
+        yield component
 
 
 def _shortest_cycle(dependencies: Graph, component: set[int]) -> list[int]:

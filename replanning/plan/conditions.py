@@ -59,13 +59,26 @@ class Condition:
     _tree: ast.expr = field(compare=False, repr=False)
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Condition:
         """Return a parsed condition.
 
         Raises:
             ExpressionError: it is too long, too deep, or not in the language; says at which column.
         """
-        return _parse(text)
+        if len(text) > MAX_CONDITION_CHARS:
+            raise ExpressionError(f"a condition has at most {MAX_CONDITION_CHARS} characters, this one has {len(text)}")
+        line = re.sub(r"\s", " ", text).rstrip()
+        start = len(line) - len(line.lstrip())
+        try:
+            tree = ast.parse(line[start:], mode="eval").body
+        except SyntaxError as error:
+            column = start + (error.offset or 1)
+            raise ExpressionError(f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}") from error
+        except (ValueError, MemoryError, RecursionError) as error:
+            raise ExpressionError(f"{_name(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
+        _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
+        return cls(text, tree)
 
     def evaluate(self, context: Mapping[str, JsonValue], results: Mapping[str, JsonValue]) -> bool:
         """Return the truth of the condition.
@@ -101,9 +114,9 @@ class Condition:
             case ast.Compare():
                 return self._compare(node, roots)
         # `_validate_node` let nothing else pass
-        inner, key = (node.value, node.attr) if isinstance(node, ast.Attribute) else _subscript(node)
+        lookup = cast("ast.Attribute | ast.Subscript", node)
         try:
-            return get_item(self._value(inner, roots), key)
+            return get_item(self._value(lookup.value, roots), cast("str | int", _literal_key(lookup)))
         except LookupError as error:
             raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)} {error.args[0]}") from None
 
@@ -122,73 +135,51 @@ class Condition:
         return True
 
 
-@lru_cache(maxsize=4096)
-def _parse(text: str) -> Condition:
-    if len(text) > MAX_CONDITION_CHARS:
-        raise ExpressionError(f"a condition has at most {MAX_CONDITION_CHARS} characters, this one has {len(text)}")
-    line = re.sub(r"\s", " ", text).rstrip()
-    start = len(line) - len(line.lstrip())
-    try:
-        tree = ast.parse(line[start:], mode="eval").body
-    except SyntaxError as error:
-        column = start + (error.offset or 1)
-        raise ExpressionError(f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}") from error
-    except (ValueError, MemoryError, RecursionError) as error:
-        raise ExpressionError(f"{_name(text)} cannot be read as {_GRAMMAR_SUMMARY}") from error
-    _validate_node(tree, text, start, MAX_CONDITION_DEPTH)
-    return Condition(text, tree)
-
-
 def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
-    if depth < 0:
-        raise _error_at(node, text, start, f"is nested more than {MAX_CONDITION_DEPTH} deep")
-    if reason := _unsupported_reason(node):
-        raise _error_at(node, text, start, reason)
-    match node:
-        case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name()]):
-            return  # "key" in context
-        case ast.Attribute(value=ast.Name()) | ast.Subscript(value=ast.Name()):
-            return
-        case ast.Subscript(value=value):
-            _validate_node(value, text, start, depth - 1)
-        case _:
-            for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
-                    _validate_node(child, text, start, depth - 1)
+    """Check that the language has a node and all nodes in it.
 
-
-def _unsupported_reason(node: ast.expr) -> str:
-    """Return why the language does not allow a node; "" if it does."""
+    Raises:
+        ExpressionError: it does not, or the nodes are nested too deep.
+    """
+    reason = ""
+    children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     match node:
+        case _ if depth < 0:
+            reason = f"is nested more than {MAX_CONDITION_DEPTH} deep"
         case ast.Compare(left=ast.Constant(value=str()), ops=[ast.In() | ast.NotIn()], comparators=[ast.Name(id=name)]):
-            return "" if name in _ROOTS else _unknown_name_message(name)
+            reason = "" if name in _ROOTS else _unknown_name_message(name)
+            children = []  # "key" in context
         case ast.Compare(ops=ops):
-            return "" if all(type(op) in _COMPARISON_OPERATORS for op in ops) else "has no `is`: use == or !="
-        case ast.Attribute() | ast.Subscript():
-            return _unsupported_lookup_reason(node)
+            reason = "" if all(type(op) in _COMPARISON_OPERATORS for op in ops) else "has no `is`: use == or !="
+        case ast.Attribute(value=ast.Name(id=name)) | ast.Subscript(value=ast.Name(id=name)):
+            if name not in _ROOTS:
+                reason = _unknown_name_message(name)
+            elif not isinstance(_literal_key(node), str):
+                reason = f'looks up {name} by a name: {name}.key or {name}["key"]'
+            children = []
+        case ast.Attribute(value=value) | ast.Subscript(value=value):
+            key = _literal_key(node)
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                reason = 'looks up by a literal: ["key"] or [0]'
+            children = [value]
         case ast.Name(id=name) if name in _ROOTS:
-            return f"names all of {name}: name one value, {name}.key"
+            reason = f"names all of {name}: name one value, {name}.key"
         case ast.Name(id=name):
-            return "" if name in _NAMED_CONSTANTS else _unknown_name_message(name)
+            reason = "" if name in _NAMED_CONSTANTS else _unknown_name_message(name)
         case ast.Constant(value=value):
             plain = math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, str | int)
-            return "" if plain else f"has no literals such as {ast.unparse(node)}"
+            reason = "" if plain else f"has no literals such as {ast.unparse(node)}"
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
-            return ""
+            pass
         case ast.BoolOp() | ast.UnaryOp(op=ast.Not()) | ast.List() | ast.Tuple():
-            return ""
-    return f"has no {_UNSUPPORTED_NODES.get(type(node), 'such construct')}, only {_GRAMMAR_SUMMARY}"
-
-
-def _unsupported_lookup_reason(node: ast.Attribute | ast.Subscript) -> str:
-    key = node.attr if isinstance(node, ast.Attribute) else _literal_value(node.slice)
-    match node.value:
-        case ast.Name(id=name) if name not in _ROOTS:
-            return _unknown_name_message(name)
-        case ast.Name(id=name):
-            return "" if isinstance(key, str) else f'looks up {name} by a name: {name}.key or {name}["key"]'
-    plain = isinstance(key, str | int) and not isinstance(key, bool)
-    return "" if plain else 'looks up by a literal: ["key"] or [0]'
+            pass
+        case _:
+            reason = f"has no {_UNSUPPORTED_NODES.get(type(node), 'such construct')}, only {_GRAMMAR_SUMMARY}"
+    if reason:  # Python counts columns in UTF-8 bytes
+        line = text[start:].encode()[: node.col_offset].decode(errors="ignore")
+        raise ExpressionError(f"{_name(text)}, column {start + len(line) + 1}: a condition {reason}")
+    for child in children:
+        _validate_node(child, text, start, depth - 1)
 
 
 def _name(text: str) -> str:
@@ -199,24 +190,16 @@ def _unknown_name_message(name: str) -> str:
     return f"knows no {name!r}: write context.{name}, or results.{name} for a task's output, or quote a text"
 
 
-def _literal_value(node: ast.expr) -> object:
+def _literal_key(node: ast.Attribute | ast.Subscript) -> object:
+    """Return the name, text or number by which a node looks a value up; None if it is no literal."""
     match node:
-        case ast.Constant(value=value):
+        case ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(value=value)):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+        case ast.Subscript(slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value)))):
             return -value
     return None
-
-
-def _subscript(node: ast.expr) -> tuple[ast.expr, str | int]:
-    subscript = cast("ast.Subscript", node)
-    return subscript.value, cast("str | int", _literal_value(subscript.slice))
-
-
-def _error_at(node: ast.expr, text: str, start: int, reason: str) -> ExpressionError:
-    # Python counts columns in UTF-8 bytes.
-    line = text[start:].encode()[: node.col_offset].decode(errors="ignore")
-    return ExpressionError(f"{_name(text)}, column {start + len(line) + 1}: a condition {reason}")
 
 
 def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:

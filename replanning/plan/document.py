@@ -82,15 +82,28 @@ class Plan(StrictModel):
     @model_validator(mode="wrap")
     @classmethod
     def _validate(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        plan: Self | None = None
+        problems: list[Problem] = []
         try:
             plan = handler(data)
         except ValidationError as error:
             problems = validation_problems(error, cls)
             if (rest := _without_invalid_fields(problems, data, cls)) is not None:
                 with suppress(ValidationError):  # a corrected name may have a wrong value
-                    problems += _check(handler(rest))
-            raise PlanError(problems) from None
-        if plan is not data and (problems := _check(plan)):
+                    plan = handler(rest)
+        if plan is not None and plan is not data:
+            if plan.sequential:
+                later = (
+                    task
+                    if before.id in task.depends_on
+                    else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
+                    for before, task in pairwise(plan.tasks)
+                )
+                object.__setattr__(plan, "tasks", (*plan.tasks[:1], *later))  # frozen, and not handed out yet
+            problems += check_plan(
+                plan.tasks, plan.tools, resources=plan.resources, objects=plan.objects, servers=plan.mcp
+            )
+        if plan is None or problems:
             raise PlanError(problems)
         return plan
 
@@ -193,19 +206,6 @@ class _SchemaGenerator(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # pydantic does not export its type
         return False
-
-
-def _check(plan: Plan) -> list[Problem]:
-    """Return the problems of a new plan, after giving a sequential one its dependencies."""
-    if plan.sequential:
-        later = (
-            task
-            if before.id in task.depends_on
-            else task.model_copy(update={"depends_on": (before.id, *task.depends_on)})
-            for before, task in pairwise(plan.tasks)
-        )
-        object.__setattr__(plan, "tasks", (*plan.tasks[:1], *later))  # frozen, and not handed out yet
-    return check_plan(plan.tasks, plan.tools, resources=plan.resources, objects=plan.objects, servers=plan.mcp)
 
 
 # Fields that the checks between the parts of a plan read.

@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 from pydantic import JsonValue
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event, ScalarEvent
 
 from replanning.errors import PlanError, Problem
+from replanning.plan.json_values import exceeds_depth
 from replanning.plan.messages import format_path, parse_path
 from replanning.plan.types import JsonObject, JsonPath
 
@@ -146,6 +147,11 @@ _FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9
 _NUMBER_START: Final = frozenset("0123456789-+.")
 _MAX_PATH_STEPS: Final = 10
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
+_KINDS: Final[Mapping[type[Event], str]] = {
+    yaml.ScalarEvent: "str",
+    yaml.SequenceStartEvent: "seq",
+    yaml.MappingStartEvent: "map",
+}
 
 
 class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on whether libyaml is there
@@ -155,31 +161,6 @@ class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends
 
 # Text that this reader would take for a number must be quoted.
 _Dumper.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START))
-
-
-def _read_yaml(text: str) -> JsonValue:
-    builder = _YamlBuilder()
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, ScalarEvent):
-                builder.add_scalar(event)
-            elif isinstance(event, CollectionStartEvent):
-                builder.start_collection(event)
-            elif isinstance(event, CollectionEndEvent):
-                builder.end_collection(event)
-            elif isinstance(event, AliasEvent):
-                builder.add_alias(event)
-            elif isinstance(event, yaml.DocumentStartEvent) and builder.root:
-                builder.fail(event, "a second document begins here; a plan file holds one")
-    except yaml.MarkedYAMLError as error:
-        why = ", ".join(filter(None, (error.context, error.problem)))
-        builder.problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
-    except yaml.reader.ReaderError as error:
-        where = _line_and_column(text, error.position)
-        builder.problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
-    if builder.problems:
-        raise PlanError(builder.problems)
-    return next(iter(builder.root), None)
 
 
 @dataclass(slots=True)
@@ -193,104 +174,106 @@ class _Frame:
     height: int = 0
 
 
-class _YamlBuilder:
-    """Builder of a document from the events of the YAML parser."""
+def _read_yaml(text: str) -> JsonValue:
+    """Build the document from the events of the YAML parser."""
+    root: list[JsonValue] = []
+    stack = [_Frame(root)]
+    anchors: dict[str, tuple[JsonValue, int, int]] = {}  # the value with its number of nodes and its height
+    nodes = aliased_nodes = 0
+    problems: list[Problem] = []
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        self.root: list[JsonValue] = []
-        self._stack = [_Frame(self.root)]
-        self._anchors: dict[str, tuple[JsonValue, int, int]] = {}
-        self._nodes = 0
-        self._aliased_nodes = 0
-
-    def add_scalar(self, event: ScalarEvent) -> None:
-        self._nodes += 1
-        value: JsonValue = event.value
-        text: str = event.value
-        if event.implicit[0]:
-            if text in _PLAIN_CONSTANTS:
-                value = _PLAIN_CONSTANTS[text]
-            elif text[0] in _NUMBER_START:
-                try:
-                    value = int(text) if _INTEGER.fullmatch(text) else float(text) if _FLOAT.fullmatch(text) else text
-                except ValueError:
-                    self.fail(event, "the number has too many digits")
-        elif event.tag is not None:
-            self._check_tag(event, "str")
-        if event.anchor is not None:
-            self._anchors[event.anchor] = (value, 1, 0)
-        self._add_value(value, event)
-
-    def start_collection(self, event: CollectionStartEvent) -> None:
-        is_object = isinstance(event, yaml.MappingStartEvent)
-        if event.tag is not None:
-            self._check_tag(event, "map" if is_object else "seq")
-        if len(self._stack) > MAX_PLAN_DEPTH:
-            self.fail(event, f"nested more than {MAX_PLAN_DEPTH} deep")
-        frame = self._stack[-1]
-        if frame.key is None and isinstance(frame.value, dict):
-            self.fail(event, "a key is text; this one is an array or an object")
-        if event.anchor is not None:
-            self._anchors.pop(event.anchor, None)
-        self._stack.append(_Frame({} if is_object else [], event.anchor, self._nodes))
-        self._nodes += 1
-
-    def end_collection(self, event: Event) -> None:
-        frame = self._stack.pop()
-        if frame.anchor is not None:
-            self._anchors[frame.anchor] = (frame.value, self._nodes - frame.first_node, frame.height + 1)
-        self._stack[-1].height = max(self._stack[-1].height, frame.height + 1)
-        self._add_value(frame.value, event)
-
-    def add_alias(self, event: AliasEvent) -> None:
-        name = str(event.anchor)
-        if name not in self._anchors:
-            self.fail(event, f"the alias *{name} stands for nothing, or for what it is part of")
-        value, nodes, height = self._anchors[name]
-        self._nodes += nodes
-        self._aliased_nodes += nodes
-        if self._aliased_nodes > MAX_ALIASED_NODES:
-            self.fail(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
-        if len(self._stack) - 1 + height > MAX_PLAN_DEPTH:
-            self.fail(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
-        self._stack[-1].height = max(self._stack[-1].height, height)
-        self._add_value(value, event)
-
-    def fail(self, event: Event, message: str) -> NoReturn:
-        """Raise this problem alone: later ones would only repeat it."""
-        self.problems.clear()
-        self._add_problem(event, message)
-        raise PlanError(self.problems)
-
-    def _add_value(self, value: JsonValue, event: Event) -> None:
-        frame = self._stack[-1]
-        container = frame.value
-        if isinstance(container, list):
-            container.append(value)
-        elif frame.key is not None:
-            container[frame.key] = value
-            frame.key = None
-        elif not isinstance(value, str):
-            written = getattr(event, "value", "") or "null"
-            self._add_problem(event, f"the key {written} is not text; put it in quotes")
-            frame.key = written
-        else:
-            if value == "<<" and getattr(event, "implicit", (False,))[0]:
-                self._add_problem(event, "merging with << is not supported; write the fields out")
-            elif value in container:
-                self._add_problem(event, f"the key {value!r} is there twice")
-            frame.key = value
-
-    def _check_tag(self, event: ScalarEvent | CollectionStartEvent, kind: str) -> None:
-        if event.tag not in ("!", f"{_TAG_PREFIX}{kind}"):
-            self.fail(event, f"the tag {event.tag} is not supported; a plan holds plain values")
-
-    def _add_problem(self, event: Event, message: str) -> None:
-        path = [frame.key if isinstance(frame.value, dict) else len(frame.value) for frame in self._stack[1:]]
+    def problem_at(event: Event, message: str) -> Problem:
+        path = [frame.key if isinstance(frame.value, dict) else len(frame.value) for frame in stack[1:]]
         where = format_path([step for step in path[:_MAX_PATH_STEPS] if step is not None])
         where += "…" if len(path) > _MAX_PATH_STEPS else ""
-        self.problems.append(Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message))
+        return Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message)
+
+    def fatal(event: Event, message: str) -> PlanError:
+        """Return the error of this problem alone: later ones would only repeat it."""
+        return PlanError([problem_at(event, message)])
+
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            kind, tag = _KINDS.get(type(event)), getattr(event, "tag", None)
+            if tag not in (None, "!", f"{_TAG_PREFIX}{kind}"):
+                raise fatal(event, f"the tag {tag} is not supported; a plan holds plain values")
+            frame = stack[-1]
+            value: JsonValue
+            if isinstance(event, ScalarEvent):
+                value = word = event.value
+                if event.implicit[0]:
+                    if word in _PLAIN_CONSTANTS:
+                        value = _PLAIN_CONSTANTS[word]
+                    elif word[0] in _NUMBER_START:
+                        try:
+                            value = (
+                                int(word)
+                                if _INTEGER.fullmatch(word)
+                                else float(word)
+                                if _FLOAT.fullmatch(word)
+                                else word
+                            )
+                        except ValueError:
+                            raise fatal(event, "the number has too many digits") from None
+                nodes += 1
+                if event.anchor is not None:
+                    anchors[event.anchor] = (value, 1, 0)
+            elif isinstance(event, CollectionStartEvent):
+                if len(stack) > MAX_PLAN_DEPTH:
+                    raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep")
+                if frame.key is None and isinstance(frame.value, dict):
+                    raise fatal(event, "a key is text; this one is an array or an object")
+                if event.anchor is not None:
+                    anchors.pop(event.anchor, None)
+                stack.append(_Frame({} if kind == "map" else [], event.anchor, nodes))
+                nodes += 1
+                continue
+            elif isinstance(event, CollectionEndEvent):
+                ended = stack.pop()
+                if ended.anchor is not None:
+                    anchors[ended.anchor] = (ended.value, nodes - ended.first_node, ended.height + 1)
+                value, frame = ended.value, stack[-1]
+                frame.height = max(frame.height, ended.height + 1)
+            elif isinstance(event, AliasEvent):
+                name = str(event.anchor)
+                if name not in anchors:
+                    raise fatal(event, f"the alias *{name} stands for nothing, or for what it is part of")
+                value, count, height = anchors[name]
+                nodes += count
+                aliased_nodes += count
+                if aliased_nodes > MAX_ALIASED_NODES:
+                    raise fatal(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
+                if len(stack) - 1 + height > MAX_PLAN_DEPTH:
+                    raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
+                frame.height = max(frame.height, height)
+            elif isinstance(event, yaml.DocumentStartEvent) and root:
+                raise fatal(event, "a second document begins here; a plan file holds one")
+            else:
+                continue
+            if isinstance(frame.value, list):
+                frame.value.append(value)
+            elif frame.key is not None:
+                frame.value[frame.key] = value
+                frame.key = None
+            elif not isinstance(value, str):
+                written = getattr(event, "value", "") or "null"
+                problems.append(problem_at(event, f"the key {written} is not text; put it in quotes"))
+                frame.key = written
+            else:
+                if value == "<<" and getattr(event, "implicit", (False,))[0]:
+                    problems.append(problem_at(event, "merging with << is not supported; write the fields out"))
+                elif value in frame.value:
+                    problems.append(problem_at(event, f"the key {value!r} is there twice"))
+                frame.key = value
+    except yaml.MarkedYAMLError as error:
+        why = ", ".join(filter(None, (error.context, error.problem)))
+        problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
+    except yaml.reader.ReaderError as error:
+        where = _line_and_column(text, error.position)
+        problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
+    if problems:
+        raise PlanError(problems)
+    return next(iter(root), None)
 
 
 def _mark_position(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, which share no base
@@ -299,15 +282,13 @@ def _mark_position(mark: Any) -> str:  # yaml.Mark or its twin from libyaml, whi
 
 _JSON_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _JSON_TOKEN: Final = re.compile(rf'{_JSON_STRING.pattern}|[\[\]{{}}\n]|[^\s,:\[\]{{}}"]+')
-_NON_BRACKETS: Final = re.compile(r"[^\[\]{}]+")
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-_DEPTH_CHANGE: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 def _read_json(text: str) -> JsonValue:
     if not text.strip():
         return None
-    _check_depth(text)
+    document: JsonValue = None
     repeated = False
 
     def build(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
@@ -317,12 +298,19 @@ def _read_json(text: str) -> JsonValue:
         return built
 
     try:
-        document: JsonValue = json.loads(text, object_pairs_hook=build)
+        document = json.loads(text, object_pairs_hook=build)
+        too_deep = exceeds_depth(document, MAX_PLAN_DEPTH)
     except json.JSONDecodeError as error:
         why = f"this is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
         raise PlanError([Problem(f"{error.lineno}:{error.colno}", why)]) from None
     except ValueError:
         raise PlanError([Problem("", "a number has too many digits")]) from None
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        depths = accumulate(_DEPTH_CHANGE.get(token.kind, 0) for token in _json_tokens(text))
+        at = next(token for token, depth in zip(_json_tokens(text), depths, strict=False) if depth > MAX_PLAN_DEPTH)
+        raise PlanError([Problem(f"{at.line}:{at.column}", f"nested more than {MAX_PLAN_DEPTH} deep")])
     if repeated:
         seen: set[JsonPath] = set()
         found = []
@@ -336,19 +324,6 @@ def _read_json(text: str) -> JsonValue:
         if _SURROGATE.search(token.text):
             raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
     return document
-
-
-def _check_depth(text: str) -> None:
-    # Counting first is enough for most files; stripping the strings is the expensive part.
-    if text.count("[") + text.count("{") <= MAX_PLAN_DEPTH:
-        return
-    brackets = _NON_BRACKETS.sub("", _JSON_STRING.sub("", text))
-    if max(accumulate(map(_DEPTH_CHANGE.__getitem__, brackets)), default=0) <= MAX_PLAN_DEPTH:
-        return
-    plain = _JSON_STRING.sub(lambda string: " " * len(string[0]), text)
-    depths = accumulate(_DEPTH_CHANGE.get(character, 0) for character in plain)
-    at = next(index for index, depth in enumerate(depths) if depth > MAX_PLAN_DEPTH)
-    raise PlanError([Problem(_line_and_column(text, at), f"nested more than {MAX_PLAN_DEPTH} deep")])
 
 
 class _Token(NamedTuple):
@@ -369,6 +344,7 @@ _YAML_TOKENS: Final[Mapping[type[Event], str]] = {
     yaml.SequenceEndEvent: "end",
 }
 _JSON_BRACKETS: Final = {"[": "[", "{": "{", "]": "end", "}": "end"}
+_DEPTH_CHANGE: Final = {"[": 1, "{": 1, "end": -1}
 
 
 def _yaml_tokens(text: str) -> Iterator[_Token]:
@@ -391,46 +367,23 @@ def _json_tokens(source: str) -> Iterator[_Token]:
         yield _Token(_JSON_BRACKETS.get(raw, "scalar"), text, line, match.start() - start + 1)
 
 
-@dataclass(slots=True)
-class _PositionFrame:
-    path: JsonPath
-    index: int | None
-    """Index of the next item; None in an object."""
-    key: str | None = None
-
-    def next_path(self, token: _Token) -> tuple[JsonPath, bool]:
-        """Return the path of the value that a token begins, and whether the token is a key."""
-        if self.index is not None:
-            self.index += 1
-            return (*self.path, self.index - 1), False
-        is_key = self.key is None
-        key = token.text if self.key is None else self.key
-        self.key = key if is_key else None
-        return (*self.path, key), is_key
-
-
 def _iter_paths(
-    tokens: Iterable[_Token], within: Collection[JsonPath] | None = None
+    tokens: Iterator[_Token], within: Collection[JsonPath] | None = None, path: JsonPath = (), opening: str = ""
 ) -> Iterator[tuple[JsonPath, _Token]]:
-    """Yield every field (at its key) and item (at its start) with its path, inside the parts `within` if given."""
-    stack: list[_PositionFrame] = []
-    skipped_depth = 0
-    for token in tokens:
-        if skipped_depth:
-            skipped_depth += (token.kind in ("[", "{")) - (token.kind == "end")
-            continue
+    """Yield every field (at its key) and item (at its start) with its path, inside the parts `within` if given.
+
+    The tokens are those of a whole document, or those after the `opening` of the part at `path`.
+    """
+    opening = opening or next((token.kind for token in tokens), "")
+    for number, token in enumerate(tokens):
         if token.kind == "end":
-            stack.pop()
-            continue
-        path: JsonPath = ()
-        if stack:
-            path, is_key = stack[-1].next_path(token)
-            if is_key or stack[-1].index is not None:
-                yield path, token
-            if is_key:
-                continue
-        if token.kind in ("[", "{"):
-            if within is None or not path or path in within:
-                stack.append(_PositionFrame(path, 0 if token.kind == "[" else None))
-            else:
-                skipped_depth = 1
+            return
+        inner = (*path, token.text if opening == "{" else number)
+        yield inner, token
+        value = next(tokens) if opening == "{" else token
+        if value.kind != "scalar" and (within is None or inner in within):
+            yield from _iter_paths(tokens, within, inner, value.kind)
+        elif value.kind != "scalar":
+            depth = 1
+            while depth:
+                depth += _DEPTH_CHANGE.get(next(tokens).kind, 0)

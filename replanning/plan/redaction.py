@@ -10,7 +10,7 @@ from functools import cache
 from itertools import count
 from operator import is_not
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -66,7 +66,7 @@ _IDENTIFIER_FIELDS: Final = frozenset(
 )
 """Fields with names and conditions, which stay as they are."""
 
-DocumentT = TypeVar("DocumentT", bound=BaseModel)
+PartT = TypeVar("PartT")
 
 
 class Redactor:
@@ -93,7 +93,17 @@ class Redactor:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if len(text) < _MIN_SECRET_CHARS:
             return text
-        spans = self._secret_spans(text)
+        low = text.lower()
+        if len(low) != len(text):  # a few capitals are two letters when they are small
+            low = "".join(c.lower() if c.isascii() else c for c in text)
+        spans = [
+            span for hint, rule in self._case_sensitive_rules if hint in text for span in secret_spans(text, text, rule)
+        ]
+        for hint, rules in NAME_RULES:
+            if hint in low:
+                spans += [span for rule in rules for span in secret_spans(text, low, rule)]
+        for pattern in self._patterns:
+            spans += [match.span() for match in pattern.finditer(text) if match[0]]
         if not spans:
             if len(text) <= _MAX_CACHED_CHARS:
                 if len(self._clean_texts) >= _CLEAN_CACHE_SIZE:
@@ -119,30 +129,30 @@ class Redactor:
         except RecursionError:
             raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
 
-    def document(self, document: DocumentT) -> DocumentT:
-        """Return a plan, or a part of one, without secrets; the same object if it has none.
+    def document(self, document: PartT) -> PartT:
+        """Return a plan, or any part of one, without secrets; the same object if it has none.
 
         Ids, other names and conditions stay, because other parts refer to them.
         """
-        changed: dict[str, object] = {}
-        for name in _text_fields(type(document)) & document.__pydantic_fields_set__:
-            value = document.__dict__[name]
-            if value and (clean := self._redact_field(value)) is not value:
-                changed[name] = clean
-        return document.model_copy(update=changed) if changed else document
-
-    def _redact_field(self, part: Any) -> Any:
-        """Return the value of a field without secrets; the same object if it has none."""
+        part: Any = document
+        clean: Any = part
         if isinstance(part, str):
-            clean: object = self.text(part)
+            text = self.text(part)
+            clean = part if text == part else text  # text that is not ASCII is copied
         elif isinstance(part, tuple):
-            clean = tuple(map(self._redact_field, part))
-            return clean if any(map(is_not, clean, part)) else part
+            items = tuple(map(self.document, part))
+            clean = items if any(map(is_not, items, part)) else part
         elif isinstance(part, BaseModel):
-            return self.document(part)
+            changed: dict[str, object] = {}
+            for name in _text_fields(type(part)) & part.__pydantic_fields_set__:
+                value = part.__dict__[name]
+                if value and (new := self.document(value)) is not value:
+                    changed[name] = new
+            clean = part.model_copy(update=changed) if changed else part
         else:
-            clean = self.value(dict(part) if isinstance(part, Mapping) else part)
-        return part if clean == part else clean
+            value = self.value(dict(part) if isinstance(part, Mapping) else part)
+            clean = part if value == part else value
+        return cast("PartT", clean)
 
     def _redact_value(self, value: JsonValue) -> JsonValue:
         if isinstance(value, str):
@@ -160,20 +170,6 @@ class Redactor:
                 name = f"{clean} {number}"
             accepts = secret_predicate(key)
             found[name] = self._redact_value(item if accepts is None else _mask_member(key, item, accepts))
-        return found
-
-    def _secret_spans(self, text: str) -> list[tuple[int, int]]:
-        low = text.lower()
-        if len(low) != len(text):  # a few capitals are two letters when they are small
-            low = "".join(c.lower() if c.isascii() else c for c in text)
-        found = [
-            span for hint, rule in self._case_sensitive_rules if hint in text for span in secret_spans(text, text, rule)
-        ]
-        for hint, rules in NAME_RULES:
-            if hint in low:
-                found += [span for rule in rules for span in secret_spans(text, low, rule)]
-        for pattern in self._patterns:
-            found += [match.span() for match in pattern.finditer(text) if match[0]]
         return found
 
 

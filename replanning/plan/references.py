@@ -158,7 +158,24 @@ def resolve_references(
 
     def value_of(match: re.Match[str]) -> JsonValue:
         readings = _candidate_references(match, match.string)
-        return _look_up_reference(readings, context, result_of) if readings else "${"
+        missing = ""
+        for reference in readings:
+            try:
+                value: object = context if reference.task is None else result_of(reference.task)
+            except LookupError as error:
+                missing = str(error)
+                continue
+            for step in reference.path:
+                try:
+                    value = get_item(value, step)
+                except LookupError as error:
+                    raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
+            if isinstance(value, str) and value == MASK:
+                raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
+            return copy_json(cast("JsonValue", value))
+        if readings:
+            raise ExpressionError(f"{readings[-1]}: {missing}")
+        return "${"
 
     def text_of(match: re.Match[str]) -> str:
         value = value_of(match)
@@ -206,24 +223,3 @@ def _parse_path(text: str) -> JsonPath | None:
         steps.append(int(match[2]) if match[2] else match[1] or match[3] or match[4])
         end = match.end()
     return tuple(steps) if end == len(text) else None
-
-
-def _look_up_reference(
-    readings: Sequence[Reference], context: Mapping[str, JsonValue], result: Callable[[TaskId], JsonValue]
-) -> JsonValue:
-    errors: list[str] = []
-    for reference in readings:
-        try:
-            value: object = context if reference.task is None else result(reference.task)
-        except LookupError as error:
-            errors.append(str(error))
-            continue
-        for step in reference.path:
-            try:
-                value = get_item(value, step)
-            except LookupError as error:
-                raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
-        if isinstance(value, str) and value == MASK:
-            raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
-        return copy_json(cast("JsonValue", value))
-    raise ExpressionError(f"{readings[-1]}: {errors[-1]}")

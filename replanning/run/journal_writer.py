@@ -22,7 +22,6 @@ from replanning.journal.records import (
     RecordBody,
     RunEnded,
     RunPaused,
-    new_record,
 )
 from replanning.journal.store import Lease, RunStore
 from replanning.plan.redaction import Redactor
@@ -31,6 +30,8 @@ from replanning.run.event_loop import describe_error
 
 DEFAULT_LEASE_TTL = 30.0
 """Seconds for which a run is owned without being renewed."""
+
+_new_tuple = tuple.__new__
 
 
 class Journal:
@@ -90,7 +91,7 @@ class Journal:
         if at < self._last_record_at:  # noqa: PLR1730 - max() takes five times as long, for every record
             at = self._last_record_at
         seq = self.seq + 1
-        record = new_record(seq, at, body)
+        record = _new_tuple(Record, (seq, at, body))  # as Record(seq, at, body), in little more than half the time
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)
