@@ -145,37 +145,31 @@ class JudgedWork:
             Exception: any error of the work.
         """
         output = await self._work(task, context)
-        settings = context._run._lifecycle.settings
+        life = context._run._lifecycle
+        settings = life.settings
         judge = self._judge if settings.enabled else getattr(self._judge, "rules", self._judge)
         if judge is None or not settings.judge.enabled:
             return output
-        judgement = await _request_judgement(judge, task, output, context, settings.judge.timeout_seconds)
+        timeout = settings.judge.timeout_seconds
+        deadline = life.clock.now() + timeout
+        request = JudgeRequest(task, output, life.live.goal, context, deadline, RunMeter(life, "judge"))
+        reason = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
+        judgement = Judgement(False, unverified=True, reason=reason)
+        scope = anyio.CancelScope()
+        alarm = life.timer.call_at(deadline, scope.cancel)
+        try:
+            with scope:
+                judgement = _validated_judgement(await isolate(judge.judge(request)))
+        except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
+            judgement = replace(judgement, reason=f"{type(error).__name__}: {error_message(error)}")
+        finally:
+            alarm.cancel()
         can_retry = context.continuations + 1 < settings.judge.max_iterations
         consequence = disposition(judgement, can_retry=can_retry, can_replan=settings.enabled)
         if consequence != "done":
             exhausted = judgement.should_continue and not can_retry
             raise _not_accepted_error(judgement, consequence, output, context.continuations + 1 if exhausted else 0)
         return output
-
-
-async def _request_judgement(
-    judge: Judge, task: Task, output: object, context: TaskContext, timeout: float
-) -> Judgement:
-    life = context._run._lifecycle
-    deadline = life.clock.now() + timeout
-    request = JudgeRequest(task, output, life.live.goal, context, deadline, RunMeter(life, "judge"))
-    scope = anyio.CancelScope()
-    alarm = life.timer.call_at(deadline, scope.cancel)
-    try:
-        with scope:
-            return _validated_judgement(await isolate(judge.judge(request)))
-    except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
-        reason = f"{type(error).__name__}: {error_message(error)}"
-    else:
-        reason = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
-    finally:
-        alarm.cancel()
-    return Judgement(False, unverified=True, reason=reason)
 
 
 def _validated_judgement(judgement: object) -> Judgement:
@@ -255,40 +249,30 @@ class RuleJudge:
     async def judge(self, request: JudgeRequest) -> Judgement:
         """Judge by exit status and commands."""
         status = request.output.get("exit_code") if isinstance(request.output, Mapping) else None
+        task, plan = request.task, request.context._run.live.plan
         failed: dict[str, str] = {}
-        why = ""
         if isinstance(status, int) and status != 0:
             why = f"its exit status is {status}"
         else:
-            for entry in request.task.acceptance:
-                if entry.startswith(COMMAND_PREFIX):
-                    if problem := self._unverifiable_reason(entry, request):
-                        return Judgement(False, unverified=True, reason=problem)
-                    assert self._check is not None
-                    if output := await self._check(entry.removeprefix(COMMAND_PREFIX), request.task, request.context):
-                        failed[entry] = output
+            for entry in (entry for entry in task.acceptance if entry.startswith(COMMAND_PREFIX)):
+                if self._check is None:
+                    reason = f"nothing here runs the check {entry!r}; give RuleJudge a `check`"
+                    return Judgement(False, unverified=True, reason=reason)
+                if self._plan_acceptance[0] is not plan:
+                    texts = (
+                        text for other in plan.tasks for _, body in nested_bodies(other) for text in body.acceptance
+                    )
+                    self._plan_acceptance = plan, frozenset(texts)
+                if entry not in self._plan_acceptance[1]:
+                    reason = f"the check {entry!r} is not in the plan that the run was opened with, so it is not run"
+                    return Judgement(False, unverified=True, reason=reason)
+                if output := await self._check(entry.removeprefix(COMMAND_PREFIX), task, request.context):
+                    failed[entry] = output
             if not failed:
                 return Judgement(True, reason="every check passed")
             why = "; ".join(failed.values())
-        return Judgement(
-            False,
-            self._retry_on_failure,
-            True,
-            feedback=why,
-            missing=tuple(failed),
-            reason=f"it is not accepted: {why}",
-        )
-
-    def _unverifiable_reason(self, entry: str, request: JudgeRequest) -> str:
-        if self._check is None:
-            return f"nothing here runs the check {entry!r}; give RuleJudge a `check`"
-        plan = request.context._run.live.plan
-        if self._plan_acceptance[0] is not plan:
-            entries = (text for task in plan.tasks for _, body in nested_bodies(task) for text in body.acceptance)
-            self._plan_acceptance = plan, frozenset(entries)
-        if entry not in self._plan_acceptance[1]:
-            return f"the check {entry!r} is not in the plan that the run was opened with, so it is not run"
-        return ""
+        reason, missing = f"it is not accepted: {why}", tuple(failed)
+        return Judgement(False, self._retry_on_failure, True, feedback=why, missing=missing, reason=reason)
 
 
 # Language models

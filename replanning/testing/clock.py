@@ -82,7 +82,7 @@ class VirtualClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for some seconds of virtual time; infinity sleeps until cancelled."""
-        await self.sleep_while(seconds, _always_true)
+        await self.sleep_while(seconds, lambda: True)
 
     async def sleep_while(self, seconds: float, wanted: Callable[[], bool]) -> None:
         """Sleep for some seconds of virtual time; time does not jump to the end of a sleep that is no longer wanted.
@@ -189,10 +189,6 @@ class VirtualClock:
         self._now = until
         while self._sleepers and self._sleepers[0].due <= until:
             heapq.heappop(self._sleepers).woken.set()
-
-
-def _always_true() -> bool:
-    return True
 
 
 def virtual_environment(seed: int = 0, *, clock: Clock | None = None) -> Environment:

@@ -207,15 +207,16 @@ class RunFaults:
         """Return the step of an attempt; the script of a `ScriptedExecutor`."""
         schedule, task = self.schedule, call.task
         keys = (task.id, task.tool, ANY_TASK)
+        after = self._sample(_first_match(schedule.durations, keys, 1.0), "duration", task.id, call.number)
         if self.chance("fail", task.id) < _first_match(schedule.fail, keys, 0.0):
-            return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=self._duration(call))
+            return raises(RuntimeError(f"task {task.id!r} was made to fail"), after=after)
         if self.chance("hang", task.id, call.number) < _first_match(schedule.hang, keys, 0.0):
             return hangs()
         if self.chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
-            return raises(TransientError(f"attempt {call.number} was made to fail"), after=self._duration(call))
+            return raises(TransientError(f"attempt {call.number} was made to fail"), after=after)
         root = self._root_of(task.id)
         output = _first_match(schedule.outputs, (task.id, root, task.tool, ANY_TASK), self._synthetic_outputs.get(root))
-        return returns(output, after=self._duration(call))
+        return returns(output, after=after)
 
     def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
         """Return the provider with its faults."""
@@ -241,10 +242,6 @@ class RunFaults:
         """Return the gate that answers questions, if any."""
         answers = self.schedule.answers
         return None if answers is None else ScriptedGate(answers, clock=self._clock)
-
-    def _duration(self, call: ExecutorCall) -> float:
-        duration = _first_match(self.schedule.durations, (call.task.id, call.task.tool, ANY_TASK), 1.0)
-        return self._sample(duration, "duration", call.task.id, call.number)
 
     def _sample(self, duration: Duration, *what: object) -> float:
         least, most = _bounds(duration)
@@ -301,10 +298,7 @@ def synthetic_outputs(plan: Plan) -> JsonObject:
 
 def _first_match(mapping: Mapping[str, T], keys: Sequence[str | None], default: T) -> T:
     """Return the value of the first key in the mapping, or the default."""
-    for key in keys:
-        if key is not None and key in mapping:
-            return mapping[key]
-    return default
+    return next((mapping[key] for key in keys if key is not None and key in mapping), default)
 
 
 def _bounds(duration: Duration) -> tuple[float, float]:

@@ -134,20 +134,17 @@ class ScriptedExecutor:
         """Carry out the step for this attempt."""
         call = ExecutorCall(task, context, int(context.attempt_id.rpartition("#")[2]))
         self.calls.append(call)
-        return await perform_step(self._step(call), self._clock)
+        step = self._default
+        if callable(self._script):
+            step = self._script(call)
+        elif key := next((key for key in (task.id, task.tool) if key in self._script), None):
+            steps = self._script[key]
+            step = steps if isinstance(steps, ScriptStep) else steps[min(call.number, len(steps)) - 1]
+        return await perform_step(step, self._clock)
 
     def calls_of(self, task_id: str) -> list[ExecutorCall]:
         """Return the calls for one task."""
         return [call for call in self.calls if call.task.id == task_id]
-
-    def _step(self, call: ExecutorCall) -> ScriptStep:
-        if callable(self._script):
-            return self._script(call)
-        for key in (call.task.id, call.task.tool):
-            if key is not None and key in self._script:
-                steps = self._script[key]
-                return steps if isinstance(steps, ScriptStep) else steps[min(call.number, len(steps)) - 1]
-        return self._default
 
 
 Proposal = ScriptStep | Alternative | Sequence[Alternative]
@@ -202,15 +199,14 @@ class ScriptedProvider:
         await anyio.lowlevel.checkpoint()
         if self._usage is not None:
             request.charge(self._usage)
-        proposal = self._proposal(request, number)
+        proposal: Proposal = ()
+        if callable(self._script):
+            proposal = self._script(request)
+        elif number <= len(self._script):
+            proposal = self._script[number - 1]
         if isinstance(proposal, ScriptStep):
             proposal = await perform_step(proposal, self._clock)  # type: ignore[assignment]  # what a script returns is its own business
         return [proposal] if isinstance(proposal, Alternative) else proposal  # type: ignore[return-value]  # likewise
-
-    def _proposal(self, request: ReplanRequest, number: int) -> Proposal:
-        if callable(self._script):
-            return self._script(request)
-        return self._script[number - 1] if number <= len(self._script) else ()
 
 
 class ScriptedGate:
@@ -249,7 +245,11 @@ class ScriptedGate:
         self.questions.append(question)
         number = len(self.questions)  # before anything else is asked meanwhile
         await anyio.lowlevel.checkpoint()
-        step = self._step(question, number)
+        step: ScriptStep | Answer = hangs()
+        if callable(self._script):
+            step = self._script(question)
+        elif number <= len(self._script):
+            step = self._script[number - 1]
         answer = step if isinstance(step, Answer) else await perform_step(step, self._clock)
         if not isinstance(answer, Answer):
             raise TypeError(f"the script of the gate returned {answer!r}; expected an Answer")
@@ -258,11 +258,6 @@ class ScriptedGate:
     async def remind(self, question: Question) -> None:
         """Record the reminder."""
         self.reminders.append(question)
-
-    def _step(self, question: Question, number: int) -> ScriptStep | Answer:
-        if callable(self._script):
-            return self._script(question)
-        return self._script[number - 1] if number <= len(self._script) else hangs()
 
 
 @dataclass

@@ -12,6 +12,7 @@ import anyio
 
 from replanning import Environment, Plan, PlanRun, ReplanningEngine
 from replanning.decision import HumanGate
+from replanning.engine.engine import run_workers
 from replanning.journal import (
     AttemptFailed,
     AttemptTimedOut,
@@ -128,7 +129,7 @@ class SimulationReport:
     def document(self) -> JsonObject:
         """Return the report as JSON values."""
         spreads = {"makespan": self.makespan, "revisions": self.revisions, "questions": self.questions}
-        summary: JsonObject = {
+        return {
             "plan": self.plan,
             "count": len(self.runs),
             "statuses": {str(status): count for status, count in self.statuses.items()},
@@ -138,7 +139,6 @@ class SimulationReport:
             "reasons": dict(self.reasons),
             "runs": [asdict(run) for run in self.runs],
         }
-        return summary
 
     def to_json(self) -> str:
         """Return the report as the text of a JSON object."""
@@ -231,15 +231,8 @@ class _Simulation:
             around.start_soon(self._enforce_time_limit, run, around.cancel_scope)
             for when, action in self._schedule.events:
                 around.start_soon(self._apply_event, run, when, action, around.cancel_scope)
-            async with anyio.create_task_group() as workers:
-                for _ in range(self._workers):
-                    workers.start_soon(self._worker, run)
+            await run_workers(run, self._executor, self._workers)
             around.cancel_scope.cancel()
-
-    async def _worker(self, run: PlanRun) -> None:
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                attempt.output = await self._executor(task, attempt.context)
 
     async def _apply_event(
         self, run: PlanRun, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope

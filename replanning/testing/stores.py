@@ -17,10 +17,10 @@ import reprlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from threading import Thread
 from typing import Final, TypeVar
 
 from pydantic import JsonValue
@@ -325,13 +325,9 @@ def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
     """Several threads use one store at once: each run has all of its records."""
     with closing(open_store()) as store:
         runs = [RunId(f"run-{number}") for number in range(4)]
-        threads = [
-            Thread(target=_create_run, args=(store, [sample_record(n) for n in range(1, 51)], run)) for run in runs
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(runs)) as threads:
+            for run in runs:
+                threads.submit(_create_run, store, [sample_record(n) for n in range(1, 51)], run)
         _assert_equal([len(_read_records(store, run)) for run in runs], [50] * 4, "records of runs written by threads")
 
 
