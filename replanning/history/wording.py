@@ -135,10 +135,8 @@ def change_line(change: PlanChange) -> str:
             text = f"reorder {', '.join(change.order)}"
         case RetryTask():
             text = f"run {change.task_id} again" + (f" after {format_duration(change.delay)}" if change.delay else "")
-        case SkipTask():
-            text = f"skip {change.task_id}" + (f": {change.reason}" if change.reason else "")
-        case CancelTask():
-            text = f"cancel {change.task_id}" + (f": {change.reason}" if change.reason else "")
+        case SkipTask() | CancelTask():
+            text = f"{change.kind} {change.task_id}" + (f": {change.reason}" if change.reason else "")
         case _:
             text = "abort the run" + (f": {change.reason}" if change.reason else "")
     return printable_line(text)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from threading import Lock
 from typing import ClassVar, Final
 
-from replanning.errors import RunOwned
+from replanning.errors import LeaseLost, RunOwned
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RecordBody
 from replanning.journal.store import (
@@ -84,11 +85,10 @@ class MemoryStore(RunStore):
 
     def release(self, lease: Lease) -> None:
         """Begin the next epoch without an owner, which invalidates the lease."""
-        with self._lock:
-            kept = self._runs.get(lease.run)
-            if kept is not None and kept.epoch == lease.epoch:
-                kept.epoch += 1
-                kept.owner = None
+        with self._lock, suppress(LeaseLost):
+            kept = self._owned_run(lease)
+            kept.epoch += 1
+            kept.owner = None
 
     def append(self, lease: Lease, record: Record) -> None:
         """Keep the record if lease and number are right."""
@@ -116,7 +116,14 @@ class MemoryStore(RunStore):
     def runs(self) -> Sequence[RunInfo]:
         """Return all runs, with the status of their last record that has one."""
         with self._lock:
-            listed = [_run_info(run, kept) for run, kept in self._runs.items()]
+            listed = []
+            for run, kept in self._runs.items():
+                turns = map(status_after, reversed(kept.bodies))
+                status: CurrentRunStatus = next((turn for turn in turns if turn is not None), "running")
+                name, objective = run_title(kept.bodies[0] if kept.bodies else None)
+                updated = kept.times[-1] if kept.times else kept.created
+                number = len(kept.bodies)
+                listed.append(RunInfo(run, name, objective, status, kept.created, updated, number, kept.owner))
         return sorted(listed, key=lambda info: info.created)[::-1]
 
     def post(self, run: RunId, message: InboxMessage) -> None:
@@ -167,11 +174,3 @@ class MemoryStore(RunStore):
         if kept is None or kept.epoch != lease.epoch:
             raise lease_lost(lease)
         return kept
-
-
-def _run_info(run: RunId, kept: _StoredRun) -> RunInfo:
-    turns = map(status_after, reversed(kept.bodies))
-    status: CurrentRunStatus = next((turn for turn in turns if turn is not None), "running")
-    name, objective = run_title(kept.bodies[0] if kept.bodies else None)
-    updated = kept.times[-1] if kept.times else kept.created
-    return RunInfo(run, name, objective, status, kept.created, updated, len(kept.bodies), kept.owner)

@@ -686,6 +686,9 @@ _KINDS_WITH_UNIONS: Final = frozenset(
 """Kinds with nested unions; their discriminator `kind` is a default value that the JSON text must keep."""
 
 
+_FORMAT_FIELD: Final = re.compile(r'\s*\{\s*"format"\s*:\s*(\d+)\s*,')
+
+
 @cache
 def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
     return TypeAdapter(BODY_TYPES[kind])
@@ -708,24 +711,16 @@ def load_body(kind: str, data: str | bytes) -> RecordBody:
     if kind not in BODY_TYPES:
         raise ValueError(f"unknown kind of record {kind!r}")
     if kind == RunOpened.kind:
-        _check_format(data)
+        beginning = data[:80] if isinstance(data, str) else data[:80].decode(errors="replace")
+        match = _FORMAT_FIELD.match(beginning)
+        if match is None or int(match[1]) != JOURNAL_FORMAT:
+            document = from_json(data)
+            version = document.get("format", 1) if isinstance(document, dict) else JOURNAL_FORMAT
+            if version != JOURNAL_FORMAT:
+                raise JournalCorrupt(
+                    f"the journal of run {document.get('run')!r} has format {version}, and this version of replanning "
+                    f"reads format {JOURNAL_FORMAT}; use the version of replanning that wrote it, or start a new run"
+                )
     # Through the validator and not the adapter, because this is called for every record.
     body: RecordBody = _type_adapter(kind).validator.validate_json(data)
     return body
-
-
-_FORMAT_FIELD: Final = re.compile(r'\s*\{\s*"format"\s*:\s*(\d+)\s*,')
-
-
-def _check_format(data: str | bytes) -> None:
-    beginning = data[:80] if isinstance(data, str) else data[:80].decode(errors="replace")
-    match = _FORMAT_FIELD.match(beginning)
-    if match is not None and int(match[1]) == JOURNAL_FORMAT:
-        return
-    document = from_json(data)
-    version = document.get("format", 1) if isinstance(document, dict) else JOURNAL_FORMAT
-    if version != JOURNAL_FORMAT:
-        raise JournalCorrupt(
-            f"the journal of run {document.get('run')!r} has format {version}, and this version of replanning reads "
-            f"format {JOURNAL_FORMAT}; use the version of replanning that wrote it, or start a new run"
-        )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from os import PathLike
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
@@ -37,7 +37,7 @@ from replanning.plan.tasks import (
     Text,
     ToolSpec,
 )
-from replanning.plan.types import JsonObject, JsonPath, TaskId
+from replanning.plan.types import JsonObject, TaskId
 
 _TASKS_PER_CHUNK: Final = 500
 """Tasks in one chunk of the canonical JSON."""
@@ -226,31 +226,28 @@ def _without_invalid_fields(
     """
     if not isinstance(data, dict):
         return None
-    rest = {key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
-    return rest if all(_drop_field(rest, parse_path(problem.place), model) for problem in problems) else None
-
-
-def _drop_field(rest: dict[str, object], path: JsonPath, model: type[StrictModel]) -> bool:
-    """Remove a wrong field; return False if the checks need it."""
-    match path:
-        case ("tasks" | "tools" as group, int(index), str(name), *_):
-            parts = cast("list[object]", rest[group])  # a path with an index leads through a list
-            part, checked = parts[index], _CROSS_CHECKED_FIELDS[group]
-            if not isinstance(part, dict) or name not in part or name in checked:
-                return False
-            left = {key: value for key, value in part.items() if key != name}
-            known = getattr(model_at(model, path[:2]), "model_fields", {})
-            meant = "" if name in known else _closest_name(name, checked)
-            parts[index] = {meant: part[name], **left} if meant else left
-        case ("goal", *_):
-            rest["goal"] = {"objective": ""}
-        case (str(name), *_) if name in rest and not (
-            name in _CROSS_CHECKED_PLAN_FIELDS or _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS)
-        ):
-            del rest[name]
-        case _:
-            return False
-    return True
+    rest: dict[str, Any] = {
+        key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()
+    }
+    for problem in problems:
+        match path := parse_path(problem.place):
+            case ("tasks" | "tools" as group, int(index), str(name), *_):
+                part, checked = rest[group][index], _CROSS_CHECKED_FIELDS[group]
+                if not isinstance(part, dict) or name not in part or name in checked:
+                    return None
+                left = {key: value for key, value in part.items() if key != name}
+                known = getattr(model_at(model, path[:2]), "model_fields", {})
+                meant = "" if name in known else _closest_name(name, checked)
+                rest[group][index] = {meant: part[name], **left} if meant else left
+            case ("goal", *_):
+                rest["goal"] = {"objective": ""}
+            case (str(name), *_) if name in rest and not (
+                name in _CROSS_CHECKED_PLAN_FIELDS or _closest_name(name, _CROSS_CHECKED_PLAN_FIELDS)
+            ):
+                del rest[name]
+            case _:
+                return None
+    return rest
 
 
 def _closest_name(name: str, names: frozenset[str]) -> str:

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from replanning.errors import Problem
 from replanning.plan.types import JsonPath
@@ -125,46 +124,39 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
     problems = []
     for details in error.errors(include_url=False):
         path = _without_union_tags(details["loc"])
-        if details["type"] == "missing":
-            message = f"{path[-1]!r} is missing"
-        elif details["type"] == "extra_forbidden":
-            fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
-            message = f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
-        else:
-            message = _error_message(details)
+        kind, value, limits = details["type"], details["input"], details.get("ctx", {})
+        got = f", got {brief_repr(value)}"
+        match kind:
+            case "missing":
+                message = f"{path[-1]!r} is missing"
+            case "extra_forbidden":
+                fields = list(getattr(model_at(model, path[:-1]), "model_fields", ()))
+                message = f"there is no field {brief_repr(path[-1])} here{hints(str(path[-1]), fields)}"
+            case _ if kind in _EXPECTED_BY_ERROR_TYPE:
+                message = f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}{got}"
+                if kind == "string_type" and isinstance(value, bool | int | float):
+                    message += "; put it in quotes"
+                elif kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
+                    message += "; yes, no, on and off are text here"
+            case "string_too_short":
+                message = "must not be empty"
+            case "string_too_long":
+                message = f"has {len(value)} characters, at most {limits['max_length']} are allowed"
+            case "string_pattern_mismatch" if not value.strip():
+                message = "must be more than whitespace"
+            case "string_pattern_mismatch":
+                fault = "contain control characters" if value == value.strip() else "begin or end with whitespace"
+                message = f"{brief_repr(value)} must not {fault}"
+            case "greater_than_equal":
+                message = f"must be at least {limits['ge']:g}{got}"
+            case "greater_than":
+                message = f"must be more than {limits['gt']:g}{got}"
+            case "value_error":
+                message = f"{limits['error']}{got}"
+            case _:
+                message = f"{details['msg']}{got}"
         problems.append(Problem(format_path(path), message))
     return problems
-
-
-def _error_message(details: ErrorDetails) -> str:
-    kind, value, limits = details["type"], details["input"], details.get("ctx", {})
-    if kind in _EXPECTED_BY_ERROR_TYPE:
-        return f"expected {_EXPECTED_BY_ERROR_TYPE[kind]}, got {brief_repr(value)}{_fix_hint(kind, value)}"
-    match kind:
-        case "string_too_short":
-            return "must not be empty"
-        case "string_too_long":
-            return f"has {len(value)} characters, at most {limits['max_length']} are allowed"
-        case "string_pattern_mismatch":
-            if not value.strip():
-                return "must be more than whitespace"
-            fault = "contain control characters" if value == value.strip() else "begin or end with whitespace"
-            return f"{brief_repr(value)} must not {fault}"
-        case "greater_than_equal":
-            return f"must be at least {limits['ge']:g}, got {brief_repr(value)}"
-        case "greater_than":
-            return f"must be more than {limits['gt']:g}, got {brief_repr(value)}"
-        case "value_error":
-            return f"{limits['error']}, got {brief_repr(value)}"
-    return f"{details['msg']}, got {brief_repr(value)}"
-
-
-def _fix_hint(kind: str, value: object) -> str:
-    if kind == "string_type" and isinstance(value, bool | int | float):
-        return "; put it in quotes"
-    if kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
-        return "; yes, no, on and off are text here"
-    return ""
 
 
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:

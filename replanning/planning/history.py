@@ -28,7 +28,7 @@ from replanning.changes import AddTask, PlanChange, ReplaceTask
 from replanning.environment import Environment
 from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
-from replanning.journal.lines import append_lines, file_lock, read_lines, store_error
+from replanning.journal.jsonl import append_lines, file_lock, read_lines, store_error
 from replanning.journal.records import (
     AttemptFailed,
     AttemptInterrupted,
