@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -31,16 +32,19 @@ _MIN_SECRET_CHARS: Final = 4
 _MAX_JSON_DEPTH: Final = 100
 
 
+@dataclass(repr=False, eq=False)
 class Secrets:
     """Variables that one use of a tool refers to: looked up late, and hidden in its output.
 
     Values of fewer than four characters are not hidden: they are flags rather than secrets, and hiding
     every `1` would spoil the output.
+
+    Args:
+        environ: the environment variables.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._values: set[str] = set()
+    environ: Mapping[str, str]
+    _values: set[str] = field(default_factory=set, init=False)
 
     def __repr__(self) -> str:
         return f"<Secrets {len(self._values)} known>"
@@ -53,7 +57,7 @@ class Secrets:
         """
 
         def value(match: re.Match[str]) -> str:
-            found = self._environ[match[1]]
+            found = self.environ[match[1]]
             shown = escape(found)
             self.add(found)
             self.add(shown)
@@ -150,15 +154,11 @@ def argument_text(name: str, value: JsonValue) -> str:
 def parse_json(text: str) -> JsonValue:
     """Return the value of a JSON text; None if it is no JSON that can be stored."""
     try:
-        value: JsonValue = json.loads(text, parse_constant=_reject_constant)
+        value: JsonValue = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
     return None if exceeds_depth(value, _MAX_JSON_DEPTH) else value
-
-
-def _reject_constant(constant: str) -> JsonValue:
-    raise ValueError(constant)
 
 
 _MAX_DIRECTORY_ENTRIES: Final = 10_000
@@ -178,27 +178,19 @@ def take_snapshot(arguments: Mapping[str, JsonValue], cwd: Path) -> FileSnapshot
                 continue
             with suppress(OSError, ValueError):  # no such file, or no name of a file at all
                 place = cwd / text
-                if place.is_dir():
-                    found.update(_directory_snapshot(place, PurePath(text)))
-                else:
-                    found[text] = _file_stamp(place)
+                if not place.is_dir():
+                    found[text] = _file_stamp(place.stat())
+                    continue
+                with os.scandir(place) as directory:
+                    entries = list(islice(directory, _MAX_DIRECTORY_ENTRIES + 1))
+                for entry in entries if len(entries) <= _MAX_DIRECTORY_ENTRIES else ():
+                    with suppress(OSError):  # it may be gone by now
+                        if entry.is_file():
+                            found[str(PurePath(text, entry.name))] = _file_stamp(entry.stat())
     return found
 
 
-def _directory_snapshot(directory: Path, named: PurePath) -> dict[str, FileStamp]:
-    found: dict[str, FileStamp] = {}
-    with os.scandir(directory) as entries:
-        for count, entry in enumerate(entries):
-            if count >= _MAX_DIRECTORY_ENTRIES:
-                return {}
-            with suppress(OSError):  # it may be gone by now
-                if entry.is_file():
-                    found[str(named / entry.name)] = _file_stamp(Path(entry.path))
-    return found
-
-
-def _file_stamp(file: Path) -> FileStamp:
-    status = file.stat()
+def _file_stamp(status: os.stat_result) -> FileStamp:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
@@ -262,6 +254,8 @@ class ToolCall:
 
     tool: ToolSpec
     task: Task
+    arguments: JsonObject
+    """The arguments of the task, references resolved."""
     context: WorkContext
     secrets: Secrets
     environ: Mapping[str, str]
@@ -270,11 +264,6 @@ class ToolCall:
     """Bytes of output that may be kept; more is an error."""
     grace: float
     """Seconds that a process has to end by itself when it is stopped."""
-
-    @property
-    def arguments(self) -> JsonObject:
-        """The arguments of the task, references resolved."""
-        return self.task.arguments
 
 
 ToolRunner = Callable[[ToolCall], Awaitable[JsonValue]]

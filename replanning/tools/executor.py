@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import anyio
 from pydantic import JsonValue
@@ -34,13 +33,10 @@ from replanning.tools.errors import (
     ToolUnavailable,
     UnknownTool,
 )
+from replanning.tools.http import HttpToolRunner
 from replanning.tools.mcp import AvailabilityListener, McpToolRunner
 from replanning.tools.python import PythonToolRunner
 from replanning.tools.shell import run_shell
-
-if TYPE_CHECKING:
-    from replanning.tools.http import HttpToolRunner
-
 
 _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
     bool: "boolean",
@@ -96,14 +92,14 @@ class ToolExecutor:
         self._environ = os.environ if environ is None else environ
         self._grace = to_seconds(grace)
         self._running: dict[str, anyio.Event] = {}
-        self._http_runner: HttpToolRunner | None = None
-        self._servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
-        self._clock = clock or SystemClock()
+        servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
+        self._http_runner = HttpToolRunner()
+        self._mcp_runner = McpToolRunner(servers, self._environ, self._cwd, clock or SystemClock())
         self._runners: dict[str, ToolRunner] = {
             "shell": run_shell,
-            "http": self._run_http,
+            "http": self._http_runner,
             "python": PythonToolRunner(),
-            "mcp": self._run_mcp,
+            "mcp": self._mcp_runner,
             **(kinds or {}),
         }
 
@@ -111,7 +107,7 @@ class ToolExecutor:
         return f"<ToolExecutor {len(self._tools)} tools, kinds {', '.join(sorted(self._runners))}>"
 
     async def __aenter__(self) -> Self:
-        if self._servers:
+        if self._mcp_runner.servers:
             await self._mcp_runner.open()
         return self
 
@@ -123,11 +119,9 @@ class ToolExecutor:
     async def aclose(self) -> None:
         """Close the connections of HTTP tools; using one afterwards opens them again. End the MCP servers."""
         try:
-            if self._http_runner is not None:
-                await self._http_runner.aclose()
+            await self._http_runner.aclose()
         finally:
-            if self._servers:
-                await self._mcp_runner.aclose()
+            await self._mcp_runner.aclose()
 
     async def discover(self, plan: Plan) -> Plan:
         """Start the MCP servers of a plan and return the plan with their tools, as `SERVER.TOOL`.
@@ -152,7 +146,7 @@ class ToolExecutor:
             report: `run.change_resource` or a function with its parameters; None stops the reports. Without this call
                 the reports begin with the first task that uses such a tool.
         """
-        if self._servers:
+        if self._mcp_runner.servers:
             self._mcp_runner.watch(report)
 
     @property
@@ -180,29 +174,8 @@ class ToolExecutor:
         if tool.kind is None or tool.kind not in self._runners:
             problem = "it states no `kind`" if tool.kind is None else f"nothing executes its kind {tool.kind!r}"
             raise InvalidTool(tool.name, [f"{problem}; known are {sorted(self._runners)}"])
-        missing = missing_arguments(tool_templates(tool), task.arguments)
-        problems = [f"it needs the arguments {missing}, given are {list(task.arguments)}"] if missing else []
-        for name, expected in tool.parameters.items():
-            if name in task.arguments and expected in _JSON_TYPE_NAMES.values():
-                actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
-                if actual != expected and (expected, actual) != ("number", "integer"):
-                    problems.append(f"{name!r} must be of type {expected}, it is {actual}")
-        if problems:
-            raise InvalidArguments(tool.name, problems)
-        call = self._tool_call(tool, task, context)
         limit = self._default_timeout if task.timeout is None and tool.timeout is None else None
-        key = context.idempotency_key
-        while (before := self._running.get(key)) is not None:  # a process that is stopped may take a while to end
-            await before.wait()
-        self._running[key] = over = anyio.Event()
-        try:
-            with anyio.move_on_after(limit):
-                return call.secrets.redact_json(await self._runners[tool.kind](call))
-        finally:
-            del self._running[key]
-            over.set()
-        assert limit is not None
-        raise ToolTimedOut(tool.name, limit)
+        return await self._run(self._runners[tool.kind], tool, task, context, limit)
 
     async def check(self, command: str, task: Task, context: WorkContext) -> str:
         """Run a command that checks whether a task was done well, where its tool works and with the same arguments.
@@ -220,23 +193,31 @@ class ToolExecutor:
         """
         own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
         tool = ToolSpec(name="acceptance", kind="shell", command=command, cwd=own.cwd, env=own.env)
-        if missing := missing_arguments([command], task.arguments):
-            raise InvalidArguments(tool.name, [f"{name!r} is missing" for name in missing])
-        call = self._tool_call(tool, task, context)
-        with anyio.move_on_after(self._default_timeout):
-            try:
-                await run_shell(call)
-            except CommandFailed as error:
-                return str(error)
-            return ""
-        raise ToolTimedOut(tool.name, self._default_timeout or 0.0)
+        try:
+            await self._run(run_shell, tool, task, context, self._default_timeout)
+        except CommandFailed as error:
+            return str(error)
+        return ""
 
-    def _tool_call(self, tool: ToolSpec, task: Task, context: WorkContext) -> ToolCall:
+    async def _run(
+        self, runner: ToolRunner, tool: ToolSpec, task: Task, context: WorkContext, limit: float | None
+    ) -> JsonValue:
+        """Run a tool that fits the arguments and this machine, in at most `limit` seconds."""
+        missing = missing_arguments(tool_templates(tool), task.arguments)
+        problems = [f"it needs the arguments {missing}, given are {list(task.arguments)}"] if missing else []
+        for name, expected in tool.parameters.items():
+            if name in task.arguments and expected in _JSON_TYPE_NAMES.values():
+                actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
+                if actual != expected and (expected, actual) != ("number", "integer"):
+                    problems.append(f"{name!r} must be of type {expected}, it is {actual}")
+        if problems:
+            raise InvalidArguments(tool.name, problems)
         if unset := unset_variables(tool, self._environ):
             raise ToolUnavailable(tool.name, f"the environment variables {', '.join(unset)}", "which are not set")
-        return ToolCall(
+        call = ToolCall(
             tool=tool,
             task=task,
+            arguments=task.arguments,
             context=context,
             secrets=Secrets(self._environ),
             environ=self._environ,
@@ -244,17 +225,15 @@ class ToolExecutor:
             output_limit=self._output_limit,
             grace=self._grace,
         )
-
-    @cached_property
-    def _mcp_runner(self) -> McpToolRunner:  # most plans have no servers
-        return McpToolRunner(self._servers, environ=self._environ, cwd=self._cwd, clock=self._clock)
-
-    async def _run_mcp(self, call: ToolCall) -> JsonValue:
-        return await self._mcp_runner(call)
-
-    async def _run_http(self, call: ToolCall) -> JsonValue:
-        if self._http_runner is None:
-            from replanning.tools.http import HttpToolRunner  # httpx takes its time, and many plans need none
-
-            self._http_runner = HttpToolRunner()
-        return await self._http_runner(call)
+        key = context.idempotency_key
+        while (before := self._running.get(key)) is not None:  # a process that is stopped may take a while to end
+            await before.wait()
+        self._running[key] = over = anyio.Event()
+        try:
+            with anyio.move_on_after(limit):
+                return call.secrets.redact_json(await runner(call))
+        finally:
+            del self._running[key]
+            over.set()
+        assert limit is not None
+        raise ToolTimedOut(tool.name, limit)

@@ -210,8 +210,7 @@ class HttpToolRunner:
     It belongs to one event loop; close it with `aclose`.
     """
 
-    def __init__(self) -> None:
-        self._client: httpx.AsyncClient | None = None
+    _client: httpx.AsyncClient | None = None
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Send the request of a tool.

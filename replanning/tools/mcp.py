@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,7 @@ from replanning.tools.errors import (
 )
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult, Tool
+    from mcp.types import Tool
 
     from replanning.tools.mcp_session import McpSession
 
@@ -114,35 +115,6 @@ def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[st
     ]
 
 
-def mcp_output(call: ToolCall, result: CallToolResult, hide: Redact) -> JsonValue:
-    """Return the output of a tool: its `text`, its `json` or the text parsed as JSON, and other `content`.
-
-    Raises:
-        McpToolFailed: the tool reports that it failed.
-        ToolOutputTooLarge: it answers more than may be kept.
-    """
-    texts = [block.text for block in result.content if block.type == "text"]
-    text = "\n".join(texts)
-    if result.is_error:
-        raise McpToolFailed(call.tool.name, call.tool.server or "", hide(text) or "it does not say why")
-    others: list[JsonValue] = [
-        block.model_dump(mode="json", by_alias=True, exclude_none=True)
-        for block in result.content
-        if block.type != "text"
-    ]
-    whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
-    if len(whole.encode(errors="replace")) > call.output_limit:
-        raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what the server answered")
-    if result.structured_content is not None:
-        said = parse_json(json.dumps(result.structured_content))
-    else:
-        said = parse_json(text) if text.lstrip()[:1] in {"{", "["} else None
-    output: JsonObject = {"text": text}
-    output |= {"json": said} if said is not None else {}
-    output |= {"content": others} if others else {}
-    return {**find_artifacts(call.tool, call.arguments, said), **output}
-
-
 _CLOSE_TIMEOUT: Final = 10.0
 """Seconds that servers have to end in order; then they are killed."""
 
@@ -155,28 +127,29 @@ class AvailabilityListener(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)
 class McpToolRunner:
     """Runner of the tools of MCP servers, which it starts and keeps.
 
-    Args:
+    Attributes:
         servers: as the plan describes them.
         environ: where `{env:NAME}` is looked up.
-        cwd: what `cwd` of a server is relative to.
+        cwd: the folder that `cwd` of a server is relative to.
         clock: time between one start of a server and the next.
     """
 
-    def __init__(
-        self, servers: Mapping[str, McpServer], *, environ: Mapping[str, str], cwd: Path, clock: Clock
-    ) -> None:
-        self._servers, self._environ, self._cwd, self._clock = servers, environ, cwd, clock
-        self._sessions: dict[str, McpSession] = {}
-        self._tools: dict[str, ToolSpec] = {}
-        self._group: TaskGroup | None = None
-        self._listener: AvailabilityListener | None = None
-        self._reported: dict[str, bool] = {}
+    servers: Mapping[str, McpServer]
+    environ: Mapping[str, str]
+    cwd: Path
+    clock: Clock
+    _sessions: dict[str, McpSession] = field(default_factory=dict, init=False)
+    _tools: dict[str, ToolSpec] = field(default_factory=dict, init=False)
+    _group: TaskGroup | None = field(default=None, init=False)
+    _listener: AvailabilityListener | None = field(default=None, init=False)
+    _reported: dict[str, bool] = field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
-        return f"<McpKind {len(self._servers)} servers, {len(self._sessions)} in use>"
+        return f"<McpToolRunner {len(self.servers)} servers, {len(self._sessions)} in use>"
 
     @property
     def unavailable(self) -> Mapping[str, str]:
@@ -237,10 +210,29 @@ class McpToolRunner:
                     tools.append(ToolSpec.model_validate({**fields, "available": False, "dangerous": True}))
                     break
         self._tools |= {tool.name: tool for tool in tools if tool.kind == "mcp"}
-        return _with_tools(plan, tools)
+        specs, hints = {tool.name: tool for tool in tools}, NameSuggester()
+        problems = [
+            Problem(
+                format_path(("tasks", *path, "tool")),
+                f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}",
+            )
+            for path, name in _referenced_tools(plan)
+            if specs and name not in specs and (hint := hints(name, specs) or "; its server does not have it")
+        ]
+        try:
+            fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+            found_plan = Plan.model_validate({**fields, "tools": tuple(tools)})
+        except PlanError as error:
+            raise PlanError([*problems, *error.problems]) from None
+        if problems:
+            raise PlanError(problems)
+        return found_plan
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Call a tool of a server.
+
+        Returns:
+            Its `text`, its `json` or the text parsed as JSON, what it produces, and other `content`.
 
         Raises:
             InvalidArguments: they do not fit the schema of the tool.
@@ -268,28 +260,47 @@ class McpToolRunner:
             lost = TransientMcpServerLost if call.task.idempotent else McpServerLost
             raise lost(tool.name, name, str(error)) from None
         except Exception as error:  # whatever a server makes the SDK raise is a failure of this task alone
-            said = session.secrets.redact(str(error)) or type(error).__name__
-            raise McpToolFailed(tool.name, name, said) from error
-        return session.secrets.redact_json(mcp_output(call, result, session.secrets.redact))
+            reason = session.secrets.redact(str(error)) or type(error).__name__
+            raise McpToolFailed(tool.name, name, reason) from error
+        text = "\n".join(block.text for block in result.content if block.type == "text")
+        if result.is_error:
+            raise McpToolFailed(tool.name, name, session.secrets.redact(text) or "it does not say why")
+        others: list[JsonValue] = [
+            block.model_dump(mode="json", by_alias=True, exclude_none=True)
+            for block in result.content
+            if block.type != "text"
+        ]
+        whole = json.dumps([text, result.structured_content, others], ensure_ascii=False)
+        if len(whole.encode(errors="replace")) > call.output_limit:
+            raise ToolOutputTooLarge(tool.name, call.output_limit, "what the server answered")
+        said: JsonValue = None
+        if result.structured_content is not None:
+            said = parse_json(json.dumps(result.structured_content))
+        elif text.lstrip()[:1] in {"{", "["}:
+            said = parse_json(text)
+        output = {**find_artifacts(tool, call.arguments, said), "text": text}
+        output |= {"json": said} if said is not None else {}
+        output |= {"content": others} if others else {}
+        return session.secrets.redact_json(output)
 
     def _get_session(self, name: str, tool: str = "") -> McpSession:
         if name not in self._sessions:
-            if name not in self._servers:
+            if name not in self.servers:
                 raise ToolUnavailable(tool, f"the MCP server {name!r}", "which the plan does not describe under `mcp`")
             if self._group is None:
                 raise ToolUnavailable(
                     tool, f"the MCP server {name!r}", "which is only there within `async with ToolExecutor(…)`"
                 )
             if find_spec("mcp") is None:
-                raise McpNotInstalled(self._servers)
+                raise McpNotInstalled(self.servers)
             from replanning.tools.mcp_session import McpSession  # the SDK takes its time, and most plans need none
 
             self._sessions[name] = session = McpSession(
                 name,
-                self._servers[name],
-                environ=self._environ,
-                cwd=self._cwd,
-                clock=self._clock,
+                self.servers[name],
+                environ=self.environ,
+                cwd=self.cwd,
+                clock=self.clock,
                 on_change=self._report_availability,
             )
             self._group.start_soon(session.run)
@@ -316,30 +327,6 @@ def _merged_spec(tool: ToolSpec, session: McpSession | None) -> ToolSpec:
         safe = "dangerous" in tool.model_fields_set or (tool.tool or tool.name) in session.server.safe
         return tool.model_copy(update={"available": False, "dangerous": tool.dangerous or not safe})
     return mcp_tool_spec(session.name, session.server, found, tool, session.secrets.redact) or tool
-
-
-def _with_tools(plan: Plan, tools: list[ToolSpec]) -> Plan:
-    """Return the plan with these tools.
-
-    Raises:
-        PlanError: its tasks do not fit them.
-    """
-    known, hints = {tool.name: tool for tool in tools}, NameSuggester()
-    problems = [
-        Problem(
-            format_path(("tasks", *path, "tool")), f"task {plan.tasks[path[0]].id!r}: there is no tool {name!r}{hint}"
-        )
-        for path, name in _referenced_tools(plan)
-        if known and name not in known and (hint := hints(name, known) or "; its server does not have it")
-    ]
-    try:
-        fields = {name: getattr(plan, name) for name in plan.model_fields_set}
-        found = Plan.model_validate({**fields, "tools": tuple(tools)})
-    except PlanError as error:
-        raise PlanError([*problems, *error.problems]) from None
-    if problems:
-        raise PlanError(problems)
-    return found
 
 
 def _referenced_tools(plan: Plan) -> Iterator[tuple[tuple[int, *tuple[str | int, ...]], str]]:

@@ -13,12 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import anyio
 import httpx2
-from anyio.abc import TaskGroup
+from anyio.abc import ObjectReceiveStream
 from mcp import Client, MCPError
 from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, stdio_client
@@ -56,32 +55,41 @@ class ServerStartError(Exception):
     """A server cannot be started or reached."""
 
 
-@dataclass(slots=True)
-class ServerHandle:
-    """Process of a server, or a connection to its address.
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One life of a server: its process, or the connection to its address.
 
     Attributes:
         process_token: value of the environment variable that marks all its processes.
-        ended: set as soon as it has ended.
         stderr_tail: the last output on stderr.
+        client: the client, once the server answers.
+        reason: the reason why the server is gone; set before `closed`.
+        ended: set as soon as it has ended.
+        tools_changed: set when the server reports changed tools.
+        closed: set when the server is gone.
+        settled: set when the server answers, or is gone.
     """
 
     name: str
     secrets: Secrets
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    stderr_tail: bytes = b""
     process_token: str = field(default_factory=lambda: token_hex(16))
+    stderr_tail: bytes = b""
+    client: Client | None = None
+    active_calls: int = 0
+    reason: str = ""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    tools_changed: anyio.Event = field(default_factory=anyio.Event)
+    closed: anyio.Event = field(default_factory=anyio.Event)
+    settled: anyio.Event = field(default_factory=anyio.Event)
     _group_known: anyio.Event = field(default_factory=anyio.Event)
     _stderr_closed: anyio.Event = field(default_factory=anyio.Event)
     _process_group: int = 0
     _abandoned: bool = False
 
-    @property
-    def last_stderr_line(self) -> str:
-        """Last line on stderr, without secrets."""
-        lines = self.stderr_tail.decode(errors="replace").split("\n")
-        found = [line.strip() for line in lines if line.strip()]
-        return self.secrets.redact(found[-1])[:_MAX_STDERR_BYTES] if found else ""
+    async def handle_message(self, message: object) -> None:
+        """Handle a notification; nothing else is read meanwhile."""
+        if isinstance(message, ToolListChangedNotification):
+            self.tools_changed.set()
 
     async def read_stderr(self, end: int) -> None:
         """Read stderr, for the log and for the error when the program ends."""
@@ -92,22 +100,20 @@ class ServerHandle:
                 chunk = os.read(end, 65_536)
                 if not chunk:
                     return
-                self._handle_stderr(chunk)
+                self.stderr_tail += chunk
+                if not self._process_group and (found := _GROUP_LINE.search(self.stderr_tail)):
+                    self._process_group, self.stderr_tail = int(found[1]), self.stderr_tail[found.end() :]
+                    self._group_known.set()
+                    if self._abandoned:
+                        self._kill()
+                elif self._process_group:
+                    _log.debug("%s: %s", self.name, self.secrets.redact(chunk.decode(errors="replace")).rstrip())
+                if len(self.stderr_tail) > _MAX_STDERR_BYTES:
+                    # A word that is cut is left out: half a secret is not recognised.
+                    self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
         finally:
             os.close(end)
             self._stderr_closed.set()
-
-    def _handle_stderr(self, chunk: bytes) -> None:
-        self.stderr_tail += chunk
-        if not self._process_group and (found := _GROUP_LINE.search(self.stderr_tail)):
-            self._process_group, self.stderr_tail = int(found[1]), self.stderr_tail[found.end() :]
-            self._group_known.set()
-            if self._abandoned:
-                self._kill()
-        elif self._process_group:
-            _log.debug("%s: %s", self.name, self.secrets.redact(chunk.decode(errors="replace")).rstrip())
-        if len(self.stderr_tail) > _MAX_STDERR_BYTES:  # a word that is cut is left out: half a secret is not recognised
-            self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
 
     async def watch_exit(self) -> None:
         """Set `ended` when the program ends, even if a child process holds its output open."""
@@ -143,7 +149,7 @@ class ServerHandle:
                 os.killpg(self._process_group, signal.SIGKILL)
 
 
-class _MonitoredStream:
+class _MonitoredStream(ObjectReceiveStream[SessionMessage | Exception]):
     """Stream that sets an event when it ends."""
 
     def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: anyio.Event) -> None:
@@ -152,15 +158,6 @@ class _MonitoredStream:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
 
     async def receive(self) -> SessionMessage | Exception:
         try:
@@ -172,19 +169,10 @@ class _MonitoredStream:
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        return await self._stream.__aexit__(kind, error, traceback)
-
 
 @asynccontextmanager
-async def open_transport(
-    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
+async def _open_transport(
+    server: McpServer, connection: _Connection, environ: Mapping[str, str], cwd: Path
 ) -> AsyncIterator[TransportStreams]:
     """Yield the streams to a server; a program is started, and killed afterwards with all that it started.
 
@@ -194,25 +182,17 @@ async def open_transport(
     """
     if unset := unset_variables(server, environ):
         raise ServerStartError(f"it needs the environment variables {', '.join(unset)}, which are not set")
-    if server.command is not None:
-        async with _stdio_transport(server, line, environ, cwd) as (read, write):
-            yield _MonitoredStream(read, line.ended), write
+    if server.command is None:
+        headers = {name: connection.secrets.resolve(text) for name, text in server.headers.items()}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_TIMEOUT, read=None)) as client,
+            streamable_http_client(server.url or "", http_client=client) as (read, write),
+        ):
+            yield _MonitoredStream(read, connection.ended), write
         return
-    headers = {name: line.secrets.resolve(text) for name, text in server.headers.items()}
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(_CONNECT_TIMEOUT, read=None)) as client,
-        streamable_http_client(server.url or "", http_client=client) as (read, write),
-    ):
-        yield _MonitoredStream(read, line.ended), write
-
-
-@asynccontextmanager
-async def _stdio_transport(
-    server: McpServer, line: ServerHandle, environ: Mapping[str, str], cwd: Path
-) -> AsyncIterator[TransportStreams]:
-    program, *arguments = server.command or ()
+    program, *arguments = server.command
     inherited = {name: environ[name] for name in DEFAULT_INHERITED_ENV_VARS if name in environ}
-    own = {name: line.secrets.resolve(text) for name, text in server.env.items()}
+    own = {name: connection.secrets.resolve(text) for name, text in server.env.items()}
     cwd = cwd / server.cwd if server.cwd is not None else cwd
     if not cwd.is_dir():
         raise ServerStartError(f"its working directory {str(cwd)!r} does not exist")
@@ -223,18 +203,18 @@ async def _stdio_transport(
     parameters = StdioServerParameters(
         command=_LAUNCH_ARGV[0],
         args=[*_LAUNCH_ARGV[1:], program, *arguments],
-        env={**inherited, **own, _MARKER_VARIABLE: line.process_token},
+        env={**inherited, **own, _MARKER_VARIABLE: connection.process_token},
         cwd=cwd,
     )
     async with anyio.create_task_group() as group, AsyncExitStack() as stack:
         stack.callback(group.cancel_scope.cancel)
-        stack.push_async_callback(line.terminate)
+        stack.push_async_callback(connection.terminate)
         read_end, write_end = os.pipe()
-        group.start_soon(line.read_stderr, read_end)
-        group.start_soon(line.watch_exit)
+        group.start_soon(connection.read_stderr, read_end)
+        group.start_soon(connection.watch_exit)
         with os.fdopen(write_end, "w") as errors:  # closed here once the program has it
-            streams = await stack.enter_async_context(stdio_client(parameters, errors))
-        yield streams
+            read, write = await stack.enter_async_context(stdio_client(parameters, errors))
+        yield _MonitoredStream(read, connection.ended), write
 
 
 _log = logging.getLogger("replanning.mcp")
@@ -260,30 +240,6 @@ class ServerGone(Exception):
     def __init__(self, reason: str, *, reached: bool) -> None:
         self.request_sent = reached
         super().__init__(reason)
-
-
-@dataclass(slots=True, eq=False)
-class _Connection:
-    """One life of a server.
-
-    Attributes:
-        client: the client, once the server answers.
-        tools_changed: set when the server reports changed tools.
-        closed: set when the server is gone; `reason` is set before.
-    """
-
-    handle: ServerHandle
-    client: Client | None = None
-    active_calls: int = 0
-    reason: str = ""
-    settled: anyio.Event = field(default_factory=anyio.Event)
-    tools_changed: anyio.Event = field(default_factory=anyio.Event)
-    closed: anyio.Event = field(default_factory=anyio.Event)
-
-    async def handle_message(self, message: object) -> None:
-        """Handle a notification; nothing else is read meanwhile."""
-        if isinstance(message, ToolListChangedNotification):
-            self.tools_changed.set()
 
 
 class McpSession:
@@ -318,7 +274,7 @@ class McpSession:
         self.unavailable_reason = "it was not started yet"
         self.secrets = Secrets(environ)
         self._environ, self._cwd, self._clock, self._on_change = environ, cwd, clock, on_change
-        self._connection = _Connection(ServerHandle(name, self.secrets))
+        self._connection = _Connection(name, self.secrets)
         self._start_requested = anyio.Event()
         self._scope = anyio.CancelScope()
         self._starting = self._closing = False
@@ -350,9 +306,9 @@ class McpSession:
         """Stop the server; a connected one may finish in order."""
         self._closing = True
         if self._connection.client is not None:
-            self._connection.handle.ended.set()
+            self._connection.ended.set()
         elif self._starting and self.server.command is not None:
-            self._connection.handle.abandon()
+            self._connection.abandon()
         else:
             self._scope.cancel()
 
@@ -376,7 +332,12 @@ class McpSession:
         lost, connection.active_calls = False, connection.active_calls + 1
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(_cancel_when_closed, connection, group)
+
+                async def cancel_when_closed() -> None:
+                    await connection.closed.wait()
+                    group.cancel_scope.cancel()
+
+                group.start_soon(cancel_when_closed)
                 try:
                     outcome = await connection.client.call_tool(tool, dict(arguments))
                 except Exception as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
@@ -392,7 +353,7 @@ class McpSession:
             return outcome
         if outcome is not None and not lost:
             raise outcome
-        connection.handle.ended.set()
+        connection.ended.set()
         await connection.closed.wait()
         # The task runs on until the server is back, or cannot be started: nothing else may be under way, and a run in
         # which nothing can be done is over.
@@ -407,10 +368,11 @@ class McpSession:
         except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
             reason = _error_text(error, self.server.url)
         self._starting = False
-        words = connection.handle.last_stderr_line
-        self.unavailable_reason = connection.reason = self.secrets.redact(f"{reason}: {words}" if words else reason)
+        if said := connection.stderr_tail.decode(errors="replace").strip():
+            reason += f": {said.splitlines()[-1].strip()}"
+        self.unavailable_reason = connection.reason = self.secrets.redact(reason)
         if self._start_count <= MAX_RESTARTS and not self._closing:
-            self._connection = _Connection(ServerHandle(self.name, self.secrets))
+            self._connection = _Connection(self.name, self.secrets)
         # That a server ended which nobody was using is worth a word only if it cannot be started again.
         told = not self._closing and (connection.client is None or connection.active_calls > 0)
         connection.client = None
@@ -420,10 +382,10 @@ class McpSession:
         connection.settled.set()
 
     async def _serve_connection(self, connection: _Connection) -> None:
-        server, line = self.server, connection.handle
-        with anyio.CancelScope(deadline=anyio.current_time() + server.timeout) as scope:
-            way = open_transport(server, line, self._environ, self._cwd)
-            async with Client(way, cache=None, message_handler=connection.handle_message) as client:
+        timeout = self.server.timeout
+        with anyio.CancelScope(deadline=anyio.current_time() + timeout) as scope:
+            transport = _open_transport(self.server, connection, self._environ, self._cwd)
+            async with Client(transport, cache=None, message_handler=connection.handle_message) as client:
                 self.tools = await _list_tools(client)
                 scope.deadline = math.inf
                 connection.client, self.unavailable_reason = client, ""
@@ -432,10 +394,10 @@ class McpSession:
                 async with anyio.create_task_group() as group:
                     group.start_soon(_subscribe_to_changes, client)
                     group.start_soon(self._refresh_tools, connection, client)
-                    await line.ended.wait()
+                    await connection.ended.wait()
                     group.cancel_scope.cancel()
         if scope.cancelled_caught:
-            raise ServerStartError(f"it did not say within {server.timeout:g} s what it can do")
+            raise ServerStartError(f"it did not say within {timeout:g} s what it can do")
 
     async def _refresh_tools(self, connection: _Connection, client: Client) -> None:
         while True:
@@ -457,11 +419,6 @@ async def _subscribe_to_changes(client: Client) -> None:
         async with client.listen(tools_list_changed=True) as events:
             async for _ in events:
                 pass  # it is heard of like what a server says unasked
-
-
-async def _cancel_when_closed(connection: _Connection, group: TaskGroup) -> None:
-    await connection.closed.wait()
-    group.cancel_scope.cancel()
 
 
 async def _list_tools(client: Client) -> dict[str, Tool]:

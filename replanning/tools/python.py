@@ -29,9 +29,8 @@ class PythonToolRunner:
     or a command.
     """
 
-    def __init__(self) -> None:
-        # Threads of its own, so that functions that never end do not starve the rest of the program.
-        self._threads: anyio.CapacityLimiter | None = None
+    # Threads of its own, so that functions that never end do not starve the rest of the program.
+    _threads: anyio.CapacityLimiter | None = None
 
     async def __call__(self, call: ToolCall) -> JsonValue:
         """Call the function of a tool with the arguments of the task as keywords.
