@@ -83,7 +83,7 @@ class _ExporterQueue:
         self._closing = False
         self._reported_failures: set[str] = set()
         self._wakeup: anyio.Event | None = None
-        opening = life.opening_record if life.journal.seq == 1 else None
+        opening = life.opening_record if life.seq == 1 else None
         self._queue: deque[Record] = deque([] if opening is None else [opening])
 
     def enqueue(self, record: Record) -> None:
@@ -133,7 +133,7 @@ class _ExporterQueue:
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)
-        if life.journal.blocked or self.detached:
+        if not life.store_available or self.detached:
             _log.warning("exporter %r: %s", name, life.redactor.text(text)[:2000])
         else:
             life.record_error(f"exporter {name!r}", text)

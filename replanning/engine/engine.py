@@ -42,10 +42,8 @@ from replanning.plan.document import Plan
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import load_plugin
-from replanning.run.journal_writer import Codec
-from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.lifecycle import Codec, Lifecycle
 from replanning.run.opening import RunFactory, redactor_for, run_services
-from replanning.run.outcomes import AlternativeOutcomeTracker, PastOutcomes
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
@@ -275,21 +273,9 @@ class ReplanningEngine:
         run = await start()
         life = run._lifecycle
         questions = Questions(life, self.gate, durable=self.store.durable)
-        outcomes = AlternativeOutcomeTracker(life)
-        replanner = Replanner(
-            life,
-            self.generator,
-            self.policy,
-            questions,
-            observe_only=self.mode == "observe",
-            outcome_history=PastOutcomes(life),
-        )
+        replanner = Replanner(life, self.generator, self.policy, questions, observe_only=self.mode == "observe")
         delivery = ExporterDelivery(life, self.exporters)
         delivered = anyio.Event()
-
-        def look_again(past: ResumeState) -> None:
-            self.monitor.redetect(run.id, past)
-            outcomes.recheck(past.last_cause)
 
         def begin(group: anyio.abc.TaskGroup) -> None:
             if life.end is None:
@@ -312,7 +298,13 @@ class ReplanningEngine:
         self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
         try:
             on_message = partial(_handle_answer_message, life, questions)
-            async with run_services(run, [begin], on_message=on_message, on_resume=look_again, before_close=close):
+            async with run_services(
+                run,
+                [begin],
+                on_message=on_message,
+                on_resume=partial(self.monitor.redetect, run.id),
+                before_close=close,
+            ):
                 yield run
         finally:
             del self._open_runs[run.id]

@@ -222,15 +222,12 @@ class AlternativeGenerator:
     def __repr__(self) -> str:
         return f"<AlternativeGenerator of {[p.name for p in self.path_generator.providers]}>"
 
-    async def generate(
-        self, triggers: Sequence[Trigger], life: Lifecycle, *, past: OutcomeHistory, began: float
-    ) -> RankedCandidates:
+    async def generate(self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float) -> RankedCandidates:
         """Return ranked candidates, vetted against the plan as it is when the last provider answers.
 
         Args:
             triggers: why replanning is considered.
             life: the run.
-            past: finds earlier outcomes of tools.
             began: since when it is considered, in seconds since the epoch.
 
         Raises:
@@ -238,7 +235,7 @@ class AlternativeGenerator:
         """
         paths = self.path_generator
         request = self.analyzer.analyse(triggers, life, began)
-        vetter = AlternativeVetter(request, life, paths.scorer, cache(past), life.wall_clock_left(began))
+        vetter = AlternativeVetter(request, life, paths.scorer, cache(life.past_outcomes), life.wall_clock_left(began))
         replies = await paths.generate(request, life, vetter)
         ranked = paths.rank(replies, life, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]

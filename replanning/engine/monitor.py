@@ -167,7 +167,7 @@ class _RunWatch:
 
     def record_failure(self, where: str, error: Exception) -> None:
         """Record a failure that goes no further."""
-        if not self._lifecycle.journal.blocked:  # also after the end of the run: its journal is ours until it is closed
+        if self._lifecycle.store_available:  # also after the end of the run: its journal is ours until it is closed
             self._lifecycle.record_error(where, error)
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import anyio.lowlevel
 
 from replanning.changes import AbortRun, PlanChange, target_task_ids
 from replanning.decision.answers import question_footprint
-from replanning.decision.confidence import OutcomeHistory
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
@@ -56,7 +55,6 @@ class Replanner:
         policy: decides about them.
         questions: asks people.
         observe_only: record the decisions, apply nothing, and hold no tasks back while an alternative is sought.
-        outcome_history: earlier outcomes of a tool, across runs.
     """
 
     def __init__(
@@ -67,14 +65,12 @@ class Replanner:
         questions: Questions,
         *,
         observe_only: bool,
-        outcome_history: OutcomeHistory,
     ) -> None:
         self._lifecycle = life
         self._generator = generator
         self._policy = policy
         self._questions = questions
         self._observe_only = observe_only
-        self._outcome_history = outcome_history
         self._in_progress: list[Trigger] = []
         self._waiting: list[Trigger] = []
         self._deferred: dict[TriggerId, Trigger] = {}
@@ -260,7 +256,7 @@ class Replanner:
         with life.spans.replan_span(replan, allowed):
             while allowed:
                 try:
-                    ranked = await self._generator.generate(allowed, life, past=self._outcome_history, began=began)
+                    ranked = await self._generator.generate(allowed, life, began=began)
                 except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
                     allowed = [trigger for trigger in allowed if self._check_current(trigger)]
                     continue

@@ -1,17 +1,23 @@
-"""The core of a run: records take effect, tasks are handed out, attempts end or are retried, a failing store is waited for."""
+"""The core of a run: records are journaled and take effect, tasks are handed out, attempts end or are retried.
+
+A failing store is waited for.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
+from pydantic_core import from_json
 
 from replanning.changes import PlanChange
+from replanning.decision.confidence import source_key
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
 from replanning.environment import Environment
 from replanning.errors import (
@@ -31,15 +37,18 @@ from replanning.journal.records import (
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
+    AttemptSucceeded,
     AttemptTimedOut,
     ConditionEvaluated,
     ErrorContained,
     Failure,
+    OutcomeRecorded,
+    PlanningNoted,
     PlanRevised,
-    ProcessStarted,
     Record,
     RecordBody,
     RunEnded,
+    RunPaused,
     RunQuiescent,
     RunStatus,
     Trigger,
@@ -49,23 +58,25 @@ from replanning.journal.records import (
     new_attempt_started,
     new_attempt_succeeded,
 )
+from replanning.journal.store import Lease, RunStore, ToolOutcome
 from replanning.live.draft import Draft
-from replanning.live.graph import TaskEntry
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL, TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import WAITING, TaskState
+from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
-from replanning.plan.types import AttemptId, ReplanId, RunId, TaskId, TriggerId
+from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import Timer, describe_error, error_message
-from replanning.run.journal_writer import Codec, Journal, serialise_output, strip_unstorable
-from replanning.run.processes import host_id, process_start_time
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
 Observer = Callable[[Record], None]
+
+Codec = Callable[[object], JsonValue]
+"""Turns an output that is not JSON into JSON."""
 
 CLAIMS_PER_CHECKPOINT: Final = 256
 """Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
@@ -79,6 +90,8 @@ _MAX_ERROR_CHARS: Final = 2_000
 _REDACTED_ARGUMENT_MESSAGE: Final = (
     f"a secret was removed from a value that they refer to; the mark {MASK} replaces it in"
 )
+
+_new_tuple = tuple.__new__
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 
@@ -116,17 +129,22 @@ class Lifecycle:
     """The core of a run: keeps journal, live plan and ledger in step, hands out tasks and ends the run.
 
     Args:
-        run_id: the run.
-        live: its plan.
+        store: where records go before they take effect.
+        lease: the right to write the journal of the run there.
+        live: the plan of the run.
         ledger: its memory of replanning.
-        journal: where records go before they take effect.
+        records: its journal so far; no record is stamped earlier, even if the clock of another machine was ahead.
         environment: time and chance.
         settings: limits, and the handling of a failing store.
         redactor: takes secrets out of everything that is recorded.
         spans: traces the run.
         codec: turns outputs that are not JSON into JSON.
+        lease_ttl: seconds for which the lease holds unless it is renewed.
 
     Attributes:
+        seq: the number of the last record.
+        store_available: false while nothing may be written: the store fails, or another process owns the run.
+        unjournaled: whether the store has failed and the run continues without it.
         observers: called with the records of a kind after they took effect; they may commit records that follow.
         listeners: called with every record, before the observers.
         end: the end of the run, once it has ended.
@@ -138,21 +156,28 @@ class Lifecycle:
 
     def __init__(
         self,
-        run_id: RunId,
+        store: RunStore,
+        lease: Lease,
         live: LivePlan,
         ledger: Ledger,
-        journal: Journal,
+        records: Sequence[Record],
         *,
         environment: Environment,
         settings: Settings,
         redactor: Redactor,
         spans: RunTracer,
         codec: Codec | None,
+        lease_ttl: float,
     ) -> None:
-        self.run_id = run_id
+        self.run_id = lease.run
+        self.store = store
+        self.lease = lease
+        self.lease_ttl = lease_ttl
         self.live = live
         self.ledger = ledger
-        self.journal = journal
+        self.seq = records[-1].seq
+        self.store_available = True
+        self.unjournaled = False
         self.clock = environment.clock
         self.settings = settings
         self.redactor = redactor
@@ -165,7 +190,7 @@ class Lifecycle:
         self.is_replanning: Callable[[], bool] = lambda: False
         self.opening_record: Record | None = None
         self.resume_state: ResumeState | None = None
-        self.started_at = self.clock.now()
+        self.started_at = records[0].at
         self.checks_deferred = False
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
@@ -175,6 +200,8 @@ class Lifecycle:
         self._codec = codec
         self._waiters: deque[anyio.Event] = deque()
         self._claims_since_checkpoint = 0
+        self._last_record_at = records[-1].at
+        self._failing_seconds = 0.0
         self._deferred: list[RecordBody] = []
         self._store_recovered: anyio.Event | None = None
         self._owns_run = True
@@ -194,18 +221,34 @@ class Lifecycle:
             draft: for a revision, its changes as `LivePlan.prepare` has staged them.
 
         Raises:
+            LeaseLost: another process has taken the run over.
+            RecordNotSerializable: it holds a value that no journal can hold; nothing has changed.
             StoreError: it could not be journaled; nothing has changed.
         """
-        try:
-            record = self.journal.append(body)
-        except RecordNotSerializable:
-            raise
-        except LeaseLost as error:
-            self.handle_lease_lost(error)
-            raise
-        except StoreError as error:
-            self._begin_outage(error)
-            raise
+        if not self.store_available:
+            raise StoreError("the store is failing; nothing new is begun until it works again")
+        at = self.clock.now()
+        if at < self._last_record_at:  # noqa: PLR1730 - max() takes five times as long, for every record
+            at = self._last_record_at
+        record = _new_tuple(Record, (self.seq + 1, at, body))  # as Record(…), in little more than half the time
+        if not self.unjournaled:
+            try:
+                self.store.append(self.lease, record)
+                self._failing_seconds = 0.0
+            except RecordNotSerializable:
+                raise  # the store works, and trying again would not help
+            except LeaseLost as error:
+                self.handle_lease_lost(error)
+                raise
+            except Exception as error:  # a third party's store may raise anything
+                if self.settings.on_store_failure != "continue_unjournaled":
+                    self._begin_outage(error)
+                    if isinstance(error, StoreError):
+                        raise
+                    raise StoreError(f"the store failed: {describe_error(error)}") from error
+                self.unjournaled = True  # a journal with a gap cannot be replayed, so nothing more is written to it
+        self.seq += 1
+        self._last_record_at = at
         self.live.fold(record, draft)
         # Before the observers, which commit records that follow from this one: listeners hear them in order.
         if self.listeners:
@@ -225,13 +268,13 @@ class Lifecycle:
         Raises:
             RecordNotSerializable: nothing would be left of it; nothing has changed.
         """
-        if self.journal.blocked:
+        if not self.store_available:
             self._deferred.append(body)
             return
         try:
             self.commit(body)
         except RecordNotSerializable:
-            rest = strip_unstorable(body)
+            rest = _strip_unstorable(body)
             if rest is None or rest == body:
                 raise
             self.commit_or_defer(rest)
@@ -242,6 +285,26 @@ class Lifecycle:
         """Record an error that was contained, without secrets."""
         text = error if isinstance(error, str) else describe_error(error)
         self.commit_or_defer(ErrorContained(where, self.redactor.text(text)[:_MAX_ERROR_CHARS]))
+
+    def past_outcomes(self, tool: str) -> Sequence[bool]:
+        """Return outcomes as evidence of success, oldest first: of a tool in this run, then in earlier runs.
+
+        Without any of its own, those of the other tools of its capability. By `source_key` the outcomes of a source's
+        alternatives are found.
+        """
+        live = self.live
+        own = list(live.outcomes.get(tool, ()) or self.ledger.outcomes_by_source.get(tool, ()))
+        if len(own) < MAX_OUTCOMES_PER_TOOL:
+            earlier = [outcome.succeeded for outcome in reversed(self.store.outcomes(tool=tool, capability=None))]
+            own = [*earlier, *own][-MAX_OUTCOMES_PER_TOOL:]
+        spec = live.tools.get(tool)
+        if own or spec is None or spec.capability is None:
+            return own
+        # The failures of a tool that is to be replaced say nothing about its replacement.
+        failing = {live.entry(task_id).task.tool for task_id in live.stuck}
+        same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
+        earlier = [o.succeeded for o in reversed(self.store.outcomes(tool=None, capability=spec.capability))]
+        return [*earlier, *(o for name in same for o in live.outcomes.get(name, ()))][-MAX_OUTCOMES_PER_TOOL:]
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -307,18 +370,13 @@ class Lifecycle:
 
     # A failing store
 
-    @property
-    def store_available(self) -> bool:
-        """Whether the journal takes records."""
-        return not self.journal.blocked
-
     async def wait_for_store(self) -> None:
         """Wait until the store works again.
 
         Raises:
             NotRunning: it did not, and the run is paused.
         """
-        while self.journal.blocked and self.end is None:
+        while not self.store_available and self.end is None:
             if self._store_recovered is None:
                 self._store_recovered = anyio.Event()
             await self._store_recovered.wait()
@@ -332,18 +390,16 @@ class Lifecycle:
             self._pause_unjournaled(f"another process has taken the run over: {error}")
             self._cancel_attempts()
 
-    def _begin_outage(self, error: StoreError) -> None:
+    def _begin_outage(self, error: Exception) -> None:
         """Try the store again a little later, or pause the run when patience is over."""
-        journal = self.journal
-        if journal.blocked:
-            return
-        journal.blocked = True
-        left = self.settings.store_patience - journal.failing_seconds
+        self.store_available = False
+        failing = self._failing_seconds
+        left = self.settings.store_patience - failing
         if left <= 0:
-            self._pause_unjournaled(f"the store has failed for {journal.failing_seconds:g} s: {error}")
+            self._pause_unjournaled(f"the store has failed for {failing:g} s: {describe_error(error)}")
             return
-        pause = min(max(_INITIAL_STORE_RETRY_SECONDS, journal.failing_seconds), _MAX_STORE_RETRY_SECONDS, left)
-        journal.failing_seconds += pause
+        pause = min(max(_INITIAL_STORE_RETRY_SECONDS, failing), _MAX_STORE_RETRY_SECONDS, left)
+        self._failing_seconds += pause
         self.timer.call_at(self.clock.now() + pause, self._retry_store)
 
     def _retry_store(self) -> None:
@@ -356,7 +412,7 @@ class Lifecycle:
 
     def _flush_deferred(self) -> bool:
         """Write the records that were kept, in order, and return whether the store took all of them."""
-        self.journal.blocked = False
+        self.store_available = True
         waiting, self._deferred = self._deferred, []
         while waiting:
             try:
@@ -373,7 +429,7 @@ class Lifecycle:
         try:
             self.commit(body)
         except RecordNotSerializable as error:
-            self.commit(strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error)))
+            self.commit(_strip_unstorable(body) or ErrorContained(f"record {body.kind!r}", str(error)))
 
     def _signal_store(self) -> None:
         if self._store_recovered is not None:
@@ -382,34 +438,48 @@ class Lifecycle:
 
     def _pause_unjournaled(self, reason: str) -> None:
         """End as paused in this process alone, as the store takes no record of it; running attempts may finish."""
-        self.journal.blocked = True
+        self.store_available = False
         if self.end is None:
             self._end_unjournaled = True
             self._mark_ended(RunEnded("paused", reason))
 
     # Handing out tasks
 
-    def next_task_nowait(self) -> tuple[TaskEntry, Task] | None:
-        """Return the next task if there is one and the event loop need not have a turn first."""
-        if self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT or self.end is not None:
-            return None
-        self._claims_since_checkpoint += 1
-        return self._claim_next()
-
     async def next_task(self) -> tuple[TaskEntry, Task] | None:
         """Wait for the next task and return it with its arguments resolved; None when the run has ended."""
-        # The event loop has a turn first; the first puller that waits for it resets the count of claims.
-        first = self._claims_since_checkpoint <= CLAIMS_PER_CHECKPOINT
-        self._claims_since_checkpoint = CLAIMS_PER_CHECKPOINT + 1
-        try:
-            await anyio.lowlevel.checkpoint()
-        finally:
-            if first:
-                self._claims_since_checkpoint = 0
+        live = self.live
         while self.end is None:
-            claimed = self._claim_next()
-            if claimed is not None:
-                return claimed
+            if self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT:
+                # The event loop has a turn first; the first puller that waits for it resets the count of claims.
+                first = self._claims_since_checkpoint == CLAIMS_PER_CHECKPOINT
+                self._claims_since_checkpoint += 1
+                try:
+                    await anyio.lowlevel.checkpoint()
+                finally:
+                    if first:
+                        self._claims_since_checkpoint = 0
+                if self.end is not None:
+                    break
+            self._claims_since_checkpoint += 1
+            if (
+                self.store_available
+                and not self._budget_exceeded_reason
+                and self.ledger.pause is None
+                and live.aborted is None
+            ):
+                while (entry := live.claim_next()) is not None:
+                    try:
+                        if (
+                            entry.fields["when"] is not None
+                            and entry.condition_revision != live.revision
+                            and not self._evaluate_condition(entry)
+                        ):
+                            continue
+                        if (task := self._resolve_arguments(entry)) is not None:
+                            return entry, task
+                    except StoreError:
+                        live.return_claim(entry)
+                        break
             self.check_completion()
             if self.end is not None:
                 break
@@ -446,30 +516,6 @@ class Lifecycle:
             return "the run is to pause"
         return "the run is to be aborted" if self.live.aborted is not None else ""
 
-    def _claim_next(self) -> tuple[TaskEntry, Task] | None:
-        live = self.live
-        if (
-            self.journal.blocked
-            or self._budget_exceeded_reason
-            or self.ledger.pause is not None
-            or live.aborted is not None
-        ):
-            return None
-        while (entry := live.claim_next()) is not None:
-            try:
-                if (
-                    entry.fields["when"] is not None
-                    and entry.condition_revision != live.revision
-                    and not self._evaluate_condition(entry)
-                ):
-                    continue
-                if (task := self._resolve_arguments(entry)) is not None:
-                    return entry, task
-            except StoreError:
-                live.return_claim(entry)
-                return None
-        return None
-
     def _evaluate_condition(self, entry: TaskEntry) -> bool:
         """Evaluate the condition of a task, journal the result, and return whether the task may run."""
         value, error = None, ""
@@ -488,9 +534,7 @@ class Lifecycle:
         try:
             arguments = self.live.arguments(entry)
         except ExpressionError as error:
-            attempt_id = self.start(entry)
-            del self.running[attempt_id]
-            self._fail(entry, attempt_id, Failure("ArgumentError", str(error), kind="arguments"))
+            self.failed(self.start(entry), Failure("ArgumentError", str(error), kind="arguments"))
             return None
         redacted = [
             name
@@ -524,49 +568,36 @@ class Lifecycle:
             self.timer.notify_deadline(deadline)
         return attempt_id
 
-    def try_start(self, body: AttemptBody) -> bool:
-        """Start the attempt of a task that was pulled; false when the store fails or the task may not run any more."""
+    async def start_pulled(self, body: AttemptBody) -> bool:
+        """Start the attempt of a task that was pulled, once the store works; false when it may not run any more."""
         entry = self.live.entry(body.task.id)
-        if entry.state is not _READY or entry.hold_count or self.end is not None or self.stop_reason:
-            self._record_not_started(body, entry)
-            return False
-        try:
-            body.id = self.start(entry, body)
-        except StoreError:
-            return False
-        return True
-
-    async def start_when_store_recovers(self, body: AttemptBody) -> bool:
-        """Wait for the store, then start; false when the attempt may not run any more."""
-        while not body.id:
+        while entry.state is _READY and not entry.hold_count and self.end is None and not self.stop_reason:
             try:
-                await self.wait_for_store()
-            except NotRunning:
-                self._record_not_started(body, self.live.entry(body.task.id))
-                break
-            if self.try_start(body):
+                body.id = self.start(entry, body)
+            except StoreError:
+                with suppress(NotRunning):
+                    await self.wait_for_store()
+            else:
                 return True
-        return False
-
-    def _record_not_started(self, body: AttemptBody, entry: TaskEntry) -> None:
         body.id = AttemptId(f"{entry.id}#fenced")
         if self.end is None:
             state = "the task is held by a question" if entry.hold_count else f"the task is {entry.state}"
             self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {self.stop_reason or state}"))
+        return False
 
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
         """Take the output of an attempt, see `PlanRun.succeeded`."""
-        entry = self._end_attempt(attempt_id, "succeeded")
-        if entry is None:
-            return
         try:
             value, recoverable = (
                 (None, True)
                 if output is None
-                else serialise_output(output, self._codec, self.redactor, self.settings.max_output)
+                else _serialise_output(output, self._codec, self.redactor, self.settings.max_output)
             )
         except OutputError as error:
-            self._fail(entry, attempt_id, Failure("OutputError", str(error), kind="output"))
+            self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
+            return
+        entry = self._end_attempt(attempt_id, "succeeded")
+        if entry is None:
             return
         if not recoverable:
             entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
@@ -576,22 +607,29 @@ class Lifecycle:
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Take the failure of an attempt, see `PlanRun.failed`."""
         entry = self._end_attempt(attempt_id, "failed")
-        if entry is not None:
-            self._fail(entry, attempt_id, error if isinstance(error, Failure) else failure_from(error))
+        if entry is None:
+            return
+        failure = error if isinstance(error, Failure) else failure_from(error)
+        message, kind = failure.message, failure.kind
+        if kind == "unfinished" and entry.continuations + 1 >= (most := self.settings.judge.max_iterations):
+            message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
+        failure = Failure(failure.type, self.redactor.text(message), failure.transient, kind)
+        now, chance = self.clock.now(), self._chance()
+        retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
+        if retry_at is not None:
+            self.timer.notify_deadline(retry_at)
+        self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
+        self.after_observation()
 
     def interrupted(self, attempt_id: AttemptId, reason: str) -> None:
         """Record that an attempt was cut off from outside."""
         entry = self._end_attempt(attempt_id, "interrupted")
         if entry is not None and self.end is None:
-            retry_at, _ = self._schedule_retry(entry, Failure("Interrupted", reason, kind="interrupted"))
+            now, failure = self.clock.now(), Failure("Interrupted", reason, kind="interrupted")
+            retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
             self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
             # The caller may be leaving the run, so its end is looked for a little later.
-            self.timer.call_at(retry_at or self.clock.now(), self.after_observation)
-
-    def record_process(self, attempt_id: AttemptId, group: int) -> None:
-        """Journal the process group that an attempt has started."""
-        if attempt_id in self.running:
-            self.commit(ProcessStarted(attempt_id, host_id(), group, process_start_time(group)))
+            self.timer.call_at(retry_at or now, self.after_observation)
 
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
@@ -611,22 +649,6 @@ class Lifecycle:
         if self.end is None:
             self.commit_or_defer(AttemptFenced(attempt_id, task_id, report))
         return None
-
-    def _fail(self, entry: TaskEntry, attempt_id: AttemptId, failure: Failure) -> None:
-        message, kind = failure.message, failure.kind
-        if kind == "unfinished" and entry.continuations + 1 >= (most := self.settings.judge.max_iterations):
-            message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
-        failure = Failure(failure.type, self.redactor.text(message), failure.transient, kind)
-        retry_at, exhausted = self._schedule_retry(entry, failure)
-        self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
-        self.after_observation()
-
-    def _schedule_retry(self, entry: TaskEntry, failure: Failure) -> tuple[float | None, bool]:
-        now, chance = self.clock.now(), self._chance()
-        retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
-        if retry_at is not None:
-            self.timer.notify_deadline(retry_at)
-        return retry_at, exhausted
 
     def _cancel_attempt(self, attempt_id: AttemptId | None) -> None:
         """Stop the body of an attempt that is not current any more."""
@@ -654,7 +676,7 @@ class Lifecycle:
 
     def check_completion(self) -> None:
         """End the run, or record that it is quiescent, if that is so."""
-        if self.end is not None or self.journal.blocked or self.checks_deferred:
+        if self.end is not None or not self.store_available or self.checks_deferred:
             return
         live, ledger, goal = self.live, self.ledger, self.live.goal
         if live.aborted is not None:
@@ -686,20 +708,17 @@ class Lifecycle:
                 self.commit(RunQuiescent(live.revision, unsatisfied, live.missing_facts))
             if self.is_replanning():
                 return
-        self.finish("failed", self._failure_reason())
-
-    def _failure_reason(self) -> str:
-        live = self.live
         stuck = [
             f"{e.id!r} {e.state.lower()}" + (f" ({truncate_text(e.failure.message, 200)})" if e.failure else "")
             for e in map(live.entry, live.stuck)
         ]
-        if stuck:
-            return "; ".join(stuck[:5]) + (f"; and {len(stuck) - 5} more" if len(stuck) > 5 else "")
-        if live.missing_facts:
-            return f"everything ran, but of the goal these facts do not hold: {', '.join(live.missing_facts)}"
         left = [repr(e.id) for e in live if e.counts_as_unsatisfied][:5]
-        return f"nothing can run, and {', '.join(left)} still must"
+        reason = f"nothing can run, and {', '.join(left)} still must"
+        if stuck:
+            reason = "; ".join(stuck[:5]) + (f"; and {len(stuck) - 5} more" if len(stuck) > 5 else "")
+        elif live.missing_facts:
+            reason = f"everything ran, but of the goal these facts do not hold: {', '.join(live.missing_facts)}"
+        self.finish("failed", reason)
 
     def enforce_wall_clock(self) -> None:
         """Abort the run when its wall clock is used up; waiting for a person does not use it."""
@@ -737,14 +756,14 @@ class Lifecycle:
     def restore_end(self, end: RunEnded) -> None:
         """Restore the end of a run that ended earlier; nothing more is written."""
         self._owns_run = False
-        self.journal.blocked = True
+        self.store_available = False
         self._mark_ended(end)
 
     def close(self, reason: str) -> None:
         """Leave the run: pause it if it has not ended, and try once more to write the records that were kept."""
         if not self._owns_run:
             return
-        if self.journal.blocked and self._flush_deferred() and self._end_unjournaled and self.end is not None:
+        if not self.store_available and self._flush_deferred() and self._end_unjournaled and self.end is not None:
             with suppress(StoreError):
                 self.commit(self.end)
         if self.end is None:
@@ -763,10 +782,63 @@ class Lifecycle:
         for entry, attempt_id in self.live.advance(now):
             if attempt_id in self.running:  # otherwise it has ended; while the store fails, the plan does not know yet
                 timeout = round((entry.deadline or 0.0) - entry.started_at, 3)
-                retry_at, _ = self._schedule_retry(entry, Failure("TimedOut", "", kind="timeout"))
+                failure = Failure("TimedOut", "", kind="timeout")
+                retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
                 self._cancel_attempt(attempt_id)
                 self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
         self.after_observation()
+
+
+_UNSTORABLE_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"
+
+
+def _strip_unstorable(body: RecordBody) -> RecordBody | None:
+    """Return a record without the values that a store cannot keep; None if nothing would be left of it."""
+    if isinstance(body, AttemptSucceeded):
+        return replace(body, output=None, recoverable=False)
+    if isinstance(body, AttemptFailed):
+        failure = Failure("Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind)
+        return replace(body, failure=failure)
+    if isinstance(body, AttemptInterrupted | RunPaused | RunEnded):
+        return replace(body, reason=_UNSTORABLE_PLACEHOLDER)
+    if isinstance(body, ErrorContained):
+        return replace(body, where="somewhere", error=_UNSTORABLE_PLACEHOLDER)
+    if isinstance(body, PlanningNoted):
+        return replace(body, data={"left_out": _UNSTORABLE_PLACEHOLDER})
+    return None
+
+
+def _serialise_output(
+    output: object, codec: Codec | None, redactor: Redactor, max_bytes: int
+) -> tuple[JsonValue, bool]:
+    """Return an output as JSON without secrets, and whether a resumed run will find it.
+
+    Raises:
+        OutputError: the codec failed, or the JSON is larger than `max_bytes`.
+    """
+    if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
+        return output, True
+    if codec is not None:
+        try:
+            output = codec(output)
+        except Exception as error:  # every error of a codec is a failure of the attempt
+            raise OutputError(f"the codec failed for {type(output).__name__}: {error!r}") from error
+    try:
+        text = json.dumps(output, allow_nan=False, ensure_ascii=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError):
+        return None, False
+    if size > max_bytes:
+        raise OutputError(
+            f"the output has {size} bytes as JSON, the limit is {max_bytes};"
+            " store it elsewhere and return a reference to it"
+        )
+    try:
+        if isinstance(output, list | dict | tuple):
+            output = from_json(f'{{"output":{text}}}')["output"]  # as a resumed run will read it
+        return redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
+    except (ValueError, RecordNotSerializable):
+        return None, False  # a reader does not take so deep a nesting, or so long a number
 
 
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
@@ -820,6 +892,82 @@ class RunMeter:
             release()
 
 
+_ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
+
+
+class OutcomeCollector:
+    """Records whether applied alternatives have worked out, and collects the outcomes of tools for later runs.
+
+    Args:
+        life: the run.
+    """
+
+    def __init__(self, life: Lifecycle) -> None:
+        self._lifecycle = life
+        self._outcomes: list[ToolOutcome] = []
+        self._observes_attempts = False
+        life.observers[PlanRevised].append(self._on_revised)
+        life.observers[OutcomeRecorded].append(self._on_recorded)
+        self._observe_attempts()
+
+    def _observe_attempts(self) -> None:
+        """Observe the ends of attempts, where there is a tool or an alternative whose outcome they tell."""
+        life = self._lifecycle
+        needed = life.live.dependency_index.resource_users or life.ledger.pending_outcomes
+        if needed and not self._observes_attempts:
+            self._observes_attempts = True
+            for kind in _ATTEMPT_ENDS:
+                life.observers.setdefault(kind, []).append(self._on_attempt_end)
+
+    def recheck(self, record: Record) -> None:
+        """Handle the last record of a resumed run, in case its earlier process had no time to."""
+        if isinstance(record.body, _ATTEMPT_ENDS):
+            self._settle(self._lifecycle.live.entry(record.body.task), record.at)
+        elif isinstance(record.body, PlanRevised):
+            self._on_revised(record)
+
+    def _on_revised(self, record: Record) -> None:
+        self._observe_attempts()
+        assert isinstance(record.body, PlanRevised)
+        live, replan = self._lifecycle.live, record.body.replan
+        applied = next((a for a in self._lifecycle.ledger.pending_outcomes.values() if a.replan == replan), None)
+        if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
+            # After a skip no attempt will end: it has worked out at once.
+            self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, True, 0.0))
+
+    def _on_attempt_end(self, record: Record) -> None:
+        live = self._lifecycle.live
+        entry = live.entry(record.body.task)  # type: ignore[union-attr]
+        name = entry.fields["tool"]
+        if name is not None and not isinstance(record.body, AttemptInterrupted):
+            tool = live.tools.get(name)
+            succeeded = isinstance(record.body, AttemptSucceeded)
+            self._outcomes.append(ToolOutcome(name, tool.capability if tool else None, succeeded, record.at))
+        if self._lifecycle.ledger.pending_outcomes:
+            self._settle(entry, record.at)
+
+    def _settle(self, entry: TaskEntry, at: float) -> None:
+        """Record the outcome of the alternative that was applied to the lineage of a task, once it is known."""
+        live = self._lifecycle.live
+        applied = self._lifecycle.ledger.pending_outcomes.get(entry.root)
+        if applied is not None:
+            done = all(live.entry(root).satisfied for root in applied.roots)
+            if done or entry.state in STUCK:
+                self._lifecycle.commit_or_defer(OutcomeRecorded(applied.replan, done, at - applied.applied_at))
+
+    def _on_recorded(self, record: Record) -> None:
+        assert isinstance(record.body, OutcomeRecorded)
+        source = self._lifecycle.ledger.source_by_replan.get(record.body.replan)
+        if source is not None:
+            self._outcomes.append(ToolOutcome(source_key(source), None, record.body.succeeded, record.at))
+
+    def save(self) -> None:
+        """Store the outcomes; where that fails, later scores have less evidence."""
+        if self._outcomes:
+            with suppress(Exception):  # a third party's store may raise anything
+                self._lifecycle.store.add_outcomes(self._outcomes)
+
+
 # Failures of attempts, and automatic retries
 
 _MAX_DELAY_SECONDS: Final = 3600.0
@@ -833,7 +981,12 @@ _MAX_MESSAGE_CHARS: Final = 8_000
 
 
 def failure_from(error: BaseException | str) -> Failure:
-    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are."""
+    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are.
+
+    Transient are TransientError, connection errors, HTTP 429 and 5xx, and a failing store. Errors of other libraries are
+    recognised by their attributes (`status_code`, also of their `response`) and by their class, never by the words in
+    them.
+    """
     if isinstance(error, str):
         failure = Failure("Error", error)
     elif isinstance(error, NotAccepted):
@@ -843,31 +996,23 @@ def failure_from(error: BaseException | str) -> Failure:
         message = f"{error_message(error)}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
         failure = Failure(type(error).__name__, message, all(part.transient for part in parts))
     else:
-        failure = Failure(type(error).__name__, error_message(error), is_transient(error))
+        status = getattr(error, "status_code", None)
+        if status is None:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+        transient = isinstance(error, TransientError | ConnectionError | StoreError)
+        if not transient and isinstance(status, int):
+            transient = status == 429 or 500 <= status <= 599
+        elif not transient:
+            transient = any(
+                base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
+                for base in type(error).__mro__
+            )
+        failure = Failure(type(error).__name__, error_message(error), transient)
     message, half = failure.message, _MAX_MESSAGE_CHARS // 2
     if len(message) <= _MAX_MESSAGE_CHARS:
         return failure
     left_out = f"\n[... {len(message) - 2 * half} characters left out ...]\n"
     return replace(failure, message=f"{message[:half]}{left_out}{message[-half:]}")
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether an error may pass: TransientError, connection errors, HTTP 429 and 5xx, a failing store.
-
-    Errors of other libraries are recognised by their attributes (`status_code`, also of their `response`) and by
-    their class, never by the words in them.
-    """
-    if isinstance(error, TransientError | ConnectionError | StoreError):
-        return True
-    status = getattr(error, "status_code", None)
-    if status is None:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(status, int):
-        return status == 429 or 500 <= status <= 599
-    return any(
-        base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
-        for base in type(error).__mro__
-    )
 
 
 def schedule_retry(

@@ -41,15 +41,16 @@ from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import StepWrapper, gc_paused, yielding
-from replanning.run.journal_writer import DEFAULT_LEASE_TTL, Codec, Journal, store_errors
-from replanning.run.lifecycle import Lifecycle, ResumeState
-from replanning.run.outcomes import OutcomeCollector
+from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Telemetry
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer
 from replanning.version import __version__
+
+DEFAULT_LEASE_TTL: Final = 30.0
+"""Seconds for which a run is owned without being renewed."""
 
 _BATCH_SIZE: Final = 100
 """Records that are read or replayed between two pauses."""
@@ -205,16 +206,6 @@ class RunFactory:
         new: bool = False,
     ) -> PlanRun:
         """Build the run of these records."""
-        settings, clock = self.settings, self.environment.clock
-        journal = Journal(
-            self.store,
-            lease,
-            clock,
-            seq=records[-1].seq,
-            at=records[-1].at,
-            optional=settings.on_store_failure == "continue_unjournaled",
-            lease_ttl=self.lease_ttl,
-        )
         if new:
             try:
                 self.store.append(lease, records[0])
@@ -223,17 +214,18 @@ class RunFactory:
                     self.store.release(lease)
                 raise
         life = Lifecycle(
-            lease.run,
+            self.store,
+            lease,
             live,
             ledger,
-            journal,
+            records,
             environment=self.environment,
-            settings=settings,
+            settings=self.settings,
             redactor=self.redactor,
             spans=spans,
             codec=self.codec,
+            lease_ttl=self.lease_ttl,
         )
-        life.started_at = records[0].at
         spans.watch(life)
         self.telemetry.watch_metrics(life)
         if new:
@@ -403,20 +395,35 @@ async def run_services(
         on_resume: detects triggers that may have been missed when the run stopped.
         before_close: called before the services end.
     """
-    life = run._lifecycle
+    life, past = run._lifecycle, run._lifecycle.resume_state
     failure: BaseException | None = None
     outcomes = OutcomeCollector(life)
     try:
+        if life.end is None and past is not None:  # finish what the end of the earlier process has cut off
+            waited = max(0.0, life.clock.now() - past.stopped_at)
+            life.commit_or_defer(RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__))
+            if on_resume is not None:
+                on_resume(past)
+            outcomes.recheck(past.last_cause)
+            for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
+                assert entry.attempt is not None
+                retry_at = life.clock.now() if entry.task.idempotent else None
+                life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
+        if life.end is None:  # tasks that need a tool that is unavailable from the start are considered at once
+            announced = frozenset() if past is None else past.announced_resources
+            users = life.live.dependency_index.resource_users
+            for tool in life.live.plan.tools:
+                if not tool.available and tool.name not in announced and users.get(tool.name):
+                    life.commit_or_defer(ResourceUpdated(tool.name, available=False))
         async with anyio.create_task_group() as group:
             if life.end is None:
-                _begin(life, on_resume)
                 group.start_soon(life.timer.run)
-                if life.journal.store.durable:
+                if life.store.durable:
                     group.start_soon(_renew_lease, life)
                     group.start_soon(_poll_inbox, run, on_message)
             for service in services:
                 service(group)
-            if life.resume_state is not None:
+            if past is not None:
                 # Before the run could end again for lack of an answer; a pause was meant for the earlier process.
                 process_messages(run, on_message, skip_kind="pause")
             life.enforce_wall_clock()
@@ -438,29 +445,9 @@ async def run_services(
         life.spans.close(failure)
         outcomes.save()
         with suppress(Exception):  # the lease runs out by itself
-            life.journal.store.release(life.journal.lease)
+            life.store.release(life.lease)
     if failure is not None:
         raise failure
-
-
-def _begin(life: Lifecycle, on_resume: Callable[[ResumeState], None] | None) -> None:
-    """Begin to work on a run; finish what the end of an earlier process has cut off."""
-    past = life.resume_state
-    if past is not None:
-        waited = max(0.0, life.clock.now() - past.stopped_at)
-        life.commit_or_defer(RunResumed(life.journal.lease.owner, waited, life.spans.traceparent, __version__))
-        if on_resume is not None:
-            on_resume(past)
-        for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
-            assert entry.attempt is not None
-            retry_at = life.clock.now() if entry.task.idempotent else None
-            life.commit_or_defer(AttemptInterrupted(entry.attempt, entry.id, past.interruption_reason, retry_at))
-    # Tasks that need a tool that is unavailable from the start are considered at once.
-    announced = frozenset() if past is None else past.announced_resources
-    users = life.live.dependency_index.resource_users
-    for tool in life.live.plan.tools:
-        if not tool.available and tool.name not in announced and users.get(tool.name):
-            life.commit_or_defer(ResourceUpdated(tool.name, available=False))
 
 
 def _leave(life: Lifecycle, reason: str) -> None:
@@ -475,10 +462,9 @@ def _leave(life: Lifecycle, reason: str) -> None:
 
 async def _renew_lease(life: Lifecycle) -> None:
     while True:
-        await life.clock.sleep(life.journal.lease_ttl / 3)
-        journal = life.journal
+        await life.clock.sleep(life.lease_ttl / 3)
         try:
-            journal.store.renew(journal.lease, life.clock.now(), journal.lease_ttl)
+            life.store.renew(life.lease, life.clock.now(), life.lease_ttl)
         except LeaseLost as error:
             life.handle_lease_lost(error)
             return
@@ -494,22 +480,25 @@ async def _poll_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:
 
 def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None) -> None:
     """Handle messages from other processes. Those after the end are left for the process that resumes the run."""
-    life, journal = run._lifecycle, run._lifecycle.journal
+    life = run._lifecycle
     try:
-        with store_errors():
-            messages = journal.store.inbox(run.id)
-        for message in messages:
-            if life.end is not None or not life.store_available:
+        messages = life.store.inbox(run.id)
+    except Exception:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
+        return
+    for message in messages:
+        if life.end is not None or not life.store_available:
+            return
+        if message.kind != skip_kind:
+            try:
+                _handle_message(run, message, on_message)
+            except RecordNotSerializable as error:  # it never can be handled, and others wait behind it
+                life.record_error(f"a message of {message.by or 'somebody'}", error)
+            except StoreError:
                 return
-            if message.kind != skip_kind:
-                try:
-                    _handle_message(run, message, on_message)
-                except RecordNotSerializable as error:  # it never can be handled, and others wait behind it
-                    life.record_error(f"a message of {message.by or 'somebody'}", error)
-            with store_errors():
-                journal.store.discard(journal.lease, [message.id])
-    except StoreError:
-        pass  # read again at the next poll
+        try:
+            life.store.discard(life.lease, [message.id])
+        except Exception:  # noqa: BLE001 - as above
+            return
 
 
 def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:

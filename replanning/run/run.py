@@ -22,6 +22,7 @@ from replanning.journal.records import (
     GoalChanged,
     PlanningNoted,
     PlanRevised,
+    ProcessStarted,
     Record,
     ReplanRequested,
     ResourceUpdated,
@@ -40,6 +41,7 @@ from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.event_loop import CancelledWithin, is_cancelled
 from replanning.run.lifecycle import Lifecycle, RunMeter
+from replanning.run.processes import host_id, process_start_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class PlanRun:
             tuple(revised for _, revised in ledger.revisions),
             tuple(ledger.open_questions),
             ledger.budget_tracker.spent,
-            self._lifecycle.journal.unjournaled,
+            self._lifecycle.unjournaled,
         )
 
     @property
@@ -139,7 +141,7 @@ class PlanRun:
             StoreError: the journal cannot be read.
         """
         if self._history is None:
-            self._history = ReplanHistory.of(self._lifecycle.journal.store, self.id)
+            self._history = ReplanHistory.of(self._lifecycle.store, self.id)
         return self._history.refresh()
 
     def records(self, after: int = 0) -> Iterable[Record]:
@@ -148,7 +150,7 @@ class PlanRun:
         Raises:
             StoreError: the journal cannot be read.
         """
-        return self._lifecycle.journal.store.read(self.id, after)
+        return self._lifecycle.store.read(self.id, after)
 
     def replanning_info(self, task_id: str) -> ReplanningInfo:
         """Return the position of a task in its lineage, and the reasons for it.
@@ -499,7 +501,9 @@ class TaskContext:
 
     def record_process(self, group: int) -> None:
         """Journal a process group that the work started, to be killed if this process dies."""
-        self._run._lifecycle.record_process(self.attempt_id, group)
+        life = self._run._lifecycle
+        if self.attempt_id in life.running:
+            life.commit(ProcessStarted(self.attempt_id, host_id(), group, process_start_time(group)))
 
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]
@@ -596,7 +600,7 @@ class Attempt:
 
     async def __aenter__(self) -> Self:
         life = self._lifecycle
-        started = life.try_start(self) or await life.start_when_store_recovers(self)
+        started = await life.start_pulled(self)
         self._scope.__enter__()
         if started:
             self.context = TaskContext(self._run, self.task, self.id)
@@ -646,22 +650,19 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        self._requeue()
-        claimed = self._lifecycle.next_task_nowait() or await self._lifecycle.next_task()
+        entry, self._entry = self._entry, None
+        if entry is not None and entry.claim == self._claim:
+            self._lifecycle.requeue(entry, self._claim)
+        claimed = await self._lifecycle.next_task()
         if claimed is None:
             raise StopAsyncIteration
         self._entry, task = claimed
         self._claim = self._entry.claim
         return task
 
-    def _requeue(self) -> None:
-        entry = self._entry
-        if entry is not None and entry.claim == self._claim:
-            self._lifecycle.requeue(entry, self._claim)
-        self._entry = None
-
     def __del__(self) -> None:
-        self._requeue()
+        if self._entry is not None and self._entry.claim == self._claim:
+            self._lifecycle.requeue(self._entry, self._claim)
 
 
 class Worker:
@@ -698,43 +699,35 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the run ends."""
-        more = True
-        while more:
-            self._cancelled = False
-            self._scope = self._lifecycle.scope_type()
-            with self._scope:
-                more = await self._run_attempts()
-
-    async def _run_attempts(self) -> bool:
-        """Execute until an attempt was cancelled; false when the run has ended."""
         run, life, spans, work = self._run, self._lifecycle, self._lifecycle.spans, self._work
-        while (claimed := life.next_task_nowait() or await life.next_task()) is not None:
-            entry, self.task = claimed
-            try:
-                self.id = life.start(entry, self)
-            except StoreError:
-                claim, self.id = entry.claim, _NOT_STARTED
-                try:
-                    if not await life.start_when_store_recovers(self):
-                        continue
-                finally:
-                    life.requeue(entry, claim)  # unless it was started
-            token = spans.attach_attempt(self.id)
-            try:
-                try:
-                    output = await work(self.task, TaskContext(run, self.task, self.id))
-                finally:
-                    if token is not None:
-                        spans.detach(token)
-            except BaseException as error:
-                if not self._report_failure(error):
-                    raise
-            else:
-                if not self._cancelled:
-                    life.succeeded(self.id, output)
-            if self._cancelled:
-                return True
-        return False
+        while life.end is None:
+            self._cancelled = False
+            self._scope = life.scope_type()
+            with self._scope:
+                while not self._cancelled and (claimed := await life.next_task()) is not None:
+                    entry, self.task = claimed
+                    try:
+                        self.id = life.start(entry, self)
+                    except StoreError:
+                        claim, self.id = entry.claim, _NOT_STARTED
+                        try:
+                            if not await life.start_pulled(self):
+                                continue
+                        finally:
+                            life.requeue(entry, claim)  # unless it was started
+                    token = spans.attach_attempt(self.id)
+                    try:
+                        try:
+                            output = await work(self.task, TaskContext(run, self.task, self.id))
+                        finally:
+                            if token is not None:
+                                spans.detach(token)
+                    except BaseException as error:
+                        if not self._report_failure(error):
+                            raise
+                    else:
+                        if not self._cancelled:
+                            life.succeeded(self.id, output)
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of work; false where it is not a failure of the work but a cancellation from outside."""

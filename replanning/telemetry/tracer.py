@@ -34,17 +34,14 @@ class WatchedRun(Protocol):
         ledger: the triggers, open questions and budget of the run.
         observers: called with each record of a kind after it took effect.
         end: the last record of the run, once it has ended.
+        store_available: true while the journal takes records.
     """
 
     live: LivePlan
     ledger: Ledger
     observers: dict[type[RecordBody], list[Callable[[Record], None]]]
     end: RunEnded | None
-
-    @property
-    def store_available(self) -> bool:
-        """True while the journal takes records."""
-        ...
+    store_available: bool
 
     def commit_or_defer(self, body: RecordBody) -> None:
         """Commit a record, or keep it until the store works again."""

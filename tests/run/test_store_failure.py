@@ -261,7 +261,7 @@ async def test_other_peoples_errors() -> None:
     refusing = Refusing(lambda record: OSError("cable") if record.seq == 2 else None)
     async with VirtualClock() as clock:
         result = await make_engine(store=refusing, clock=clock).execute(chain("a"), failing())
-    reason = "the store has failed for 30 s: the store failed: OSError('cable')"
+    reason = "the store has failed for 30 s: OSError('cable')"
     assert (result.status, result.reason) == ("paused", reason)
 
 
