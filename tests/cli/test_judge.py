@@ -67,7 +67,7 @@ async def test_check_works_as_its_tool(tmp_path: Path) -> None:
 async def test_check_that_says_nothing(tmp_path: Path) -> None:
     """A check that cannot be run, or not to its end, is an error and no verdict."""
     executor = ToolExecutor([shell("true")], cwd=tmp_path, default_timeout=0.05, environ={})
-    with pytest.raises(InvalidArguments, match="'it' is missing"):
+    with pytest.raises(InvalidArguments, match=r"it needs the arguments \['it'\], given are"):
         await executor.check("test -e {it}", task(), Attempt())
     with pytest.raises(ToolTimedOut):
         await executor.check("while :; do :; done", task(), Attempt())
