@@ -141,19 +141,19 @@ class _ExporterQueue:
 
 async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor: Redactor) -> None:
     """Close exporters, all at once; an error, or a close that takes too long, is logged and does no harm."""
+
+    async def close(exporter: Exporter) -> None:
+        closed = False
+        async with move_on_after(EXPORTER_TIMEOUT_SECONDS, clock):
+            try:
+                await isolate(exporter.aclose())
+            except Exception as error:  # noqa: BLE001 - likewise
+                text = redactor.text(describe_error(error))
+                _log.warning("exporter %r failed when it was closed: %s", exporter.name, text)
+            closed = True
+        if not closed:
+            _log.warning("exporter %r did not close within %g s", exporter.name, EXPORTER_TIMEOUT_SECONDS)
+
     async with anyio.create_task_group() as group:
         for exporter in exporters:
-            group.start_soon(_close_exporter, exporter, clock, redactor)
-
-
-async def _close_exporter(exporter: Exporter, clock: Clock, redactor: Redactor) -> None:
-    closed = False
-    async with move_on_after(EXPORTER_TIMEOUT_SECONDS, clock):
-        try:
-            await isolate(exporter.aclose())
-        except Exception as error:  # noqa: BLE001 - likewise
-            text = redactor.text(describe_error(error))
-            _log.warning("exporter %r failed when it was closed: %s", exporter.name, text)
-        closed = True
-    if not closed:
-        _log.warning("exporter %r did not close within %g s", exporter.name, EXPORTER_TIMEOUT_SECONDS)
+            group.start_soon(close, exporter)

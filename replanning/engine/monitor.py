@@ -108,19 +108,16 @@ class PlanMonitor:
         if watch is not None:
             async with watch.receive:
                 async for event in watch.receive:
-                    await self._call_handlers(watch, event)
+                    for handler in self.handlers(event):
+                        try:
+                            answer = handler(event)
+                            if inspect.isawaitable(answer):
+                                await isolate(answer)
+                        except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+                            # The record of a listener that fails at records of failures would call it again, without end.
+                            if not isinstance(event, ErrorContained):
+                                watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
         delivered.set()
-
-    async def _call_handlers(self, watch: _RunWatch, event: object) -> None:
-        for handler in self.handlers(event):
-            try:
-                answer = handler(event)
-                if inspect.isawaitable(answer):
-                    await isolate(answer)
-            except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-                # The record of a listener that fails at records of failures would call it again, without end.
-                if not isinstance(event, ErrorContained):
-                    watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
 
     def handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
         """Return the handlers of an event, in the order of the types for which they are registered."""

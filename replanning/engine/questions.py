@@ -144,11 +144,13 @@ class Questions:
         life = self._lifecycle
         now, approval = life.clock.now(), life.settings.approval
         timeout = approval.timeout if self.gate is not None else None
+        causes, first = [trigger.reason or trigger.kind for trigger in triggers], decision.reason.partition("\n")[0]
         asked = QuestionAsked(
             question=QuestionId(f"{life.run_id}.q{life.ledger.question_count + 1}"),
             replan=replan,
             triggers=tuple(trigger.id for trigger in triggers),
-            text=_question_text(triggers, decision.reason),
+            # A cause that repeats the first line of the reason is left out.
+            text="; ".join([*(cause for cause in causes if first not in cause), decision.reason]),
             candidates=tuple(candidate for candidate in candidates if not candidate.rejected),
             holds=holds,
             footprint=footprint_hash(life.live, holds),
@@ -365,9 +367,3 @@ class Questions:
         except Exception as error:  # noqa: BLE001 - likewise
             if life.end is None:
                 life.record_error("gate reminder", error)
-
-
-def _question_text(triggers: Sequence[Trigger], question: str) -> str:
-    """Return the causes followed by the question; a cause that repeats the question's first line is left out."""
-    causes, first = [trigger.reason or trigger.kind for trigger in triggers], question.partition("\n")[0]
-    return "; ".join([*(cause for cause in causes if first not in cause), question])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
 from itertools import count
 from random import Random
 from types import TracebackType
@@ -64,10 +63,10 @@ class VirtualClock:
         self._sleep_count = 0
         self._sleepers: list[_Sleeper] = []
         self._activity_event: anyio.Event | None = None
-        self._running: AbstractAsyncContextManager[None] | None = None
+        self._group: anyio.abc.TaskGroup | None = None
 
     def __repr__(self) -> str:
-        moves = "running" if self._running is not None else "by hand"
+        moves = "running" if self._group is not None else "by hand"
         return f"<VirtualClock at +{self.elapsed:g} s, {moves}, sleepers={len(self._sleepers)}>"
 
     @property
@@ -120,35 +119,23 @@ class VirtualClock:
         self._wake(self._now + seconds)
 
     async def __aenter__(self) -> Self:
-        if self._running is not None:
+        if self._group is not None:
             raise RuntimeError("this clock is running already; enter it once, around everything that uses it")
-        self._running = self._auto_advance()
-        await self._running.__aenter__()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._group.start_soon(self._advance_when_idle)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._running is not None
-        try:
-            return await self._running.__aexit__(kind, error, trace)
-        finally:
-            self._running = None
-
-    @asynccontextmanager
-    async def _auto_advance(self) -> AsyncIterator[None]:
-        failure: BaseException | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._advance_when_idle)
-            try:
-                yield
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as error:  # noqa: BLE001 - raised below, without an exception group around it
-                failure = error
-            group.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        assert self._group is not None
+        group, self._group = self._group, None
+        group.cancel_scope.cancel()
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            return await group.__aexit__(kind, error, trace)
+        await group.__aexit__(None, None, None)  # the error is raised without an exception group around it
+        return None
 
     async def _advance_when_idle(self) -> None:
         while True:

@@ -109,7 +109,15 @@ class ScriptedLLM(LLMProvider):
         """Return the next reply of the script."""
         self.requests.append(RecordedLLMRequest(prompt, options))
         await anyio.lowlevel.checkpoint()
-        reply = self._scripted_reply(prompt)
+        if callable(self._script):
+            reply = self._script(prompt)
+        elif (number := len(self.requests)) <= len(self._script):
+            reply = self._script[number - 1]
+        else:
+            raise LLMError(
+                f"the script has {len(self._script)} answers, and this is request {number}; add one, or give a function of the prompt",
+                provider=self.name,
+            )
         if isinstance(reply, ScriptStep):
             reply = await perform_step(reply, self.environment.clock)  # type: ignore[assignment]  # what a script returns is its own business
         if isinstance(reply, Exception):
@@ -132,17 +140,6 @@ class ScriptedLLM(LLMProvider):
     async def aclose(self) -> None:
         """Set `closed`."""
         self.closed = True
-
-    def _scripted_reply(self, prompt: str) -> LLMReply:
-        if callable(self._script):
-            return self._script(prompt)
-        number, answers = len(self.requests), len(self._script)
-        if number > answers:
-            raise LLMError(
-                f"the script has {answers} answers, and this is request {number}; add one, or give a function of the prompt",
-                provider=self.name,
-            )
-        return self._script[number - 1]
 
     def _completion(self, text: str, prompt: str, options: LLMOptions) -> Completion:
         sent = estimate_tokens((options.system or "") + prompt)
