@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import is_
@@ -49,24 +49,48 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
 
     Long searches run in a thread, unless `threads` is false.
     """
-    has_effects = any(tool.adds or tool.produces for tool in request.view.tools.values())
+    view = request.view
+    has_effects = any(tool.adds or tool.produces for tool in view.tools.values())
     if not has_effects or any(trigger.kind == "better-path-found" for trigger in request.triggers):
         return []
-    problems = [problem async for problem in repair_problems(request, whole_plan=False)]
+    problems = await repair_problems(request, whole_plan=False)
     if not problems:
         return []
     solutions = await _solve_all(problems, threads=threads)
     if any(map(_affects_other_steps, problems, solutions)):
-        problems = [problem async for problem in repair_problems(request)]
+        problems = await repair_problems(request)
         solutions = await _solve_all(problems, threads=threads)
-    alternatives: list[Alternative] = []
-    async for alternative in _alternatives(problems, solutions, request.view):
-        alternatives.append(alternative)
+    # The repairs of all parts together: the nearest, the cheapest, those from scratch; then the verdicts.
+    alternatives: dict[str, Alternative] = {}
+    options = [solution.repairs for solution in solutions if solution.repairs]
+    tried: list[list[Repair]] = []
+    for kind in ("repair", "cheaper", "scratch") if options else ():
+        repairs = [next((repair for repair in each if repair.kind == kind), each[0]) for each in options]
+        if any(all(map(is_, repairs, others)) for others in tried):
+            continue
+        tried.append(repairs)
+        reserved_ids: set[str] = set()
+        costs = [action.cost for repair in repairs for action in repair.actions]
+        alternative = Alternative(
+            changes=tuple(change for repair in repairs for change in splice(repair, view, reserved_ids)),
+            reason="; ".join(map(_describe_repair, repairs)),
+            confidence=VERIFIED_CONFIDENCE,
+            expected_cost=sum(costs) if any(costs) else None,
+        )
+        await _checkpoint_if_large(view)
+        if alternative.changes and not view.check(alternative.changes):
+            alternatives.setdefault(alternative.fingerprint(), alternative)
         # An alternative that removes much of a large plan takes long to assemble. Tasks that a clock wakes at the
         # first of two checkpoints run at the second.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-    return alternatives
+    verdicts: list[Alternative] = []
+    for problem, solution in zip(problems, solutions, strict=True):
+        if solution.unreachable is not None:
+            stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
+            reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
+            verdicts.append(Alternative(changes=(), reason=reason, unreachable=solution.unreachable))
+    return [*alternatives.values(), *verdicts]
 
 
 async def complete_proposal(
@@ -77,7 +101,7 @@ async def complete_proposal(
     None if there is no bridge, or if it has more actions than tasks of the proposal remain.
     """
     draft = request.view.with_changes(proposed.changes)
-    problems = [problem async for problem in _draft_problems(request, draft)]
+    problems = await _draft_problems(request, draft)
     solutions = await _solve_all(problems, threads=threads)
     if not problems or not all(solution.repairs for solution in solutions):
         return None
@@ -121,39 +145,6 @@ def _affects_other_steps(problem: RepairProblem, solution: Solution) -> bool:
     return any(not changed.issuperset(action.removes) for repair in solution.repairs for action in repair.actions)
 
 
-async def _alternatives(
-    problems: Sequence[RepairProblem], solutions: Sequence[Solution], view: PlanView
-) -> AsyncIterator[Alternative]:
-    """Yield the repairs of all parts together: the nearest, the cheapest, those from scratch; then the verdicts."""
-    seen: set[str] = set()
-    options = [solution.repairs for solution in solutions if solution.repairs]
-    tried: list[list[Repair]] = []
-    for kind in ("repair", "cheaper", "scratch") if options else ():
-        repairs = [next((repair for repair in each if repair.kind == kind), each[0]) for each in options]
-        if any(all(map(is_, repairs, others)) for others in tried):
-            continue
-        tried.append(repairs)
-        reserved_ids: set[str] = set()
-        costs = [action.cost for repair in repairs for action in repair.actions]
-        alternative = Alternative(
-            changes=tuple(change for repair in repairs for change in splice(repair, view, reserved_ids)),
-            reason="; ".join(map(_describe_repair, repairs)),
-            confidence=VERIFIED_CONFIDENCE,
-            expected_cost=sum(costs) if any(costs) else None,
-        )
-        await _checkpoint_if_large(view)
-        if not alternative.changes or view.check(alternative.changes):
-            continue
-        if alternative.fingerprint() not in seen:
-            seen.add(alternative.fingerprint())
-            yield alternative
-    for problem, solution in zip(problems, solutions, strict=True):
-        if solution.unreachable is not None:
-            stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
-            reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
-            yield Alternative(changes=(), reason=reason, unreachable=solution.unreachable)
-
-
 def _describe_repair(repair: Repair) -> str:
     kinds = {"repair": "repair with the fewest changes", "cheaper": "repair at the least cost", "scratch": "plan anew"}
     actions = [" ".join([action.tool, *map(as_text, action.arguments.values())]) for action in repair.actions]
@@ -169,8 +160,8 @@ def _describe_repair(repair: Repair) -> str:
 # Posing the problems
 
 
-async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) -> AsyncIterator[RepairProblem]:
-    """Yield one problem for each part of the plan that is stuck and related to a trigger.
+async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) -> list[RepairProblem]:
+    """Return one problem for each part of the plan that is stuck and related to a trigger.
 
     Unless `whole_plan` is true, steps that are not related to the triggers may be left out.
     """
@@ -200,15 +191,14 @@ async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) ->
     }
     groups = [group for group in feasibility.components() if any(step.id in concerned for step in group)]
     if not (groups or whole_plan) and feasibility.missing_goal_facts:
-        async for problem in repair_problems(request):  # effects of the other steps may be useful
-            yield problem
-    elif groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
-        async for problem in _group_problems(view, world, feasibility, groups):
-            yield problem
+        return await repair_problems(request)  # effects of the other steps may be useful
+    if groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
+        return await _group_problems(view, world, feasibility, groups)
+    return []
 
 
-async def _draft_problems(request: ReplanRequest, draft: DraftView) -> AsyncIterator[RepairProblem]:
-    """Yield the problems of a plan with changes, except for those that the plan had elsewhere before."""
+async def _draft_problems(request: ReplanRequest, draft: DraftView) -> list[RepairProblem]:
+    """Return the problems of a plan with changes, except for those that the plan had elsewhere before."""
     named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
     before = _with_assumed_facts(request.view.strips_problem()).feasibility(strict=True)
     await _checkpoint_if_large(draft)
@@ -220,8 +210,8 @@ async def _draft_problems(request: ReplanRequest, draft: DraftView) -> AsyncIter
     stuck = {step.id for step in feasibility.stuck} - elsewhere
     groups = [group for group in feasibility.components() if any(step.id in stuck for step in group)]
     if groups or feasibility.missing_goal_facts:
-        async for problem in _group_problems(draft, world, feasibility, groups):
-            yield problem
+        return await _group_problems(draft, world, feasibility, groups)
+    return []
 
 
 def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
@@ -236,11 +226,12 @@ def _with_assumed_facts(world: StripsProblem) -> StripsProblem:
 
 async def _group_problems(
     view: AnyPlanView, world: StripsProblem, feasibility: Feasibility, groups: Sequence[Sequence[StripsStep]]
-) -> AsyncIterator[RepairProblem]:
-    """Yield a problem for each group; if there is no group, the problem of reaching the goal."""
+) -> list[RepairProblem]:
+    """Return a problem for each group; if there is no group, the problem of reaching the goal."""
     await _checkpoint_if_large(view)
     sources = argument_sources(view, closed=world.closed_world)
     running = tuple(step for step in feasibility.executable if step.running)
+    problems: list[RepairProblem] = []
     for group in groups or [feasibility.executable]:
         own_ids = {step.id for step in group}
         stuck = [step for step in feasibility.stuck if step.id in own_ids] if groups else []
@@ -263,7 +254,7 @@ async def _group_problems(
         late = _plan_remainder((*running, *own), (), after, stuck, following)
         early = _plan_remainder(running, own, after, stuck, following)
         tools = {step.id: view.tool(step.tool) for step in steps}
-        yield RepairProblem(
+        problem = RepairProblem(
             facts=tuple(dict.fromkeys([*world.facts, *granted])),
             goal=_repair_goal(world, steps, stated=bool(view.goal.facts)),
             domain=domain,
@@ -271,6 +262,8 @@ async def _group_problems(
             costs={step_id: (tool.cost or 0.0) if tool is not None else 0.0 for step_id, tool in tools.items()},
             stuck=tuple(stuck),
         )
+        problems.append(problem)
+    return problems
 
 
 def _plan_remainder(

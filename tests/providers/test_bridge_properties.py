@@ -358,7 +358,7 @@ async def test_turns_of_the_event_loop(length: int) -> None:
     request = trouble(length)
 
     async def pose() -> None:
-        assert [problem async for problem in repair_problems(request)]
+        assert await repair_problems(request)
 
     turns = await turns_during(pose)
     assert turns == 0 if length < 1_000 else turns >= 5
@@ -391,7 +391,7 @@ def test_uses_of_tools(first: str) -> None:
 @pytest.mark.parametrize(("length", "limit"), [(200, 2.5e6), pytest.param(800, 10e6, marks=pytest.mark.deep)])
 async def test_memory(length: int, limit: float) -> None:
     """The memory that a search takes grows with the plan, not with its square, however much each step needs."""
-    (problem,) = [problem async for problem in repair_problems(trouble(length, f"part({length // 2})"))]
+    (problem,) = await repair_problems(trouble(length, f"part({length // 2})"))
     tracemalloc.start()
     solution = solve(problem)
     peak = tracemalloc.get_traced_memory()[1]
@@ -413,7 +413,7 @@ async def test_search_that_is_not_wanted_any_more() -> None:
             anyio.from_thread.run_sync(scope.cancel)
             anyio.from_thread.check_cancelled()
 
-        (problem,) = [problem async for problem in repair_problems(trouble(700))]
+        (problem,) = await repair_problems(trouble(700))
         await anyio.to_thread.run_sync(partial(solve, problem, check_cancelled=look))
     assert scope.cancelled_caught
     assert looked == 1
