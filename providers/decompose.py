@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -16,7 +16,7 @@ from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.quoting import DataSection, fit_sections
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._prompt import MIN_PROMPT_CHARS, encode_line
+from replanning.providers._prompt import encode_line
 from replanning.providers.llm import (
     NewTask,
     ProposalParser,
@@ -26,8 +26,7 @@ from replanning.providers.llm import (
     ReplyModel,
 )
 
-DEFAULT_PROMPT_CHARS: Final = 12_000
-"""Most characters of a prompt, unless another limit is given."""
+MAX_PROMPT_CHARS: Final = 12_000
 
 _MAX_TOOLS: Final = 60
 _MAX_RESULTS: Final = 20
@@ -49,24 +48,17 @@ class Decomposer:
     must meet the acceptance of the task; if several end the work, each of them. The new tasks are checked as those of
     every language model: they use only tools of the plan, and a person must agree to dangerous ones.
 
-    From a prompt longer than `size` whole values are left out, which is marked: first of the context, then of results,
+    From a prompt longer than 12,000 characters whole values are left out, which is marked: first of the context, then of results,
     the history of the task, tools, the acceptance, the task and the verdict of the judge.
 
     Args:
         client: the language model.
-        name: in histories.
-        size: most characters of a prompt.
-
-    Raises:
-        ValueError: the size is too small to describe a task.
     """
 
-    def __init__(self, client: LLMProvider, *, name: str = "decompose", size: int = DEFAULT_PROMPT_CHARS) -> None:
-        if size < MIN_PROMPT_CHARS:
-            raise ValueError(f"a prompt of {size} characters cannot describe a task: give at least {MIN_PROMPT_CHARS}")
-        self.name = name
+    name = "decompose"
+
+    def __init__(self, client: LLMProvider) -> None:
         self.client = client
-        self._size = size
 
     def __repr__(self) -> str:
         return f"<Decomposer {self.name!r} of {self.client!r}>"
@@ -99,60 +91,50 @@ class Decomposer:
         return candidate.alternative
 
     def _prompt(self, task: TaskView, view: PlanView) -> str:
-        room = self._size // 6
         redact = self.client.redactor.value
-        data: dict[str, Iterator[JsonValue]] = {
-            "goal": iter([view.goal.objective]),
-            "task": _task_fields(task, view),
-            "acceptance": iter(task.task.acceptance),
-            "verdict": iter([task.failure.message if task.failure is not None else ""]),
-            "log": _lineage_log(task, view),
-            "results": _dependency_results(task, view),
+        document = task.task
+        tool = view.tool(document.tool)
+        free_ids: set[str] = set()
+        for _ in range(5):
+            free_ids.add(view.unused_id(task.root, free_ids))
+        fields: JsonObject = {
+            "id": task.id,
+            "name": document.name,
+            "goal": document.goal,
+            "tool": document.tool,
+            "arguments": document.arguments,
+            "directory": tool.cwd if tool is not None else None,
+            "metadata": document.metadata,
+            "depends_on": list(document.depends_on),
+            "waited_for_by": list(view.dependents(task.id)[:20]),
+            "free_ids": list[JsonValue](sorted(free_ids)),
+        }
+        log: list[JsonValue] = []
+        for part in reversed(view.lineage(task.id)):
+            failure = part.failure if part.id != task.id else None
+            error = {} if failure is None else {"error": failure.type, "message": failure.message}
+            log.append({"task": part.id, "tool": part.task.tool, "attempts": part.attempts, **error})
+        results: list[JsonValue] = []
+        for task_id in document.depends_on[:_MAX_RESULTS]:
+            with suppress(NoResult):  # it has not ended, or its output could not be recorded
+                results.append({"task": task_id, "output": view.result(task_id)})
+        data: dict[str, Iterable[JsonValue]] = {
+            "goal": [view.goal.objective],
+            "task": [{name: value for name, value in fields.items() if value}],
+            "acceptance": document.acceptance,
+            "verdict": [task.failure.message if task.failure is not None else ""],
+            "log": log,
+            "results": results,
             "context": ({key: value} for key, value in view.context.items()),
             "tools": (
                 tool.model_dump(mode="json", include={"name", "parameters", "description", "available", "dangerous"})
                 for tool in islice(view.tools.values(), _MAX_TOOLS)
             ),
         }
-        lines = {name: [encode_line(value, room, redact) for value in values] for name, values in data.items()}
+        lines = {n: [encode_line(each, MAX_PROMPT_CHARS // 6, redact) for each in values] for n, values in data.items()}
         sections = [DataSection(name, encoded) for name, encoded in lines.items() if encoded]
-        return fit_sections(sections, self._size - len(_ANSWER_FORMAT), (*_CUT_ORDER, "goal")) + _ANSWER_FORMAT
-
-
-def _task_fields(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
-    """Yield the task with its arguments, directory, neighbours and unused ids."""
-    document = task.task
-    tool = view.tool(document.tool)
-    free_ids: set[str] = set()
-    for _ in range(5):
-        free_ids.add(view.unused_id(task.root, free_ids))
-    fields: JsonObject = {
-        "id": task.id,
-        "name": document.name,
-        "goal": document.goal,
-        "tool": document.tool,
-        "arguments": document.arguments,
-        "directory": tool.cwd if tool is not None else None,
-        "metadata": document.metadata,
-        "depends_on": list(document.depends_on),
-        "waited_for_by": list(view.dependents(task.id)[:20]),
-        "free_ids": list[JsonValue](sorted(free_ids)),
-    }
-    yield {name: value for name, value in fields.items() if value}
-
-
-def _lineage_log(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
-    """Yield the task and those that it replaced, with their errors and attempts, the latest first."""
-    for part in reversed(view.lineage(task.id)):
-        failure = part.failure
-        error = {} if failure is None or part.id == task.id else {"error": failure.type, "message": failure.message}
-        yield {"task": part.id, "tool": part.task.tool, "attempts": part.attempts, **error}
-
-
-def _dependency_results(task: TaskView, view: PlanView) -> Iterator[JsonValue]:
-    for task_id in task.task.depends_on[:_MAX_RESULTS]:
-        with suppress(NoResult):  # it has not ended, or its output could not be recorded
-            yield {"task": task_id, "output": view.result(task_id)}
+        room = MAX_PROMPT_CHARS - len(_ANSWER_FORMAT)
+        return fit_sections(sections, room, (*_CUT_ORDER, "goal")) + _ANSWER_FORMAT
 
 
 _SYSTEM_PROMPT: Final = """\
