@@ -211,9 +211,9 @@ class HTTPLLMProvider(LLMProvider):
                 excerpt=failure.excerpt,
             )
 
-        attempts = options.max_attempts or MAX_ATTEMPTS
         attempt = partial(self._post_once, path, body)
-        return await call_with_retries(attempt, self.environment, options.deadline, final_error, max_attempts=attempts)
+        most = options.max_attempts or MAX_ATTEMPTS
+        return await call_with_retries(attempt, self.environment, options.deadline, final_error, max_attempts=most)
 
     def parse(self, response: ServiceResponse, shape: type[ModelT]) -> ModelT:
         """Return a response as a model.

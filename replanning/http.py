@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -35,6 +36,7 @@ _MAX_PORT: Final = 65_535
 _RETRY_AFTER_HEADERS: Final = (("retry-after-ms", 1000), ("retry-after", 1))
 
 
+@dataclass(eq=False)
 class RequestFailed(Exception):
     """A request failed in a way that may be transient.
 
@@ -48,20 +50,13 @@ class RequestFailed(Exception):
         maybe_executed: whether the request may have been executed all the same.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        request_id: str = "",
-        excerpt: str = "",
-        retry_after: float = 0.0,
-        permanent: bool = False,
-        maybe_executed: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.message, self.status, self.request_id, self.excerpt = message, status, request_id, excerpt
-        self.retry_after, self.permanent, self.maybe_executed = retry_after, permanent, maybe_executed
+    message: str
+    status: int | None = None
+    request_id: str = ""
+    excerpt: str = ""
+    retry_after: float = 0.0
+    permanent: bool = False
+    maybe_executed: bool = False
 
 
 async def call_with_retries(

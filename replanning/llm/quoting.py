@@ -55,20 +55,36 @@ def truncate_value(value: JsonValue, max_chars: int) -> JsonValue:
 
 
 def _truncate_value(value: JsonValue, room: int, depth: int) -> tuple[JsonValue, int]:
-    """Return the truncated value and its size."""
+    """Return the truncated value and its size; of several items, none takes the room of all that follow it."""
     if isinstance(value, str):
         return _truncate_string(value, room)
-    if isinstance(value, Sequence | Mapping) and depth >= _MAX_DEPTH:
+    if not isinstance(value, Sequence | Mapping):
+        if isinstance(value, int) and value.bit_length() > 64:
+            value = math.inf if value > 0 else -math.inf
+        if value is None or math.isfinite(value):
+            return value, len(str(value))
+        return f"[cut: a number that is {value}]", 30
+    if depth >= _MAX_DEPTH:
         return "… [cut: nested deeper]", 20
+    left, last = room, len(value) - 1
     if isinstance(value, Mapping):
-        return _truncate_object(value, room, depth + 1)
-    if isinstance(value, Sequence):
-        return _truncate_array(value, room, depth + 1)
-    if isinstance(value, int) and value.bit_length() > 64:
-        value = math.inf if value > 0 else -math.inf
-    if value is None or math.isfinite(value):
-        return value, len(str(value))
-    return f"[cut: a number that is {value}]", 30
+        members: dict[str, JsonValue] = {}
+        for index, (key, item) in enumerate(value.items()):
+            if left <= 0:
+                return {**members, "…": f"[cut: {len(value) - index} more]"}, room + 20
+            name, size = _truncate_string(key, left // 2)
+            left -= size + 4
+            members[name], size = _truncate_value(item, left if index == last else left * 2 // 3, depth + 1)
+            left -= size
+        return members, room - left
+    items: list[JsonValue] = []
+    for index, item in enumerate(value):
+        if left <= 0:
+            return [*items, f"… [cut: {len(value) - index} more]"], room + 20
+        part, size = _truncate_value(item, left if index == last else left * 2 // 3, depth + 1)
+        left -= size + 2
+        items.append(part)
+    return items, room - left
 
 
 def _truncate_string(text: str, room: int) -> tuple[str, int]:
@@ -94,36 +110,6 @@ def is_truncated(value: JsonValue) -> bool:
 @lru_cache(maxsize=4096)
 def _encoded_size(char: str) -> int:
     return len(encode_data(char)) - 2
-
-
-def _truncate_array(items: Sequence[JsonValue], room: int, depth: int) -> tuple[JsonValue, int]:
-    parts: list[JsonValue] = []
-    left = room
-    for index, item in enumerate(items):
-        if left <= 0:
-            return [*parts, f"… [cut: {len(items) - index} more]"], room + 20
-        part, size = _truncate_value(item, _item_room(left, index, len(items)), depth)
-        left -= size + 2
-        parts.append(part)
-    return parts, room - left
-
-
-def _truncate_object(members: Mapping[str, JsonValue], room: int, depth: int) -> tuple[JsonValue, int]:
-    parts: dict[str, JsonValue] = {}
-    left = room
-    for index, (key, item) in enumerate(members.items()):
-        if left <= 0:
-            return {**parts, "…": f"[cut: {len(members) - index} more]"}, room + 20
-        name, size = _truncate_string(key, left // 2)
-        left -= size + 4
-        parts[name], size = _truncate_value(item, _item_room(left, index, len(members)), depth)
-        left -= size
-    return parts, room - left
-
-
-def _item_room(left: int, index: int, count: int) -> int:
-    """Return the room for one of several items: none takes the room of all that follow it."""
-    return left if index == count - 1 else left * 2 // 3
 
 
 @dataclass
