@@ -127,6 +127,7 @@ class ForgeIssue(ABC):
         name: name of the forge.
         id: id of the issue, accepted as `issue`.
         command: the character that commands in comments begin with.
+        example: short name of an issue, for messages.
 
     Raises:
         SettingsError: it is not an issue of this API, or the URL or the token is invalid.
@@ -141,7 +142,7 @@ class ForgeIssue(ABC):
     """Pattern of a short name, with the groups `project` and `number`."""
     _page_pattern: ClassVar[re.Pattern[str]]
     """Pattern of the path of an issue's page, with the same groups."""
-    _short_example: ClassVar[str]
+    example: ClassVar[str]
     _page_kinds: ClassVar[str]
     """The kinds of pages, for people."""
     _page_example: ClassVar[str]
@@ -223,7 +224,7 @@ class ForgeIssue(ABC):
         if short is not None and _is_project_path(short["project"]):
             return short
         if url_problem(text.partition("#")[0].partition("?")[0]):
-            expected = f"{self._short_example}, or the URL of the page of {self._page_kinds}"
+            expected = f"{self.example}, or the URL of the page of {self._page_kinds}"
             raise SettingsError([Problem("issue", f"{issue!r} is not an issue of {self._title}; expected {expected}")])
         page = httpx.URL(text)
         match = self._page_pattern.fullmatch(page.path)

@@ -38,7 +38,7 @@ class GitHubIssue(ForgeIssue):
     _page_pattern = re.compile(
         r"/(?P<project>[\w.-]+/[\w.-]+)/(?:issues|pull)/(?P<number>[1-9]\d{0,9})(?:/.*)?", re.ASCII
     )
-    _short_example = "owner/repo#12"
+    example = "owner/repo#12"
     _page_kinds, _page_example = "an issue or a pull request", "https://github.com/owner/repo/issues/12"
     _api_path = "/api/v3"
     _token_variable, _trusted_variable = "GITHUB_TOKEN", "GITHUB_TRUSTED_USERS"

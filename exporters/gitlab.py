@@ -39,7 +39,7 @@ class GitLabIssue(ForgeIssue):
     _title = "GitLab"
     _short_pattern = re.compile(rf"(?:gitlab:)?{_PROJECT_PATTERN}(?P<kind>[#!])(?P<number>[1-9]\d{{0,9}})")
     _page_pattern = re.compile(rf"/{_PROJECT_PATTERN}/-/{_KIND_PATTERN}/(?P<number>[1-9]\d{{0,9}})(?:/.*)?")
-    _short_example = "group/project#12, group/project!7"
+    example = "group/project#12"
     _page_kinds, _page_example = "an issue or a merge request", "https://gitlab.com/group/project/-/issues/12"
     _api_path = "/api/v4"
     _token_variable, _trusted_variable = "GITLAB_TOKEN", "GITLAB_TRUSTED_USERS"
