@@ -17,15 +17,14 @@ from replanning.llm.provider import LLMProvider
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal, Task, ToolSpec
-from replanning.plan.types import JsonObject
-from replanning.planning.actions import run_action, run_step
+from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
-from replanning.planning.phases import run_phase
 from replanning.planning.recovery import LineagePolicy, PlanningAlternativeProvider
 from replanning.planning.session import PlanningSession
-from replanning.planning.state import PlanningState, TaskRequest, latest_phase_output, validate_output
-from replanning.planning.tasks import PlanningTask, initial_plan, is_action, is_phase_reached, phase_of, with_tools
+from replanning.planning.state import PlanningState, TaskRequest, validate_output
+from replanning.planning.tasks import PLANNING_PHASES, PlanningTask, is_action, is_phase_reached, phase_of, phase_task
+from replanning.planning.work import run_action, run_phase, run_step
 from replanning.run.run import PlanRun, RunResult, TaskContext, Work, validate_work
 from replanning.settings import AlternativeSettings, LimitSettings, Settings
 from replanning.telemetry.exporter import Exporter
@@ -86,7 +85,18 @@ class PlanningCoordinator:
         max_concurrency: int = 8,
         wait_for_answers: bool = True,
     ) -> None:
-        _check_inputs(config, llm_client, task)
+        if not isinstance(config, Settings):
+            raise TypeError(f"config is {brief_repr(config)}; expected Settings, such as load_settings() gives")
+        if not isinstance(llm_client, LLMProvider):
+            raise TypeError(
+                f"llm_client is {brief_repr(llm_client)}; expected a language model, such as create_llm_provider() gives"
+            )
+        if not isinstance(task, str | Goal | TaskRequest):
+            raise TypeError(f"task is {brief_repr(task)}; expected a goal in words, a Goal or a TaskRequest")
+        goal = Goal(objective=task) if isinstance(task, str) else task
+        self._request = goal if isinstance(goal, TaskRequest) else TaskRequest(goal=goal)
+        if not self._request.goal.objective.strip():
+            raise ValueError("the goal is empty; say what is to be achieved")
         if work is not None:
             validate_work(work)
         self.settings = config
@@ -94,8 +104,6 @@ class PlanningCoordinator:
         self._max_concurrency, self._wait_for_answers = max_concurrency, wait_for_answers
         self._library = tools if isinstance(tools, Plan) else Plan(goal=Goal(objective=""), tools=tuple(tools))
         self._tools = {tool.name: tool for tool in self._library.tools}
-        goal = Goal(objective=task) if isinstance(task, str) else task
-        self._request = goal if isinstance(goal, TaskRequest) else TaskRequest(goal=goal)
         self.environment = environment = environment or Environment()
         self._recovery = PlanningAlternativeProvider()
         settings = _engine_settings(config)
@@ -209,8 +217,17 @@ class PlanningCoordinator:
         phases = {task.id for task in plan.tasks if phase_of(task) is not None}
         if not tasks:
             return None
-        made = with_tools(self._library, plan.goal, [_standalone_action(task, phases) for task in tasks])
-        return Plan.model_validate(made.model_dump())
+        alone = list[Task]()
+        for task in tasks:
+            notes = PlanningTask.of(task).model_copy(update={"by": "", "tool": "", "unapproved": False})
+            # An outcome that the model expects is not a command that could check it.
+            changed: dict[str, object] = {"metadata": notes.to_metadata(), "acceptance": ()}
+            changed["depends_on"] = tuple(name for name in task.depends_on if name not in phases)
+            alone.append(task.model_copy(update=changed))
+        return Plan.model_validate(self._plan_of(plan.goal, alone).model_dump())
+
+    def _plan_of(self, goal: Goal, tasks: Sequence[Task]) -> Plan:
+        return self._library.model_copy(update={"goal": goal, "tasks": tuple(tasks), "sequential": False})
 
     def _require_work(self) -> None:
         """Raise NotRunning without `work`, before a model is paid for planning."""
@@ -220,7 +237,7 @@ class PlanningCoordinator:
     async def _run_until_output(self, phase: Phase, model: type[_Output], run_id: str | None) -> _Output | None:
         if not await self._run_until(phase, run_id):
             return None
-        return validate_output(model, latest_phase_output(self.state, self._current_run.live, phase))
+        return validate_output(model, self.state.phase_output(phase))
 
     async def _run_until(self, phase: Phase, run_id: str | None) -> bool:
         """Run until a phase is done, and pause there; return whether it was reached."""
@@ -242,10 +259,12 @@ class PlanningCoordinator:
         if run_id is not None and any(info.run == run_id for info in self.engine.store.runs()):
             await self._drive_run(self.engine.resume(run_id))
         else:
-            request = self._request.to_metadata()
-            plan = initial_plan(
-                self._request.goal, self._library, request, tool_loop=not self.settings.planning.enabled
-            )
+            phases = [*PLANNING_PHASES, Phase.REFLECTION] if self.settings.planning.enabled else [Phase.EXECUTION]
+            notes, tasks = PlanningTask(request=self._request.to_metadata()), list[Task]()
+            for phase in phases:
+                before = [task.id for task in tasks[-1:]]
+                tasks.append(phase_task(phase, TaskId(phase.value), before, None if tasks else notes))
+            plan = self._plan_of(self._request.goal, tasks)
             await self._drive_run(self.engine.open(plan, run_id=run_id))
         while await self._await_clarification():
             await self._drive_run(self.engine.resume(self._current_run.id))
@@ -298,21 +317,6 @@ class PlanningCoordinator:
             await run_workers(run, work, self._max_concurrency)
 
 
-def _check_inputs(config: object, llm: object, task: object) -> None:
-    """Raise TypeError for arguments of the wrong type, and ValueError for an empty goal."""
-    if not isinstance(config, Settings):
-        raise TypeError(f"config is {brief_repr(config)}; expected Settings, such as load_settings() gives")
-    if not isinstance(llm, LLMProvider):
-        raise TypeError(
-            f"llm_client is {brief_repr(llm)}; expected a language model, such as create_llm_provider() gives"
-        )
-    if not isinstance(task, str | Goal | TaskRequest):
-        raise TypeError(f"task is {brief_repr(task)}; expected a goal in words, a Goal or a TaskRequest")
-    goal = task.goal if isinstance(task, TaskRequest) else task
-    if not (goal if isinstance(goal, str) else goal.objective).strip():
-        raise ValueError("the goal is empty; say what is to be achieved")
-
-
 def _engine_settings(settings: Settings) -> Settings:
     """Return settings with which the engine applies the decisions of planning mode without weighing them again."""
     planning = settings.planning.replanning
@@ -331,15 +335,6 @@ def _engine_settings(settings: Settings) -> Settings:
         "cooldown": 0.0,
     }
     return settings.model_copy(update=changed)
-
-
-def _standalone_action(task: Task, phases: set[str]) -> Task:
-    """Return an action as a task of a plan without phases."""
-    depends_on = tuple(name for name in task.depends_on if name not in phases)
-    notes = PlanningTask.of(task).model_copy(update={"by": "", "tool": "", "unapproved": False})
-    # An outcome that the model expects is not a command that could check it.
-    changed: dict[str, object] = {"depends_on": depends_on, "metadata": notes.to_metadata(), "acceptance": ()}
-    return task.model_copy(update=changed)
 
 
 async def _no_work(task: Task, _: TaskContext) -> object:

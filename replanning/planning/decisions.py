@@ -263,7 +263,20 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
     A replan always has a level, a target and, where it asks the user, questions. A decision without a replan has none.
     """
     notes: list[str] = []
-    decision = _normalise_questions(decision, notes)
+    requested = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
+    if requested or decision.clarification_needed:
+        if not decision.clarification_needed:
+            notes.append("clarification_needed was false, but a clarification was requested")
+        questions = _non_blank(decision.clarification_questions)
+        if not questions:
+            questions, source = _non_blank(decision.issues_found), "the issues found are asked about"
+            if not questions:
+                questions, source = _non_blank((decision.reasoning,)), "its reasoning is shown"
+            notes.append(f"a clarification without questions: {source if questions else 'there is nothing to ask'}")
+        changed: dict[str, object] = {"clarification_needed": bool(questions), "clarification_questions": questions}
+        if requested and not questions:  # it would spend a request and do nothing
+            changed |= {"replan_needed": False, "replan_type": ReplanType.NONE}
+        decision = decision.model_copy(update=changed)
     kind, needed = decision.replan_type, decision.replan_needed
     if needed and kind is ReplanType.NONE:
         notes.append("replan_needed was true, but replan_type none: the run continues")
@@ -271,43 +284,20 @@ def normalise(decision: ReplanDecision) -> NormalisedDecision:
     elif not needed and kind is not ReplanType.NONE:
         notes.append(f"replan_type was {kind}, but replan_needed false: the run continues")
         decision = decision.model_copy(update={"replan_type": ReplanType.NONE})
-    return NormalisedDecision(_normalise_target(decision, notes), tuple(notes))
-
-
-def _normalise_questions(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
-    """Give a decision that asks the user questions to ask, or drop the request."""
-    requested = decision.replan_needed and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
-    if not requested and not decision.clarification_needed:
-        return decision
-    if not decision.clarification_needed:
-        notes.append("clarification_needed was false, but a clarification was requested")
-    questions = _non_blank(decision.clarification_questions)
-    if not questions:
-        questions, source = _non_blank(decision.issues_found), "the issues found are asked about"
-        if not questions:
-            questions, source = _non_blank((decision.reasoning,)), "its reasoning is shown"
-        notes.append(f"a clarification without questions: {source if questions else 'there is nothing to ask'}")
-    changed: dict[str, object] = {"clarification_needed": bool(questions), "clarification_questions": questions}
-    if requested and not questions:  # it would spend a request and do nothing
-        changed |= {"replan_needed": False, "replan_type": ReplanType.NONE}
-    return decision.model_copy(update=changed)
-
-
-def _normalise_target(decision: ReplanDecision, notes: list[str]) -> ReplanDecision:
-    """Give a decision the level and target of its type."""
-    level, target, targets = decision.replan_level, decision.target_phase, REPLAN_TARGETS[decision.replan_type]
+    kind, level, target = decision.replan_type, decision.replan_level, decision.target_phase
+    targets = REPLAN_TARGETS[kind]
     if not targets:
-        return decision.model_copy(update={"replan_level": None, "target_phase": None})
+        decision = decision.model_copy(update={"replan_level": None, "target_phase": None})
+        return NormalisedDecision(decision, tuple(notes))
     # The level that returns to the named phase, else the default.
     fitting = next((number for number, phase in targets.items() if phase is target), next(iter(targets)))
     right = level if level is not None and level in targets else fitting
     if level not in (None, right):
-        notes.append(f"replan_level was {level}, but {decision.replan_type} has level {right}")
+        notes.append(f"replan_level was {level}, but {kind} has level {right}")
     if target not in (None, targets[right]):
-        notes.append(
-            f"target_phase was {target}, but {decision.replan_type} at level {right} returns to {targets[right]}"
-        )
-    return decision.model_copy(update={"replan_level": right, "target_phase": targets[right]})
+        notes.append(f"target_phase was {target}, but {kind} at level {right} returns to {targets[right]}")
+    decision = decision.model_copy(update={"replan_level": right, "target_phase": targets[right]})
+    return NormalisedDecision(decision, tuple(notes))
 
 
 def _non_blank(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -628,3 +618,77 @@ def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCo
     if band == "ask" and asks:  # executing it is asking the user
         band = "execute_with_warning"
     return Ruling(band, reason, questions=questions, fingerprint=key)
+
+
+# Records
+
+
+class RecordModel(BaseModel):
+    """Base of what is journaled: immutable, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DecisionRecord(RecordModel):
+    """Outcome of a decision.
+
+    Attributes:
+        replan_id: its id: `p1`, `p2`, … in each run.
+        llm_decision: the decision as the model wrote it; None if there is none.
+        confidence: the model's confidence; None without a decision.
+        executed: true if the replan was executed.
+        override_reason: reason for skipping a replan that the model wanted.
+        timestamp: start of deciding, in UTC.
+        result: outcome; replans that were not executed are skipped.
+        duration: seconds spent deciding and executing, without waiting for a person.
+        reason: the rule that applied, in words.
+        notes: corrections that were made to normalise the decision.
+        replan_type: its type after that.
+        error: reason for the failure, or for the missing decision.
+        instead_of: id of the replan that could not be executed and that this one substitutes.
+    """
+
+    replan_id: str
+    phase: Phase
+    llm_decision: JsonObject | None
+    confidence: float | None
+    executed: bool
+    override_reason: OverrideReason | None
+    timestamp: str
+    result: Literal["success", "failure", "skipped"]
+    duration: float
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    replan_type: ReplanType = ReplanType.NONE
+    cause: ReplanCause = ReplanCause()
+    error: str = ""
+    instead_of: str | None = None
+
+    @property
+    def problem(self) -> str:
+        """The reason why the replan was not executed, or failed; empty if it succeeded."""
+        return "" if self.result == "success" else self.error or self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRequest:
+    """Input of a decision prompt.
+
+    Attributes:
+        prompt_data: the output of the phase, with the data for judging it.
+        replan_types: replan types that the limits allow.
+        counts: replans spent so far.
+        refusal: reason why the replan that the model wanted is not possible, to ask for another one; else empty.
+        rejected_reply: its last reply, cut, if that was unusable; else empty.
+    """
+
+    phase: Phase
+    prompt_data: JsonObject
+    cause: ReplanCause
+    replan_types: tuple[ReplanType, ...]
+    counts: ReplanCounts
+    limits: ReplanLimits
+    earlier_decisions: tuple[DecisionRecord, ...] = ()
+    refusal: str = ""
+    rejected_reply: str = ""
+    problem: str = ""

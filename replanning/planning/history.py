@@ -49,8 +49,8 @@ from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, RunId
-from replanning.planning.decisions import Phase
-from replanning.planning.manager import DecisionRecord, ReplanNote
+from replanning.planning.decisions import DecisionRecord, Phase
+from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
 from replanning.planning.tasks import PlanningTask, is_action, phase_of, tool_name
@@ -63,8 +63,6 @@ _MAX_OUTPUT_CHARS: Final = 20_000
 
 _LineContent = tuple[LineType, JsonObject]
 """Type of a line, and its fields beside the common ones."""
-
-_AttemptEnd = AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted
 
 
 class HistoryLineBuilder:
@@ -101,27 +99,67 @@ class HistoryLineBuilder:
         self._state.fold(record)
         lines = list(self._decision_lines(record, live))
         if content := self._content(record, live):
-            lines.append(self._line(content[0], record.seq, format_iso_time(record.at), content[1]))
+            head: JsonObject = {"type": content[0], "timestamp": format_iso_time(record.at), **self._common_fields}
+            lines.append({**head, "seq": record.seq, **content[1]})
         return lines
-
-    def _line(self, kind: LineType, seq: int, timestamp: str, fields: JsonObject) -> JsonObject:
-        return {"type": kind, "timestamp": timestamp, **self._common_fields, "seq": seq, **fields}
 
     def _content(self, record: Record, live: LivePlan) -> _LineContent | None:
         """Return the line of a record, apart from decisions."""
+        state, fields = self._state, dict[str, JsonValue]()
         match record.body:
-            case PlanningNoted() as body:
-                return self._note_content(body)
+            case PlanningNoted(type="plan"):
+                *earlier, new = state.plans
+                plan: JsonObject = {
+                    "number": new.number,
+                    "goal_understanding": self._goal,
+                    "task_decomposition": new.decomposition.model_dump(mode="json"),
+                    "action_plan": new.action_plan.model_dump(mode="json"),
+                    "tasks": dict(new.tasks),
+                    "kept": list(new.kept),
+                }
+                if not earlier:
+                    return "plan", {"plan": plan}
+                changes = list(_diff_plans(earlier[-1], new))
+                return "revision", {"reason": new.reason, "changes": changes, "updated_plan": plan}
+            case PlanningNoted(type="reflection", data=data):
+                return "reflection", {"evaluation": data}
+            case PlanningNoted(type="output", data={"phase": Phase.GOAL_UNDERSTANDING, "value": value}):
+                self._goal = value
+            case PlanningNoted(type="assumed", data=data):
+                return "execution", {"event": "assumed", **data}
+            case PlanningNoted(type="completion", data=data) if data.get("status") == "requires_human_intervention":
+                return "completion", {**data, "done": False}
             case AttemptStarted() as body:
                 self._started_at[body.attempt] = record.at
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() | AttemptInterrupted() as body:
-                return self._attempt_content(body, record.at, live)
-            case PlanRevised() as body:
-                return _change_content(body)
+                task = live.entry(body.task).task
+                if not is_action(task):
+                    return None
+                arguments = state.calls.get(body.attempt, dict(task.arguments))
+                fields = {
+                    "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
+                    "task_id": state.name_of(live.entry(body.task).root),
+                    "attempt": body.attempt,
+                    "tool": tool_name(task) or None,
+                    "arguments": truncate_value(arguments, _MAX_OUTPUT_CHARS),
+                    "seconds": record.at - self._started_at.pop(body.attempt, record.at),
+                }
+                if isinstance(body, AttemptSucceeded):
+                    return "execution", {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
+                failure = body.failure
+                error: JsonObject = {"type": failure.type, "message": failure.message, "kind": failure.kind}
+                return "execution", {**fields, "error": error, "tried_again": body.retry_at is not None}
+            case PlanRevised() as body if not any(map(_is_planning_change, body.changes)):
+                # What no other line covers: fallbacks, retries, skips, and changes by people.
+                edits: list[JsonValue] = [
+                    {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
+                    for change in body.changes
+                ]
+                return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": edits}
             case QuestionAsked(question=question, text=text):
-                fields: JsonObject = {"event": "asked", "question": question, "text": text}
-                if self._state.is_clarification(question):
-                    held = self._state.held[self._state.questions[question]]
+                fields = {"event": "asked", "question": question, "text": text}
+                if state.is_clarification(question):
+                    held = state.held[state.questions[question]]
                     fields |= {"questions": [*held.questions], "assumptions": [*held.effective_assumptions]}
                 return "execution", fields
             case QuestionAnswered() as body:
@@ -129,50 +167,20 @@ class HistoryLineBuilder:
                 return "execution", {**fields, "comment": body.comment} if body.comment else fields
             case RunResumed():
                 return "execution", {"event": "resumed"}
-            case RunEnded() as body:
-                return self._end_content(body)
+            case RunEnded(status="succeeded" | "failed" | "aborted") as body:
+                noted = state.completion or {"phase": "completion", "status": body.status}
+                return "completion", {**noted, "result": body.status, "reason": body.reason, "done": True}
+            case RunEnded() as body:  # it can be resumed
+                return "execution", {"event": body.status, "reason": body.reason}
         return None
-
-    def _note_content(self, body: PlanningNoted) -> _LineContent | None:
-        match body.type:
-            case "plan":
-                return self._plan_content()
-            case "reflection":
-                return "reflection", {"evaluation": body.data}
-            case "output" if body.data.get("phase") == Phase.GOAL_UNDERSTANDING:
-                self._goal = body.data["value"]
-            case "assumed":
-                return "execution", {"event": "assumed", **body.data}
-            case "completion" if body.data.get("status") == "requires_human_intervention":
-                return "completion", {**body.data, "done": False}
-        return None
-
-    def _plan_content(self) -> _LineContent:
-        """Return the newest plan, with its changes unless it is the first."""
-        *earlier, new = self._state.plans
-        plan: JsonObject = {
-            "number": new.number,
-            "goal_understanding": self._goal,
-            "task_decomposition": new.decomposition.model_dump(mode="json"),
-            "action_plan": new.action_plan.model_dump(mode="json"),
-            "tasks": dict(new.tasks),
-            "kept": list(new.kept),
-        }
-        if not earlier:
-            return "plan", {"plan": plan}
-        return "revision", {"reason": new.reason, "changes": list(_diff_plans(earlier[-1], new)), "updated_plan": plan}
 
     def _decision_lines(self, record: Record, live: LivePlan) -> Iterator[JsonObject]:
         """Return the lines of decisions whose replan has changed the plan by now, or will not change it any more."""
         note, settled = None, isinstance(record.body, PlanRevised | RunEnded)
         if isinstance(record.body, PlanningNoted) and record.body.type == "replan":
             note = ReplanNote.model_validate(record.body.data, strict=False)
-            considered = note.considered
-            settled = (
-                considered is not None
-                and self._pending is not None
-                and considered.replan_id != self._pending[1].replan_id
-            )
+            considered, pending = note.considered, self._pending
+            settled = considered is not None and pending is not None and considered.replan_id != pending[1].replan_id
         if settled and self._pending is not None:
             pending, self._pending = self._pending, None
             yield self._decision_line(*pending, live)
@@ -189,48 +197,9 @@ class HistoryLineBuilder:
             yield self._decision_line(record.seq, note.record, before, live)
 
     def _decision_line(self, seq: int, record: DecisionRecord, before: JsonObject, live: LivePlan) -> JsonObject:
-        fields: JsonObject = {
-            **record.model_dump(mode="json"),
-            "plan_before": before,
-            "plan_after": _plan_snapshot(live),
-        }
-        return self._line("replan_decision", seq, record.timestamp, fields)
-
-    def _attempt_content(self, body: _AttemptEnd, at: float, live: LivePlan) -> _LineContent | None:
-        """Return the line for the end of an attempt at an action."""
-        task = live.entry(body.task).task
-        if not is_action(task):
-            return None
-        arguments = self._state.calls.get(body.attempt, dict(task.arguments))
-        fields: JsonObject = {
-            "event": "succeeded" if isinstance(body, AttemptSucceeded) else "failed",
-            "task_id": self._state.name_of(live.entry(body.task).root),
-            "attempt": body.attempt,
-            "tool": tool_name(task) or None,
-            "arguments": truncate_value(arguments, _MAX_OUTPUT_CHARS),
-            "seconds": at - self._started_at.pop(body.attempt, at),
-        }
-        if isinstance(body, AttemptSucceeded):
-            return "execution", {**fields, "result": truncate_value(body.output, _MAX_OUTPUT_CHARS)}
-        failure = body.failure
-        error: JsonObject = {"type": failure.type, "message": failure.message, "kind": failure.kind}
-        return "execution", {**fields, "error": error, "tried_again": body.retry_at is not None}
-
-    def _end_content(self, body: RunEnded) -> _LineContent:
-        if body.status not in ("succeeded", "failed", "aborted"):  # it can be resumed
-            return "execution", {"event": body.status, "reason": body.reason}
-        noted = self._state.completion or {"phase": "completion", "status": body.status}
-        return "completion", {**noted, "result": body.status, "reason": body.reason, "done": True}
-
-
-def _change_content(body: PlanRevised) -> _LineContent | None:
-    """Return the line of a plan change that no other line covers: fallbacks, retries, skips, and manual changes."""
-    if any(map(_is_planning_change, body.changes)):
-        return None
-    changes: list[JsonValue] = [
-        {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)} for change in body.changes
-    ]
-    return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": changes}
+        head: JsonObject = {"type": "replan_decision", "timestamp": record.timestamp, **self._common_fields, "seq": seq}
+        plans: JsonObject = {"plan_before": before, "plan_after": _plan_snapshot(live)}
+        return {**head, **record.model_dump(mode="json"), **plans}
 
 
 def _is_planning_change(change: PlanChange) -> bool:
@@ -337,11 +306,8 @@ def _sorted_lines(path: Path) -> list[JsonObject]:
     return sorted(_valid_lines(path), key=_line_seq)
 
 
-def _archive_or_delete(path: Path, archive: Path | None) -> Path | str:
-    """Move a file into another folder, perhaps on another disk, under a free name; return it, empty if deleted."""
-    if archive is None:
-        path.unlink()
-        return ""
+def _copy_into(archive: Path, path: Path) -> Path:
+    """Copy a file into another folder, perhaps on another disk, under a free name, and return it."""
     archive.mkdir(parents=True, exist_ok=True)
     number, target = 1, archive / path.name
     while target.exists():
@@ -355,7 +321,6 @@ def _archive_or_delete(path: Path, archive: Path | None) -> Path | str:
         copy.rename(target)
     finally:
         copy.unlink(missing_ok=True)
-    path.unlink()
     return target
 
 
@@ -531,11 +496,7 @@ class PlanningHistoryStore:
     # Keeping tidy
 
     def prune(
-        self,
-        retention_days: float = 90,
-        archive_directory: str | PathLike[str] | None = None,
-        *,
-        dry_run: bool = False,
+        self, retention_days: float = 90, archive_directory: str | PathLike[str] | None = None, *, dry_run: bool = False
     ) -> list[PrunedTask]:
         """Archive or delete the files of tasks that finished long ago; unfinished tasks are never touched.
 
@@ -561,21 +522,20 @@ class PlanningHistoryStore:
                     signature, lines = _file_signature(path), _sorted_lines(path)
                     # A task that went on after its completion is unfinished; a reflection alone does not count.
                     last = next((line for line in reversed(lines) if line["type"] != "reflection"), {})
-                    age = self._clock.now() - _timestamp_seconds(str(last.get("timestamp")))
-                    if (
-                        last.get("type") != "completion"
-                        or last.get("done") is not True
-                        or age < 86_400 * retention_days
-                    ):
+                    if last.get("type") != "completion" or last.get("done") is not True:
                         continue
-                    target: Path | str = "" if archive is None else archive / path.name
+                    if self._clock.now() - _timestamp_seconds(str(last["timestamp"])) < 86_400 * retention_days:
+                        continue
+                    archived = "" if archive is None else str(archive / path.name)
                     if not dry_run:
                         with file_lock(self._lock_path):
                             if _file_signature(path) != signature:  # it was written to just now
                                 continue
-                            target = _archive_or_delete(path, archive)
+                            if archive is not None:
+                                archived = str(_copy_into(archive, path))
+                            path.unlink()
                         self._cache.pop(task, None)
-                    pruned.append(PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), str(target)))
+                    pruned.append(PrunedTask(task, str(last["issue_id"]), str(last["timestamp"]), archived))
         finally:
             if not dry_run:
                 self._remove_index()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple, Protocol
-
-from pydantic import BaseModel, ConfigDict
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple
 
 from replanning.environment import Environment
 from replanning.errors import (
@@ -26,8 +24,11 @@ from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
     ALLOWED_REPLANS,
     REPLAN_TARGETS,
+    DecisionRecord,
+    DecisionRequest,
     OverrideReason,
     Phase,
+    RecordModel,
     ReplanCause,
     ReplanCounts,
     ReplanDecision,
@@ -42,16 +43,13 @@ from replanning.planning.decisions import (
     normalise,
     parse_decision,
 )
+from replanning.planning.prompts import ReplanPromptBuilder
 
 ReplanStage = Literal["idle", "deciding", "awaiting_user", "generating", "applying", "applied", "failed"]
 """Progress of a replan."""
 
 
-class _RecordModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Consideration(_RecordModel):
+class Consideration(RecordModel):
     """A decision with its ruling; JSON-serialisable, so that it can wait for a person and survive a restart.
 
     Attributes:
@@ -88,44 +86,7 @@ class Consideration(_RecordModel):
         return self.normalised[0]
 
 
-class DecisionRecord(_RecordModel):
-    """Outcome of a decision. Fields not listed here are as in `Consideration`.
-
-    Attributes:
-        confidence: the model's confidence; None without a decision.
-        executed: true if the replan was executed.
-        override_reason: reason for skipping a replan that the model wanted.
-        result: outcome; replans that were not executed are skipped.
-        duration: seconds spent deciding and executing, without waiting for a person.
-        reason: the rule that applied, in words.
-        notes: corrections that were made to normalise the decision.
-        replan_type: its type after that.
-        error: reason for the failure, or for the missing decision.
-    """
-
-    replan_id: str
-    phase: Phase
-    llm_decision: JsonObject | None
-    confidence: float | None
-    executed: bool
-    override_reason: OverrideReason | None
-    timestamp: str
-    result: Literal["success", "failure", "skipped"]
-    duration: float
-    reason: str = ""
-    notes: tuple[str, ...] = ()
-    replan_type: ReplanType = ReplanType.NONE
-    cause: ReplanCause = ReplanCause()
-    error: str = ""
-    instead_of: str | None = None
-
-    @property
-    def problem(self) -> str:
-        """The reason why the replan was not executed, or failed; empty if it succeeded."""
-        return "" if self.result == "success" else self.error or self.reason
-
-
-class ReplanNote(_RecordModel):
+class ReplanNote(RecordModel):
     """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest."""
 
     stage: ReplanStage
@@ -134,7 +95,7 @@ class ReplanNote(_RecordModel):
     record: DecisionRecord | None = None
 
 
-class ReplanStatistics(_RecordModel):
+class ReplanStatistics(RecordModel):
     """Statistics of the decisions of a run.
 
     Attributes:
@@ -162,42 +123,6 @@ class ReplanStatistics(_RecordModel):
 
 MODEL_UNAVAILABLE_ERRORS: Final = (LLMUnavailable, LLMTimeout, LLMRequestRejected)
 """Errors that do not depend on the prompt: the model is unavailable, or rejects requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionRequest:
-    """Input of a decision prompt.
-
-    Attributes:
-        prompt_data: the output of the phase, with the data for judging it.
-        replan_types: replan types that the limits allow.
-        counts: replans spent so far.
-        refusal: reason why the replan that the model wanted is not possible, to ask for another one; else empty.
-        rejected_reply: its last reply, cut, if that was unusable; else empty.
-    """
-
-    phase: Phase
-    prompt_data: JsonObject
-    cause: ReplanCause
-    replan_types: tuple[ReplanType, ...]
-    counts: ReplanCounts
-    limits: ReplanLimits
-    earlier_decisions: tuple[DecisionRecord, ...] = ()
-    refusal: str = ""
-    rejected_reply: str = ""
-    problem: str = ""
-
-
-class DecisionPrompts(Protocol):
-    """Writer of decision prompts."""
-
-    def system(self) -> str:
-        """Return the system prompt."""
-        ...
-
-    def decision(self, request: DecisionRequest) -> str:
-        """Return the prompt for a decision; with `refusal` for another replan, with `problem` for a usable reply."""
-        ...
 
 
 class DecisionResponse(NamedTuple):
@@ -249,7 +174,7 @@ class ReplanManager:
     def __init__(
         self,
         llm: LLMProvider,
-        prompts: DecisionPrompts,
+        prompts: ReplanPromptBuilder,
         limits: ReplanLimits | None = None,
         *,
         counts: ReplanCounts | None = None,
@@ -371,7 +296,7 @@ class ReplanManager:
             return DecisionResponse(None, reply_problem(completion, str(error)), unusable_text=completion.text)
 
     async def execute_replan(
-        self, considered: Consideration, apply: ApplyReplan, *, resumed: bool = False
+        self, considered: Consideration, apply: ApplyReplan | None, *, resumed: bool = False
     ) -> DecisionRecord:
         """Execute a replan that its ruling allows or that the user approved.
 
@@ -380,7 +305,7 @@ class ReplanManager:
 
         Args:
             considered: the replan.
-            apply: executes it.
+            apply: executes it; None if the engine does, or if it was done before the run was interrupted.
             resumed: true if it had begun before the run was interrupted, so that it is counted already.
 
         Raises:
@@ -398,7 +323,8 @@ class ReplanManager:
         self._notify("applying", considered)
         began, error = self._clock.now(), ""
         try:
-            await apply(decision)
+            if apply is not None:
+                await apply(decision)
         except StoreError:  # a run ends without its journal
             raise
         except Exception as caught:  # noqa: BLE001 - a failed replan leaves the run as it was

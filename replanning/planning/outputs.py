@@ -300,18 +300,17 @@ def parse_planning(text: str, phase: Phase) -> PlanningReply:
     def missing(reply: PlanningReply) -> str:
         return "" if getattr(reply, expected) or reply.error else f"expected {expected!r} or 'error'"
 
-    return _parse_reply(text, PlanningReply, expected, missing)
+    return parse_reply(text, PlanningReply, expected, missing)
 
 
-def parse_reply(text: str, model: type[_Reply]) -> _Reply:
+def parse_reply(
+    text: str, model: type[_Reply], bare_field: str | None = None, missing: Callable[[_Reply], str] = lambda _: ""
+) -> _Reply:
     """Return the reply of a later phase, such as an `ExecutionReply` or a `CompletionReply`.
 
     LLMResponseInvalid lists all problems of the likeliest object.
     """
-    return _parse_reply(text, model, _BARE_FIELDS.get(model), lambda _: "")
-
-
-def _parse_reply(text: str, model: type[_Reply], bare_field: str | None, missing: Callable[[_Reply], str]) -> _Reply:
+    bare = bare_field or _BARE_FIELDS.get(model)
     if len(text) > MAX_REPLY_CHARS:
         raise LLMResponseInvalid(f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
 
@@ -319,6 +318,6 @@ def _parse_reply(text: str, model: type[_Reply], bare_field: str | None, missing
         return sum(name in model.model_fields for name in value)
 
     def unwrap(value: JsonObject) -> JsonObject:
-        return value if bare_field is None or fields_in(value) else {bare_field: value}
+        return value if bare is None or fields_in(value) else {bare: value}
 
     return parse_json_reply(text, model, unwrap, fields_in, missing)

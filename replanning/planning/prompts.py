@@ -17,12 +17,12 @@ from replanning.planning.decisions import (
     LEVEL_DESCRIPTIONS,
     REPLAN_TARGETS,
     CountName,
+    DecisionRequest,
     Phase,
     ReplanCause,
     ReplanType,
     exhausted_limit,
 )
-from replanning.planning.manager import DecisionRecord, DecisionRequest
 from replanning.planning.tasks import tool_parameters
 from replanning.settings import PlanningSettings
 
@@ -52,26 +52,11 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
         usage["retries_of_this_action"] = (counts.retries.get(cause.action, 0), limits.action_retries)
     if cause.lineage is not None:
         usage["replans_for_this_action"] = (counts.lineages.get(cause.lineage, 0), limits.replans_per_lineage)
-    data: JsonObject = {
-        "phase": request.phase.value,
-        "limits": {name: {"used": used, "of": limit} for name, (used, limit) in usage.items()},
-        "replans": [_decision_summary(record) for record in request.earlier_decisions[-_MAX_VALUES:]],
-    }
-    if cause != ReplanCause():
-        fields = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
-        data["cause"] = {name: value for name, value in fields.items() if value}
-    if request.refusal:
-        data["refused"] = request.refusal
-    if request.problem:
-        data["rejected"] = [{"reply": request.rejected_reply, "problem": request.problem}]
-    return data
-
-
-def _decision_summary(record: DecisionRecord) -> JsonObject:
-    decision = record.llm_decision or {}
-    continued = record.replan_type is ReplanType.NONE and record.result == "skipped"
-    return _without_empty(
-        {
+    earlier = list[JsonValue]()
+    for record in request.earlier_decisions[-_MAX_VALUES:]:
+        decision = record.llm_decision or {}
+        continued = record.replan_type is ReplanType.NONE and record.result == "skipped"
+        summary: JsonObject = {
             "replan": record.replan_id,
             "phase": record.phase.value,
             "type": record.replan_type.value,
@@ -84,18 +69,20 @@ def _decision_summary(record: DecisionRecord) -> JsonObject:
             "because": record.reason,
             "error": record.error,
         }
-    )
-
-
-def _replan_options(request: DecisionRequest) -> str:
-    """Return the replans that the limits allow, one line for each level with its target."""
-    lines = ['- "none": go on (`replan_needed` false)']
-    for kind in request.replan_types:
-        for level, target in REPLAN_TARGETS[kind].items():
-            if not exhausted_limit(kind, target, request.limits, request.counts, request.cause):
-                description = _REPLAN_DESCRIPTIONS.get(kind, LEVEL_DESCRIPTIONS[level])
-                lines.append(f'- "{kind}", level {level}, target "{target}": {description}')
-    return "\n".join(lines)
+        earlier.append(_without_empty(summary))
+    data: JsonObject = {
+        "phase": request.phase.value,
+        "limits": {name: {"used": used, "of": limit} for name, (used, limit) in usage.items()},
+        "replans": earlier,
+    }
+    if cause != ReplanCause():
+        fields = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
+        data["cause"] = {name: value for name, value in fields.items() if value}
+    if request.refusal:
+        data["refused"] = request.refusal
+    if request.problem:
+        data["rejected"] = [{"reply": request.rejected_reply, "problem": request.problem}]
+    return data
 
 
 def _without_empty(data: JsonObject) -> JsonObject:
@@ -286,10 +273,14 @@ class ReplanPromptBuilder:
     def decision(self, request: DecisionRequest) -> str:
         """Return the prompt that asks whether to replan, for another replan after a refusal, or for a usable reply."""
         refused = f"\n{self._templates['refused']}" if request.refusal else ""
-        closing = [
-            self._templates[f"decide_{request.phase}"],
-            _fill_template(self._templates["decision"], {"types": _replan_options(request), "refused": refused}),
-        ]
+        options = ['- "none": go on (`replan_needed` false)']
+        for kind in request.replan_types:
+            for level, target in REPLAN_TARGETS[kind].items():
+                if not exhausted_limit(kind, target, request.limits, request.counts, request.cause):
+                    description = _REPLAN_DESCRIPTIONS.get(kind, LEVEL_DESCRIPTIONS[level])
+                    options.append(f'- "{kind}", level {level}, target "{target}": {description}')
+        slots = {"types": "\n".join(options), "refused": refused}
+        closing = [self._templates[f"decide_{request.phase}"], _fill_template(self._templates["decision"], slots)]
         return self._assemble({**request.prompt_data, **_decision_data(request)}, closing)
 
     def _assemble(self, data: JsonObject, closing: list[str]) -> str:

@@ -15,7 +15,6 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, TaskId
-from replanning.planning.actions import reflect
 from replanning.planning.decisions import (
     Phase,
     ReplanCause,
@@ -42,6 +41,7 @@ from replanning.planning.tasks import (
     repeat_phases,
     tool_name,
 )
+from replanning.planning.work import reflect
 from replanning.settings import Settings
 
 _MAX_ATTEMPTS: Final = 10
@@ -87,10 +87,19 @@ class _Recovery:
 
     def _recover_phase(self, task: TaskView) -> Alternative | None:
         session, held = self._session, self._session.state.held.get(task.id)
-        if (retry := self._offer_phase_retry(task, held)) is not None:
-            return retry
+        failure, unavailable = task.failure, [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]
+        retried = task.attempts < _MAX_ATTEMPTS and (
+            held is None or (held.why == "intervention" and held.verdict != "reject")
+        )
+        if retried and failure is not None and failure.type in unavailable:
+            # A person decides on the retry, which keeps the plan so far.
+            question = f"once the model can be asked: try {task.id!r} again?"
+            if held is None or held.verdict:
+                with suppress(PlanningHeld):
+                    session.hold(task.id, "intervention", f"{failure.message}; {question}")
+            return _alternative([RetryTask(task_id=task.id)], question, ask=question)
         if held is None:
-            reason = task.failure.message if task.failure is not None else "it failed"
+            reason = failure.message if failure is not None else "it failed"
             session.record_intervention(f"{task.id} failed: {reason}", once=True)
             return _alternative([AbortRun(reason=f"{task.id}: {reason}")], f"{task.id} failed")
         if held.verdict not in ("", "withdrawn"):
@@ -107,19 +116,6 @@ class _Recovery:
             dangerous = {name for name, tool in session.tools.items() if tool.dangerous}
             question = f"{question}\n{describe_actions(plan, dangerous)}"
         return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
-
-    def _offer_phase_retry(self, task: TaskView, held: TaskHold | None) -> Alternative | None:
-        """Offer a retry of a phase whose model could not be asked, once a person agrees; its plan so far is kept."""
-        failure, unavailable = task.failure, [error.__name__ for error in MODEL_UNAVAILABLE_ERRORS]
-        if failure is None or failure.type not in unavailable or task.attempts >= _MAX_ATTEMPTS:
-            return None
-        if held is not None and (held.why != "intervention" or held.verdict == "reject"):
-            return None
-        question = f"once the model can be asked: try {task.id!r} again?"
-        if held is None or held.verdict:
-            with suppress(PlanningHeld):
-                self._session.hold(task.id, "intervention", f"{failure.message}; {question}")
-        return _alternative([RetryTask(task_id=task.id)], question, ask=question)
 
     def _approved_changes(self, task: Task, held: TaskHold, *, assumed: str = "") -> list[PlanChange]:
         """Return the changes that follow approval, or that are assumed because no answer came."""
@@ -186,7 +182,21 @@ class _Recovery:
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         held = session.state.held.get(task.id)
         if held is not None and held.verdict and self._goal_unreachable:
-            return self._recover_declined(task, held)
+            if not self._assume_answers(held):
+                reason = f"{task.id} cannot go on: a person has declined ({held.text})"
+                session.record_intervention(reason, once=True)
+                return None
+            if held.target is not None and not held.is_replan_approval:
+                changes = self._replan_changes(task, held.target, held.text, replan="assumed")
+                return _alternative(changes, "there is no answer")
+            # Not the change that the question was about, because that one was not approved.
+            notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
+            changed: dict[str, object] = {
+                "id": self._request.view.unused_id(task.id),
+                "depends_on": (),
+                "metadata": {**task.task.metadata, **notes.to_metadata()},
+            }
+            return _alternative(_replace(task, task.task.model_copy(update=changed)), "there is no answer")
         if held is not None and held.why == "dangerous" and not held.verdict:
             return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text)
         subject = TaskId(f"{task.id}#{task.attempts}")
@@ -229,11 +239,27 @@ class _Recovery:
 
     async def _follow_decision(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
-        if considered.model_unavailable and (retry := self._offer_action_retry(task, considered)) is not None:
-            return retry
+        waits = session.config.escalation.on_no_alternative in (None, "wait")
+        if considered.model_unavailable and waits and task.attempts < _MAX_ATTEMPTS:
+            question = f"once the model can be asked: try {task.id!r} again?"
+            retry = _alternative([RetryTask(task_id=task.id)], question)
+            return self._ask_person(task, retry, "intervention", f"{considered.problem}; {question}")
         if not ruling.questions and (decision is None or not ruling.is_followed):
             return await self._reflect(task, considered, data)
-        self._record_reflection(task, considered)
+        settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
+        reflected = any(one.get("task") == subject for one in session.state.reflections)
+        if settings.enabled and settings.trigger_on_error and decision is not None and not reflected:
+            name = considered.cause.action or task.id  # the decision is the reflection, so that none is asked for
+            reflection = Reflection(
+                action_id=name,
+                status="failure",
+                evaluation=decision.reasoning,
+                alignment_with_plan=str(decision.replan_type),
+                issues_identified=decision.issues_found,
+                plan_revision_needed=(decision.replan_level or 0) > 1,
+            )
+            reply = ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
+            session.note("reflection", {"task": subject, "action": name, **reply})
         reason = ruling.reason if decision is None else replan_reason(decision)
         retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
         target = decision.target_phase if decision is not None and ruling.is_followed and not retries else None
@@ -250,15 +276,6 @@ class _Recovery:
         if other is not None and (other.ruling.is_followed or other.ruling.questions):
             return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")
-
-    def _offer_action_retry(self, task: TaskView, considered: Consideration) -> Alternative | None:
-        """Offer a retry of an action about which the model could not be asked, unless settings name another way."""
-        on_no_alternative = self._session.config.escalation.on_no_alternative
-        if on_no_alternative not in (None, "wait") or task.attempts >= _MAX_ATTEMPTS:
-            return None
-        question = f"once the model can be asked: try {task.id!r} again?"
-        alternative = _alternative([RetryTask(task_id=task.id)], question)
-        return self._ask_person(task, alternative, "intervention", f"{considered.problem}; {question}")
 
     def _ask_person(
         self,
@@ -296,39 +313,6 @@ class _Recovery:
             return self._escalate(task, reason)
         revision = await session.consider_replan(TaskId(f"{subject}~{Phase.REFLECTION}"), Phase.REFLECTION, data, cause)
         return await self._follow_decision(task, revision, data) or self._escalate(task, reason)
-
-    def _record_reflection(self, task: TaskView, considered: Consideration) -> None:
-        """Journal the decision about a failure as the reflection on it, so that the model need not repeat it."""
-        session, decision, name = self._session, considered.decision, considered.cause.action or task.id
-        settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
-        reflected = any(one.get("task") == subject for one in session.state.reflections)
-        if settings.enabled and settings.trigger_on_error and decision is not None and not reflected:
-            reflection = Reflection(
-                action_id=name,
-                status="failure",
-                evaluation=decision.reasoning,
-                alignment_with_plan=str(decision.replan_type),
-                issues_identified=decision.issues_found,
-                plan_revision_needed=(decision.replan_level or 0) > 1,
-            )
-            reply = ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
-            session.note("reflection", {"task": subject, "action": name, **reply})
-
-    def _recover_declined(self, task: TaskView, held: TaskHold) -> Alternative | None:
-        if not self._assume_answers(held):
-            self._session.record_intervention(f"{task.id} cannot go on: a person has declined ({held.text})", once=True)
-            return None
-        if held.target is not None and not held.is_replan_approval:
-            changes = self._replan_changes(task, held.target, held.text, replan="assumed")
-            return _alternative(changes, "there is no answer")
-        # Not the change that the question was about, because that one was not approved.
-        notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
-        changed: dict[str, object] = {
-            "id": self._request.view.unused_id(task.id),
-            "depends_on": (),
-            "metadata": {**task.task.metadata, **notes.to_metadata()},
-        }
-        return _alternative(_replace(task, task.task.model_copy(update=changed)), "there is no answer")
 
     def _fallback_change(self, task: TaskView) -> PlanChange:
         """Replace an action by its first fallback, which inherits the others."""

@@ -16,14 +16,8 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanLimits
-from replanning.planning.manager import (
-    ApplyReplan,
-    Consideration,
-    DecisionRecord,
-    ReplanManager,
-    reply_problem,
-)
+from replanning.planning.decisions import DecisionRecord, Phase, ReplanCause, ReplanLimits
+from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
 from replanning.planning.outputs import intervention_data
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.state import (
@@ -31,12 +25,10 @@ from replanning.planning.state import (
     PlanningState,
     TaskHold,
     TaskRequest,
-    action_counts,
+    action_outcomes,
     executed_actions,
-    latest_phase_output,
     progress_data,
     request_of,
-    unresolved_failures,
 )
 from replanning.planning.tasks import PlanningTask, is_tool_loop
 from replanning.run.run import PlanRun
@@ -145,7 +137,7 @@ class PlanningSession:
         max_tokens = min(MAX_TOKENS_BY_KIND.get(kind, MAX_PLAN_TOKENS), self.llm.max_tokens)
         options = replace(self._options, schema=schema, max_tokens=max_tokens)
         for _ in range(repairs + 1):
-            self._refresh_tools()
+            self.prompts.tools = tuple(self.current_tools().values())
             prompt = self.prompts.build(kind, {**data, "rejected": rejected})
             completion = await self.llm.complete_detailed(prompt, options)
             try:
@@ -169,10 +161,6 @@ class PlanningSession:
             if wrong := [name for name, value in values.items() if is_wrong(value)]:
                 raise LLMResponseInvalid(f"{why}: do without it in {', '.join(wrong)}")
 
-    def phase_output(self, phase: Phase) -> JsonObject:
-        """Return the latest output of a phase; empty if it has none yet."""
-        return latest_phase_output(self.state, self.run.live, phase)
-
     def prompt_data(self, task: Task | None = None) -> JsonObject:
         """Return the prompt variables that every phase shares: request, results so far, progress, reason for a repetition."""
         state = self.state
@@ -180,8 +168,8 @@ class PlanningSession:
             **self.request.model_copy(update={"goal": self.run.live.goal}).prompt_data(),
             "context": dict(self.run.live.context),
             "answers": [{k: v for k, v in one.model_dump(mode="json").items() if v} for one in state.clarified],
-            "goal_understanding": self.phase_output(Phase.GOAL_UNDERSTANDING),
-            "task_decomposition": self.phase_output(Phase.TASK_DECOMPOSITION),
+            "goal_understanding": state.phase_output(Phase.GOAL_UNDERSTANDING),
+            "task_decomposition": state.phase_output(Phase.TASK_DECOMPOSITION),
             "action_plan": state.plan.action_plan.model_dump(mode="json") if state.plan is not None else {},
             "feedback": [dict(one) for one in state.reflections if "feedback" in one],
             "why": PlanningTask.of(task).reason if task is not None else "",
@@ -195,16 +183,13 @@ class PlanningSession:
         live = self.run.live.tools
         return {name: live.get(name, tool) for name, tool in self.tools.items()}
 
-    def _refresh_tools(self) -> None:
-        self.prompts.tools = tuple(self.current_tools().values())
-
     # Replan decisions
 
     async def consider_replan(
         self, task: TaskId, phase: Phase, data: JsonObject, cause: ReplanCause | None = None
     ) -> Consideration:
         """Have the model decide on a replan after a task; a decision made before an interruption is used again."""
-        self._refresh_tools()
+        self.prompts.tools = tuple(self.current_tools().values())
         earlier = self.state.judged.get(task)
         if earlier is not None:
             return earlier
@@ -227,8 +212,7 @@ class PlanningSession:
                 return record
         begun = considered.replan_id in state.begun
         done = any(PlanningTask.of(entry.task).replan == considered.replan_id for entry in self.run.live)
-        apply = _no_change if apply is None or (begun and done) else apply
-        return await self.manager.execute_replan(considered, apply, resumed=begun)
+        return await self.manager.execute_replan(considered, None if begun and done else apply, resumed=begun)
 
     async def settle_approvals(self) -> None:
         """Count the replans that people have approved, and journal those that they have declined."""
@@ -300,18 +284,13 @@ class PlanningSession:
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 
     def record_intervention(
-        self,
-        reason: str,
-        recommendations: tuple[str, ...] = (),
-        outcomes: tuple[str, ...] = (),
-        *,
-        once: bool = False,
+        self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = (), *, once: bool = False
     ) -> None:
         """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
         if once and self.state.completion is not None:
             return
-        done, failed = action_counts(self.run.live)
-        errors, counts = "; ".join(unresolved_failures(self.run.live)[:5]), self.manager.counts
+        done, failures = action_outcomes(self.run.live)
+        failed, errors, counts = len(failures), "; ".join(failures[:5]), self.manager.counts
         current = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
         texts = {"outcomes": outcomes, "recommendations": recommendations}
         revisions = counts.plan_revisions
@@ -321,7 +300,3 @@ class PlanningSession:
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Journal assumptions, and the questions without an answer that they replace."""
         self.note("assumed", {"questions": [*questions], "assumptions": [*assumptions]})
-
-
-async def _no_change(decision: ReplanDecision) -> None:
-    """Leave the plan to the engine, or as it was changed before an interruption."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Self, TypeVar
 
@@ -21,27 +21,22 @@ from replanning.journal.records import (
     RunEnded,
     RunOpened,
 )
-from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanCounts, replan_reason
-from replanning.planning.manager import Consideration, DecisionRecord, ReplanNote, ReplanStage
+from replanning.planning.decisions import DecisionRecord, Phase, RecordModel, ReplanCounts, replan_reason
+from replanning.planning.manager import Consideration, ReplanNote, ReplanStage
 from replanning.planning.outputs import ActionPlan, TaskDecomposition, intervention_data
-from replanning.planning.tasks import PlanningTask, is_action, is_action_done, phase_of, planned_arguments, tool_name
+from replanning.planning.tasks import PlanningTask, is_action, is_action_done, planned_arguments, tool_name
 
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
 """The reason why a task waits for a person."""
 
 DEFAULT_ASSUMPTIONS: Final = ("what is most likely meant",)
 """Assumptions used where the model states none."""
-
-
-class _FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class _StateModel(BaseModel):
@@ -56,7 +51,7 @@ _MAX_ISSUE_CHARS: Final = 100_000
 _MAX_COMMENT_CHARS: Final = 20_000
 
 
-class IssueComment(_FrozenModel):
+class IssueComment(RecordModel):
     """Comment on an issue.
 
     Attributes:
@@ -70,7 +65,7 @@ class IssueComment(_FrozenModel):
     at: datetime | None = None
 
 
-class TaskRequest(_FrozenModel):
+class TaskRequest(RecordModel):
     """A goal with its context: the issue, its comments, its repository and earlier runs.
 
     The texts are data: they describe the goal to the model, but never permit it anything.
@@ -227,6 +222,7 @@ class PlanningState(_StateModel):
         begun: the replans that were begun, by their ids.
         judged: the latest decision about each task.
         outputs: the outputs of the phases, by their tasks.
+        phase_outputs: the latest output of each phase.
         plans: the plans, oldest first.
         held: the tasks that wait, or waited, for a person.
         questions: the task that each question to a person is about.
@@ -248,6 +244,7 @@ class PlanningState(_StateModel):
     begun: dict[str, Consideration] = {}
     judged: dict[str, Consideration] = {}
     outputs: dict[str, JsonObject] = {}
+    phase_outputs: dict[str, JsonObject] = {}
     plans: list[PlanVersion] = []
     held: dict[str, TaskHold] = {}
     questions: dict[str, str] = {}
@@ -281,8 +278,13 @@ class PlanningState(_StateModel):
                 if held is not None and held.verdict in ("", "withdrawn"):  # else it is about something else
                     self.questions[body.question] = task
         elif isinstance(body, QuestionAnswered) and body.question in self.questions:
-            self._on_answered(self.held[self.questions[body.question]], body)
-        elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut) and not _is_phase_id(body.task):
+            held = self.held[self.questions[body.question]]
+            held.verdict = body.verdict
+            if held.why == "clarification" and held.is_approved and body.comment:
+                self.clarified.append(Clarification(questions=held.questions, answer=body.comment))
+        elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut):
+            if body.task.partition("~")[0] in list(Phase):
+                return
             succeeded = self.actions[body.task] = isinstance(body, AttemptSucceeded)
             self.errors += not succeeded
             self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
@@ -296,19 +298,24 @@ class PlanningState(_StateModel):
             failed, revisions = len(self.actions) - done, self.counts.plan_revisions
             self.completion = intervention_data(body.reason, current, done=done, failed=failed, revisions=revisions)
 
-    def _on_answered(self, held: TaskHold, body: QuestionAnswered) -> None:
-        held.verdict = body.verdict
-        if held.why == "clarification" and held.is_approved and body.comment:
-            self.clarified.append(Clarification(questions=held.questions, answer=body.comment))
-
     def _on_noted(self, kind: str, data: JsonObject) -> None:
         match kind:
             case "replan":
-                self._on_replan_note(ReplanNote.model_validate(data, strict=False))
+                note = ReplanNote.model_validate(data, strict=False)
+                self.stage, self.counts, self.latest = note.stage, note.counts, note.considered or self.latest
+                if note.stage == "applying" and note.considered is not None:
+                    self.begun[note.considered.replan_id] = note.considered
+                if note.record is not None:
+                    ids = [old.replan_id for old in self.records]
+                    if note.record.replan_id in ids:  # a replan that was executed may fail later
+                        self.records[ids.index(note.record.replan_id)] = note.record
+                    else:
+                        self.records.append(note.record)
             case "judged":
                 self.judged[str(data["task"])] = Consideration.model_validate(data["considered"], strict=False)
             case "output":
-                self.outputs[str(data["task"])] = _as_object(data["value"])
+                output = self.outputs[str(data["task"])] = _as_object(data["value"])
+                self.phase_outputs[str(data["phase"])] = output
             case "plan":
                 plan = PlanVersion.model_validate(data, strict=False)
                 # A plan whose installation was interrupted is made again.
@@ -325,22 +332,14 @@ class PlanningState(_StateModel):
             case "completion":
                 self.completion = data
 
-    def _on_replan_note(self, note: ReplanNote) -> None:
-        self.stage, self.counts = note.stage, note.counts
-        self.latest = note.considered or self.latest
-        if note.stage == "applying" and note.considered is not None:
-            self.begun[note.considered.replan_id] = note.considered
-        if note.record is not None:
-            places = [place for place, old in enumerate(self.records) if old.replan_id == note.record.replan_id]
-            if places:  # a replan that was executed may fail later
-                self.records[places[0]] = note.record
-            else:
-                self.records.append(note.record)
-
     @property
     def plan(self) -> PlanVersion | None:
         """The current plan."""
         return self.plans[-1] if self.plans else None
+
+    def phase_output(self, phase: Phase) -> JsonObject:
+        """Return the latest output of a phase; empty if it has none yet."""
+        return self.phase_outputs.get(phase, {})
 
     def is_clarification(self, question: str) -> bool:
         """Return whether a question to a person asks for clarification."""
@@ -365,10 +364,6 @@ class PlanningState(_StateModel):
         name = self.name_of(task)
         first = next((plan for plan in self.plans if name in plan.tasks), None)
         return (first.lineage if first is not None else "") or name
-
-
-def _is_phase_id(task: TaskId) -> bool:
-    return task.partition("~")[0] in list(Phase)
 
 
 def _as_object(value: object) -> JsonObject:
@@ -496,12 +491,6 @@ def progress_data(state: PlanningState, live: LivePlan) -> JsonObject:
     return {"progress": progress if entries else {}, "remaining": remaining, "state": facts, "tool_status": down}
 
 
-def latest_phase_output(state: PlanningState, live: LivePlan, phase: Phase) -> JsonObject:
-    """Return the latest output of a phase; empty if it has none yet."""
-    outputs = [value for task, value in state.outputs.items() if phase_of(live.entry(TaskId(task)).task) is phase]
-    return outputs[-1] if outputs else {}
-
-
 def validate_output(model: type[Output], output: JsonObject) -> Output:
     """Parse the output of a phase, without notes beside it, such as limitations."""
     return model.model_validate({k: v for k, v in output.items() if k in model.model_fields}, strict=False)
@@ -535,20 +524,16 @@ def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> Json
     return {key: value for key, value in data.items() if value}
 
 
-def action_counts(live: LivePlan) -> tuple[int, int]:
-    """Return the numbers of actions that are done, and of those that failed for good."""
-    done = sum(is_action_done(live, entry) for entry in _root_actions(live))
-    return done, len(unresolved_failures(live))
-
-
-def unresolved_failures(live: LivePlan) -> list[str]:
-    """Return the actions that failed for good, each with its error."""
-    failed = ((entry.id, entry.failure) for entry in _root_actions(live) if not is_action_done(live, entry))
-    return [f"{name}: {truncate_text(failure.message, 200)}" for name, failure in failed if failure is not None]
-
-
-def _root_actions(live: LivePlan) -> Iterator[TaskEntry]:
-    return (entry for entry in live if is_action(entry.task) and entry.parent is None)
+def action_outcomes(live: LivePlan) -> tuple[int, list[str]]:
+    """Return the number of actions that are done, and those that failed for good, each with its error."""
+    done, failures = 0, list[str]()
+    for entry in live:
+        if is_action(entry.task) and entry.parent is None:
+            if is_action_done(live, entry):
+                done += 1
+            elif entry.failure is not None:
+                failures.append(f"{entry.id}: {truncate_text(entry.failure.message, 200)}")
+    return done, failures
 
 
 def _shorten(value: JsonValue) -> str:

@@ -15,7 +15,6 @@ from replanning.journal.records import (
     PlanningNoted,
     QuestionAnswered,
     QuestionVerdict,
-    Record,
     ReplanRequested,
     RunOpened,
 )
@@ -99,9 +98,9 @@ class Issue(CommentSource, Protocol):
 
 
 class _Command(NamedTuple):
-    """Content of a comment: a command, `text` without one, or `other` for one to another program; and the rest."""
+    """Content of a comment: a command, or `text` without one, and the rest."""
 
-    kind: Literal["approve", "reject", "replan", "text", "other"]
+    kind: Literal["approve", "reject", "replan", "text"]
     text: str
 
 
@@ -195,27 +194,44 @@ class Steering:
             self._unrecorded.pop(0)
 
     def _load_handled(self, run: PlanRun, comments: Sequence[SteeringComment]) -> None:
-        """Load the handled comments of a run from its journal and inbox."""
-        store = self._planning.engine.store
+        """Load the handled comments of a run from its journal and inbox; of a new run, those that its request includes."""
+        store, is_new = self._planning.engine.store, True
         records = list(store.read(run.id))
-        handled = {comment for record in records for comment in _handled_comments(record)}
-        handled |= {comment for message in store.inbox(run.id) if (comment := _comment_id(message.by))}
-        self._run, self._handled = run.id, handled
-        bodies = (record.body for record in records)
-        if not any(isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE for body in bodies):
-            given = self._initially_handled
-            earlier = given if given is not None else _comments_in_request(records, comments)
-            self._handled |= set(earlier)
-            self._unrecorded.append((earlier, "they were there before the run"))
+        handled = {_comment_id(message.by) for message in store.inbox(run.id)}
+        for record in records:
+            body = record.body
+            if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
+                handled.add(_comment_id(body.by))
+            elif isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE:
+                is_new, listed = False, body.data.get("comments")
+                handled |= set(map(str, listed)) if isinstance(listed, list) else set()
+        self._run, self._handled = run.id, handled - {""}
+        if not is_new:
+            return
+        opened, earlier = records[0].body, self._initially_handled
+        request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
+        if earlier is None and request is not None and "forge" in request.repository:
+            latest = max((comment.at for comment in request.comments if comment.at is not None), default=None)
+            earlier = tuple(comment.id for comment in comments if latest is not None and comment.at <= latest)
+        elif earlier is None:
+            earlier = tuple(comment.id for comment in comments)
+        self._handled |= set(earlier)
+        self._unrecorded.append((earlier, "they were there before the run"))
 
     async def _handle_comment(self, run: PlanRun, comment: SteeringComment) -> bool:
         """Handle a comment; return False if it must wait until the run continues."""
         if not await self._forge.may_steer(comment):
             return self._ignore(comment, "its author may not steer this project")
-        command = _parse_comment(comment.body)
-        if command.kind == "other":
-            return self._ignore(comment, "its command is for another program")
-        if command == ("text", ""):
+        # A command is read at the beginning, or after leading quotes.
+        text = truncate_text(_LEADING_QUOTE.sub("", comment.body, count=1).strip(), 10_000)
+        command, parsed = _Command("text", text), _COMMAND.fullmatch(text)
+        if parsed is not None:
+            match parsed["word"].lower():
+                case ("approve" | "reject" | "replan") as kind:
+                    command = _Command(kind, parsed["rest"].strip())
+                case _ if parsed["sign"] == "/":
+                    return self._ignore(comment, "its command is for another program")
+        if not text:
             return self._ignore(comment, "it is empty")
         by = f"{comment.author} (comment {comment.id})"
         if command.kind in ("approve", "reject"):
@@ -288,38 +304,6 @@ class Steering:
         self._unrecorded.append(([comment.id], f"{comment.author}: {why}"))
         self._on_message(f"comment {comment.id} of {comment.author} is ignored: {why}")
         return True
-
-
-def _parse_comment(body: str) -> _Command:
-    """Return the content of a comment; a command is read at its beginning, or after leading quotes."""
-    text = truncate_text(_LEADING_QUOTE.sub("", body, count=1).strip(), 10_000)
-    command = _COMMAND.fullmatch(text)
-    if command is None:
-        return _Command("text", text)
-    match command["word"].lower():
-        case ("approve" | "reject" | "replan") as kind:
-            return _Command(kind, command["rest"].strip())
-    return _Command("other" if command["sign"] == "/" else "text", text)
-
-
-def _comments_in_request(records: Sequence[Record], comments: Sequence[SteeringComment]) -> Sequence[str]:
-    """Return the ids of the comments that the request of a run includes."""
-    opened = records[0].body
-    request = request_of(opened.plan) if isinstance(opened, RunOpened) else None
-    if request is None or "forge" not in request.repository:
-        return [comment.id for comment in comments]
-    latest = max((comment.at for comment in request.comments if comment.at is not None), default=None)
-    return [comment.id for comment in comments if latest is not None and comment.at <= latest]
-
-
-def _handled_comments(record: Record) -> Iterable[str]:
-    """Return the ids of the comments that a record results from, or lists as handled."""
-    body = record.body
-    if isinstance(body, ReplanRequested | QuestionAnswered | AnswerRefused):
-        comment = _comment_id(body.by)
-        return (comment,) if comment else ()
-    listed = body.data.get("comments") if isinstance(body, PlanningNoted) and body.type == HANDLED_NOTE else ()
-    return map(str, listed) if isinstance(listed, list) else ()
 
 
 def _comment_id(by: str) -> str:

@@ -12,21 +12,21 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from replanning.changes import AddTask, ModifyTask, PlanChange, SkipTask
+from replanning.changes import AddTask, PlanChange
 from replanning.errors import Problem
 from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import STUCK, WAITING, TaskState
+from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import check_graph, check_task
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names
 from replanning.plan.references import find_references, placeholders, rename_references
-from replanning.plan.tasks import PLANNING_KEY, Fallback, Goal, Task, TaskBody, ToolSpec
+from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
-from replanning.planning.outputs import Action, ActionPlan, Subtask, TaskDecomposition
+from replanning.planning.outputs import ActionPlan, Subtask, TaskDecomposition
 
 PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
@@ -145,20 +145,6 @@ def phase_task(
     """Return a task that carries out a phase."""
     metadata = (notes or PlanningTask()).model_copy(update={"phase": phase}).to_metadata()
     return Task(id=task_id, goal=_PHASE_GOALS[phase], depends_on=tuple(depends_on), idempotent=True, metadata=metadata)
-
-
-def initial_plan(goal: Goal, library: Plan, request: JsonObject, *, tool_loop: bool = False) -> Plan:
-    """Return the plan that a run begins with: its phases, or one step of the tool loop; the first notes the request."""
-    tasks: list[Task] = []
-    for phase in [Phase.EXECUTION] if tool_loop else [*PLANNING_PHASES, Phase.REFLECTION]:
-        notes = None if tasks else PlanningTask(request=request)
-        tasks.append(phase_task(phase, TaskId(phase.value), [task.id for task in tasks[-1:]], notes))
-    return with_tools(library, goal, tasks)
-
-
-def with_tools(library: Plan, goal: Goal, tasks: Sequence[Task]) -> Plan:
-    """Return a plan of these tasks with the tools, resources and objects of another."""
-    return library.model_copy(update={"goal": goal, "tasks": tuple(tasks), "sequential": False})
 
 
 def is_tool_loop(plan: Plan) -> bool:
@@ -381,22 +367,64 @@ def compile_action_plan(
     """
     done = finished or {}
     subtasks = [one for one in decomposition.remaining(done) if batch is None or one.id in batch]
-    found = [
-        *problems,
-        *_check_execution_order(action_plan, subtasks),
-        *_check_actions(action_plan, subtasks, library, done, resources),
-    ]
+    found = [*problems, *_check_actions(action_plan, subtasks, library, done, resources)]
     if found:
         return found, ()
-    tasks = _build_tasks(action_plan, decomposition, library, prefix, done)
+
+    def resolve(name: str) -> TaskId:
+        """Return the id of the task that does a subtask, or did it."""
+        return TaskId(done.get(name, prefix + name))
+
+    known = {subtask.id: subtask for subtask in decomposition.subtasks}
+    tasks: list[Task] = []
+    for name in action_plan.subtask_order:
+        actions = [action for action in action_plan.actions if action.task_id == name]
+        numbered = (f"{name}-{number}" for number in count(1))
+        free = (each for each in numbered if each not in known and each not in done)
+        waits = tuple(map(resolve, known[name].dependencies))
+        for action, action_name in zip(actions, [*islice(free, len(actions) - 1), name], strict=True):
+            reads = (reference.task for reference in find_references(action.arguments, done))
+            used = [resolve(task) for task in reads if task is not None and task in done]
+            notes = PlanningTask(
+                subtask=name,
+                action_type=action.action_type,
+                expected_outcome=action.expected_outcome,
+                fallback_strategy=action.fallback_strategy or "",
+            )
+            arguments = rename_references(action.arguments, resolve, done)
+            # A strategy may begin with a tool, as in `write_file: from scratch`.
+            text = re.sub(r"^use\s+", "", (action.fallback_strategy or "").strip(), flags=re.IGNORECASE)
+            head = re.split(r"[:;,(]|\s+[-–—]\s+|\s+(?:with|instead|for)\b", text, maxsplit=1)[0]
+            other, fallbacks = library.get(text) or library.get(head.strip(" `'\"")), list[Fallback]()
+            if other is not None and other.name != action.tool:
+                shared = {each: arguments[each] for each in tool_parameters(other) if each in arguments}
+                fallback = _tool_fields(other, shared, PlanningTask(subtask=name))
+                fallbacks = [Fallback.model_validate({**fallback, "goal": action.purpose or None})]
+            fields = {
+                **_tool_fields(library[action.tool], arguments, notes),
+                "id": resolve(action_name),
+                "goal": action.purpose or None,
+                "acceptance": [action.expected_outcome] if action.expected_outcome else [],
+                "depends_on": tuple(dict.fromkeys((*waits, *used))),
+                "priority": len(tasks),
+                "fallbacks": tuple(fallbacks),
+            }
+            tasks.append(Task.model_validate(fields))
+            waits = (tasks[-1].id,)
     # References to tasks that do not exist, or are not done in time.
     complete = [task if task.tool else task.model_copy(update={"arguments": planned_arguments(task)}) for task in tasks]
     before = [Task(id=TaskId(name)) for name in dict.fromkeys(done.values())]
     graph = check_graph([*complete, *earlier, *before])
-    return [Problem("action_plan.actions", problem.message) for problem in graph], tasks
+    return [Problem("action_plan.actions", problem.message) for problem in graph], tuple(tasks)
 
 
-def _check_execution_order(action_plan: ActionPlan, subtasks: Sequence[Subtask]) -> Iterator[Problem]:
+def _check_actions(
+    action_plan: ActionPlan,
+    subtasks: Sequence[Subtask],
+    library: Mapping[str, ToolSpec],
+    finished: Container[str],
+    resources: Mapping[str, float] | None,
+) -> Iterator[Problem]:
     at, hints = "action_plan.execution_order", NameSuggester()
     names = dict.fromkeys(subtask.id for subtask in subtasks)
     planned = Counter(action.task_id for action in action_plan.actions)
@@ -409,17 +437,6 @@ def _check_execution_order(action_plan: ActionPlan, subtasks: Sequence[Subtask])
     for name in names if listed else ():
         if name not in listed:
             yield Problem(at, f"{name!r} is left out; list every subtask")
-
-
-def _check_actions(
-    action_plan: ActionPlan,
-    subtasks: Sequence[Subtask],
-    library: Mapping[str, ToolSpec],
-    finished: Container[str],
-    resources: Mapping[str, float] | None,
-) -> Iterator[Problem]:
-    hints = NameSuggester()
-    names = dict.fromkeys(subtask.id for subtask in subtasks)
     capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
     for index, action in enumerate(action_plan.actions):
         at, label = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
@@ -436,52 +453,9 @@ def _check_actions(
         body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
         for text in (*_undeclared_arguments(tool, action.arguments), *check_task(body, library, capacity, {})):
             yield Problem(f"{at}.arguments", f"{label}: {text}")
-    served = {action.task_id for action in action_plan.actions}
     for name in names:
-        if name not in served:
+        if name not in planned:
             yield Problem("action_plan.actions", f"there is no action for subtask {name!r}")
-
-
-def _build_tasks(
-    action_plan: ActionPlan,
-    decomposition: TaskDecomposition,
-    library: Mapping[str, ToolSpec],
-    prefix: str,
-    finished: Mapping[str, str],
-) -> tuple[Task, ...]:
-    def resolve(name: str) -> TaskId:
-        """Return the id of the task that does a subtask, or did it."""
-        return TaskId(finished.get(name, prefix + name))
-
-    known = {subtask.id: subtask for subtask in decomposition.subtasks}
-    tasks: list[Task] = []
-    for name in action_plan.subtask_order:
-        actions = [action for action in action_plan.actions if action.task_id == name]
-        numbered = (f"{name}-{number}" for number in count(1))
-        free = (each for each in numbered if each not in known and each not in finished)
-        waits = tuple(map(resolve, known[name].dependencies))
-        for action, action_name in zip(actions, [*islice(free, len(actions) - 1), name], strict=True):
-            reads = (reference.task for reference in find_references(action.arguments, finished))
-            done = [resolve(task) for task in reads if task is not None and task in finished]
-            notes = PlanningTask(
-                subtask=name,
-                action_type=action.action_type,
-                expected_outcome=action.expected_outcome,
-                fallback_strategy=action.fallback_strategy or "",
-            )
-            arguments = rename_references(action.arguments, resolve, finished)
-            fields = {
-                **_tool_fields(library[action.tool], arguments, notes),
-                "id": resolve(action_name),
-                "goal": action.purpose or None,
-                "acceptance": [action.expected_outcome] if action.expected_outcome else [],
-                "depends_on": tuple(dict.fromkeys((*waits, *done))),
-                "priority": len(tasks),
-                "fallbacks": tuple(_fallbacks(action, arguments, library)),
-            }
-            tasks.append(Task.model_validate(fields))
-            waits = (tasks[-1].id,)
-    return tuple(tasks)
 
 
 def _tool_fields(tool: ToolSpec, arguments: JsonObject, notes: PlanningTask) -> JsonObject:
@@ -491,36 +465,3 @@ def _tool_fields(tool: ToolSpec, arguments: JsonObject, notes: PlanningTask) -> 
         return {"resources": dict(tool.resources), "metadata": notes.model_copy(update=incomplete).to_metadata()}
     metadata = notes.model_copy(update={"tool": tool.name}).to_metadata()
     return {"tool": tool.name, "arguments": arguments, "metadata": metadata}
-
-
-def _fallbacks(action: Action, arguments: JsonObject, library: Mapping[str, ToolSpec]) -> Iterator[Fallback]:
-    """Yield the tool that a strategy begins with, as in `write_file: from scratch`, with the shared arguments."""
-    text = re.sub(r"^use\s+", "", (action.fallback_strategy or "").strip(), flags=re.IGNORECASE)
-    head = re.split(r"[:;,(]|\s+[-–—]\s+|\s+(?:with|instead|for)\b", text, maxsplit=1)[0]
-    tool = library.get(text) or library.get(head.strip(" `'\""))
-    if tool is not None and tool.name != action.tool:
-        shared = {name: arguments[name] for name in tool_parameters(tool) if name in arguments}
-        fields = _tool_fields(tool, shared, PlanningTask(subtask=action.task_id))
-        yield Fallback.model_validate({**fields, "goal": action.purpose or None})
-
-
-# Actions in the live plan
-
-
-def installation_changes(
-    live: LivePlan, planned: Sequence[Task], kept: Collection[str], *, by: TaskId
-) -> list[PlanChange]:
-    """Return the changes that replace all actions but those kept by planned ones, which wait for the phase `by`."""
-    ids = dict.fromkeys(task.id for task in planned)
-    changes: list[PlanChange] = []
-    for task in planned:
-        waits = task.depends_on if ids.keys() & task.depends_on else (*task.depends_on, by)
-        changes.append(AddTask(task=task.model_copy(update={"depends_on": waits})))
-    if (reflection := pending_reflection(live)) is not None:
-        awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
-        changes.append(
-            ModifyTask(task_id=reflection, fields={"depends_on": awaited})
-        )  # one change: each checks all of them
-    old = [e for e in live if is_action(e.task) and e.id not in kept and not e.removed]
-    left = [e.id for e in old if e.state in WAITING or e.state in STUCK]
-    return changes + [SkipTask(task_id=task_id, reason=f"the plan of {by} has replaced it") for task_id in left]

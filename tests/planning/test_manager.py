@@ -11,9 +11,9 @@ from replanning import Environment
 from replanning.errors import BudgetExceeded, ChangeRejected, LLMResponseInvalid, LLMUnavailable, StoreError
 from replanning.llm import LLMOptions
 from replanning.plan import JsonObject
-from replanning.planning import Phase, ReplanLimits, ReplanManager, ReplanType
-from replanning.planning.decisions import ReplanCause, ReplanCounts
-from replanning.planning.manager import Consideration, DecisionRecord, DecisionRequest, ReplanNote
+from replanning.planning import Phase, ReplanLimits, ReplanManager, ReplanPromptBuilder, ReplanType
+from replanning.planning.decisions import DecisionRecord, DecisionRequest, ReplanCause, ReplanCounts
+from replanning.planning.manager import Consideration, ReplanNote
 from replanning.testing import ScriptedLLM, VirtualClock, hangs, returns, virtual_environment
 
 GOAL, DECOMPOSITION, ACTIONS, EXECUTION, REFLECTION = Phase
@@ -21,10 +21,11 @@ FETCH = ReplanCause("HTTP 503", action="fetch#1", lineage="fetch")
 GIVEN: JsonObject = {"result": "it failed"}
 
 
-class Prompts:
+class Prompts(ReplanPromptBuilder):
     """Writes nothing, and remembers what was to be written."""
 
     def __init__(self) -> None:
+        super().__init__({})
         self.requests: list[DecisionRequest] = []
 
     def system(self) -> str:

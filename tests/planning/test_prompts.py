@@ -17,13 +17,14 @@ from replanning.plan.types import JsonValue
 from replanning.planning import Phase, ReplanLimits, ReplanPromptBuilder, ReplanType
 from replanning.planning.decisions import (
     ALLOWED_REPLANS,
+    DecisionRecord,
+    DecisionRequest,
     ReplanCause,
     ReplanCounts,
     available_replan_types,
     decision_model,
     parse_decision,
 )
-from replanning.planning.manager import DecisionRecord, DecisionRequest
 from replanning.planning.outputs import parse_planning
 from replanning.planning.prompts import MIN_PROMPT_CHARS, SECTION_DESCRIPTIONS, prompt_templates
 from replanning.settings import PlanningSettings

@@ -1,34 +1,49 @@
-"""Work of the phases that make and judge a plan: understand the goal, decompose it, plan the actions, summarise."""
+"""Work of the tasks of planning mode: the phases, the actions of the plan, and the steps of the loop without a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from replanning.changes import SkipTask
+from replanning.changes import AddTask, ModifyTask, PlanChange, SkipTask
 from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, PlanError, Problem
-from replanning.live.states import WAITING, TaskState
+from replanning.live.graph import TaskEntry
+from replanning.live.plan import LivePlan
+from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
+from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import Phase, ReplanDecision, ReplanType, keeps_finished, replan_reason
+from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanType, keeps_finished, replan_reason
 from replanning.planning.manager import Consideration
 from replanning.planning.outputs import (
     ActionPlan,
     CannotDecompose,
     CompletionReply,
+    ExecutionReply,
+    FunctionCall,
     PlanningReply,
+    Reflection,
     ReflectionReply,
+    StepReply,
     Summary,
     TaskDecomposition,
     UnclearGoal,
     parse_planning,
     parse_reply,
 )
-from replanning.planning.session import NoUsableReply, PlanningFailed, PlanningSession
-from replanning.planning.state import DEFAULT_ASSUMPTIONS, PlanVersion, action_counts, question_about, validate_output
+from replanning.planning.session import NoUsableReply, PlanningFailed, PlanningSession, ToolNotAllowed, UnexpectedResult
+from replanning.planning.state import (
+    DEFAULT_ASSUMPTIONS,
+    PlanVersion,
+    action_data,
+    action_outcomes,
+    question_about,
+    validate_output,
+)
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
@@ -36,22 +51,29 @@ from replanning.planning.tasks import (
     check_subtasks,
     compile_action_plan,
     describe_tool_use,
-    installation_changes,
+    human_task,
+    is_action,
     is_action_done,
     missing_arguments,
+    pending_reflection,
     phase_of,
     phase_task,
     planned_arguments,
     repeat_phases,
     revise_decomposition,
     tool_name,
+    tool_use_problems,
 )
+from replanning.run.run import TaskContext, Work
 
 _COARSER_INSTRUCTION: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
 
 _OTHER_APPROACH_INSTRUCTION: Final = (
     "it cannot be divided: take the other approach that you proposed, and only what is possible"
 )
+
+_BATCH_SIZE: Final = 15
+"""Subtasks whose actions are planned in one reply."""
 
 _MAX_DANGEROUS_USES: Final = 20
 """Uses of dangerous tools that a person is shown at once."""
@@ -120,20 +142,6 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
 # Action plan
 
 
-def batch_subtasks(
-    decomposition: TaskDecomposition, most: int = 15, finished: Collection[str] = ()
-) -> tuple[tuple[str, ...], ...]:
-    """Return the ids of the unfinished subtasks in batches small enough for their actions to be planned in one reply.
-
-    Dependencies of a subtask are in its own batch or in an earlier one.
-    """
-    left = decomposition.remaining(finished)
-    places = {subtask.id: place for place, subtask in enumerate(left)}
-    order = topological_order([[places[each] for each in one.dependencies if each in places] for one in left])
-    names = [left[place].id for place in order]
-    return tuple(tuple(names[start : start + most]) for start in range(0, len(names), most))
-
-
 def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
     """Return one action plan made of the plans of batches."""
     order = tuple(name for plan in plans for name in plan.subtask_order)
@@ -147,8 +155,13 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
     else:  # it was made anew
-        decomposition = validate_output(TaskDecomposition, session.phase_output(Phase.TASK_DECOMPOSITION))
-    batches = batch_subtasks(decomposition, finished=finished) or ((),)
+        decomposition = validate_output(TaskDecomposition, session.state.phase_output(Phase.TASK_DECOMPOSITION))
+    # Each batch is small enough to be planned in one reply; dependencies are in it, or in an earlier one.
+    left = decomposition.remaining(finished)
+    places = {subtask.id: place for place, subtask in enumerate(left)}
+    order = topological_order([[places[each] for each in one.dependencies if each in places] for one in left])
+    names = [left[place].id for place in order]
+    batches = [names[start : start + _BATCH_SIZE] for start in range(0, len(names), _BATCH_SIZE)] or [[]]
     data = session.prompt_data(task) | {"task_decomposition": decomposition.model_dump(mode="json")}
     tools, capacity = session.tools, session.run.live.pool.capacity
 
@@ -313,9 +326,18 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
     )
     if version not in state.plans:  # it is there if the run was interrupted right after this note
         session.note("plan", version.model_dump(mode="json"))
-    session.run.apply(
-        installation_changes(live, planned, finished.values(), by=task.id), reason=version.reason or "the plan was made"
-    )
+    changes, ids = list[PlanChange](), dict.fromkeys(action.id for action in planned)
+    for action in planned:
+        waits = action.depends_on if ids.keys() & action.depends_on else (*action.depends_on, task.id)
+        changes.append(AddTask(task=action.model_copy(update={"depends_on": waits})))
+    if (reflection := pending_reflection(live)) is not None:  # one change: each checks all of them
+        awaited: list[JsonValue] = [*live.entry(reflection).task.depends_on, *ids]
+        changes.append(ModifyTask(task_id=reflection, fields={"depends_on": awaited}))
+    for entry in live:  # no other action is left
+        unneeded = is_action(entry.task) and entry.id not in finished.values() and not entry.removed
+        if unneeded and (entry.state in WAITING or entry.state in STUCK):
+            changes.append(SkipTask(task_id=entry.id, reason=f"the plan of {task.id} has replaced it"))
+    session.run.apply(changes, reason=version.reason or "the plan was made")
 
 
 # Replans that cannot be done
@@ -419,7 +441,7 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
             return {}
         accepted = output is None
     if output is None and session.state.plan is None:
-        output = session.phase_output(phase)
+        output = session.state.phase_output(phase)
     elif output is None and (rest := _remaining_phases(session, task)):  # the plan goes on without the replan
         reason = "the plan stays as it is"
         session.run.apply([SkipTask(task_id=one, reason=reason) for one in rest], reason=reason)
@@ -552,8 +574,8 @@ async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, cons
 async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *, accepted: bool) -> None:
     """Judge the result of the run: revise the plan, complete the run, or have a person intervene."""
     if accepted:
-        done, failed = action_counts(session.run.live)
-        unjudged = Summary(goal_achieved=False, tasks_completed=done, tasks_failed=failed)
+        done, failures = action_outcomes(session.run.live)
+        unjudged = Summary(goal_achieved=False, tasks_completed=done, tasks_failed=len(failures))
         completion: JsonObject = {"summary": unjudged.model_dump(mode="json"), **output}
         session.note("completion", {**completion, "phase": "completion", "status": "accepted"})
         return
@@ -577,3 +599,259 @@ async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *,
             tuple(map(str, outcomes)) if isinstance(outcomes, list) else (),
         )
     session.note("completion", {**output, "status": "success"})
+
+
+# Actions
+
+
+async def reflect(session: PlanningSession, subject: str, name: str, data: JsonObject) -> Reflection | None:
+    """Return the model's reflection on an action, journaled under a subject and added to the prompt variables.
+
+    It is None if the model gave no usable reply; that is journaled, and not an error. For the same subject, such as an
+    attempt, the model is not asked again after an interruption.
+    """
+    noted = next((one for one in session.state.reflections if one.get("task") == subject), None)
+    if noted is None:
+        noted = {"task": subject, "action": name}
+        try:
+            answer = await session.ask(
+                "reflection", data, ReflectionReply, lambda text: parse_reply(text, ReflectionReply), repairs=0
+            )
+            noted |= answer.model_dump(mode="json", exclude_none=True)
+        except (LLMError, BudgetExceeded, PlanningFailed) as error:
+            noted["error"] = str(error)
+        session.note("reflection", noted)
+    if "error" in noted:
+        return None
+    fields = {key: value for key, value in noted.items() if key not in ("task", "action")}
+    reply = ReflectionReply.model_validate(fields, strict=False)
+    data["reflection"] = reply.model_dump(mode="json", exclude_none=True)
+    if reply.reflection is not None:
+        return reply.reflection
+    why = reply.plan_revision.reason if reply.plan_revision is not None else ""
+    return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
+
+
+def reported_failure(output: JsonValue) -> str:
+    """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none."""
+    if isinstance(output, str) and len(output) <= 100_000 and output.lstrip().startswith("{"):
+        try:
+            output = json.loads(output)
+        except (ValueError, RecursionError):
+            return ""
+    if not isinstance(output, Mapping):
+        return ""
+    for name, value in output.items():
+        wrong = (name in ("ok", "success") and value is False) or (name in ("isError", "is_error") and value is True)
+        is_exit_code = name in ("exit_code", "exit_status", "returncode") and type(value) is int
+        if wrong or (is_exit_code and value != 0) or (name == "error" and value not in (None, "", False, [], {}, 0)):
+            return f"{name} is {json.dumps(value)[:500]}"
+    return ""
+
+
+def _require_approval(session: PlanningSession, task: Task, tool: str, arguments: JsonObject) -> None:
+    """Have a person approve the use of a dangerous tool."""
+    text = f"the model wants to use a tool that may do harm: {describe_tool_use(tool, arguments)}; let it?"
+    session.hold(task.id, "dangerous", text)
+
+
+async def run_action(session: PlanningSession, work: Work, task: Task, context: TaskContext) -> object:
+    """Execute an action; `work` uses its tool.
+
+    The model reflects on every few actions, and on one whose output reports a failure.
+
+    Raises:
+        ToolNotAllowed: its tool is not among the tools of the run.
+        PlanningHeld: a person must approve it first.
+        UnexpectedResult: the model decides that it is to be done again.
+        Exception: any error of the tool.
+    """
+    ready = await _resolve_task(session, task, context) if is_action(task) else task  # else a person added it
+    context.arguments = ready.arguments
+    output = await work(ready, context)
+    if not session.tool_loop_only:
+        name = session.state.name_of(session.run.live.entry(task.id).root)
+        json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
+        settings, every = session.settings.reflection, session.config.judge_on == "every_action"
+        done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
+        number = done + 1 + len(session.tasks_in_reflection)
+        due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
+        error = reported_failure(json_output)
+        if due or error or every:
+            session.tasks_in_reflection.add(task.id)
+            try:
+                action = action_data(task, name, session.state.calls.get(context.attempt_id))
+                data: JsonObject = {**session.prompt_data(task), "action": action, "result": json_output}
+                if error:
+                    data["errors"] = f"the tool did not fail, but its output says so: {error}"
+                found: Reflection | None = None
+                if due or (error and settings.enabled and settings.trigger_on_error):
+                    found = await reflect(session, context.attempt_id, name, data)
+                succeeded = found is not None and found.status == "success" and not found.plan_revision_needed
+                if due or every or not succeeded:
+                    await _decide(session, task, context, name, data)
+            finally:
+                session.tasks_in_reflection.discard(task.id)
+        session.manager.action_succeeded(name)
+    return output
+
+
+async def _resolve_task(session: PlanningSession, task: Task, context: TaskContext) -> Task:
+    """Return the task with its tool and all arguments.
+
+    The model chooses the arguments that the plan leaves open; for a dangerous tool, a person must approve them.
+    """
+    live, name = session.run.live, tool_name(task)
+    spec, before, held = session.tools.get(name), live.tools.get(name), session.state.held.get(task.id)
+    if spec is None:
+        raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among the tools of this run any more")
+    approved = held is not None and held.why == "dangerous" and held.is_approved
+    if task.tool is not None:
+        unapproved = PlanningTask.of(task).unapproved or (before is not None and not before.dangerous)
+        if spec.dangerous and unapproved and not approved:
+            _require_approval(session, task, name, task.arguments)
+        return task
+    planned = planned_arguments(task)
+    if not session.tool_loop_only:  # in the loop, arguments are literal
+        planned = resolve_references(planned, context=live.context, result_of=live.results.output_of)
+    if not missing_arguments(spec, planned):
+        return task.model_copy(update={"tool": name, "arguments": planned})
+
+    def parse(text: str) -> JsonObject:
+        call = parse_reply(text, ExecutionReply).function_call
+        if call.name != name:
+            raise LLMResponseInvalid(f"the tool of this action is {name!r}, not {call.name!r}")
+        arguments = {**call.arguments, **planned}
+        if missing := missing_arguments(spec, arguments):
+            raise LLMResponseInvalid(f"the arguments {list(missing)} are missing")
+        if problems := tool_use_problems(spec, arguments, live.pool.capacity):
+            raise LLMResponseInvalid("; ".join(problems))
+        session.refuse_secrets({"the arguments": call.arguments})
+        return call.arguments
+
+    calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
+    if approved and calls:
+        chosen = calls[-1]
+    else:
+        action: JsonObject = {**action_data(task, session.state.name_of(task.id)), "arguments": planned}
+        data: JsonObject = {**session.prompt_data(task), "action": action}
+        chosen = await session.ask("execution", data, ExecutionReply, parse, repairs=1)
+    session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
+    arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
+    if spec.dangerous and not approved:
+        _require_approval(session, task, name, arguments)
+    return task.model_copy(update={"tool": name, "arguments": arguments})
+
+
+async def _decide(session: PlanningSession, task: Task, context: TaskContext, name: str, data: JsonObject) -> None:
+    """Have the model decide on a replan after an action, and apply it."""
+    live = session.run.live
+    lineage = session.state.lineage_of(live.entry(task.id).root)
+    cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
+    considered = await session.manager.consider(Phase.EXECUTION, data, cause)
+    decision, ruling = considered.decision, considered.ruling
+    notes = PlanningTask(lineage=lineage if cause.error else "")
+    retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
+    if ruling.questions or ruling.needs_escalation or (asks and not retries):
+        new = human_task(live, depends_on=[task.id], notes=notes.model_copy(update={"asks": considered.replan_id}))
+        session.record_consideration(new.id, considered)
+        session.run.apply([AddTask(task=new, before=_pending_tasks(live))], reason="a person is asked how to go on")
+        return
+    if asks and not cause.error:  # a successful action is not repeated on a guess
+        session.manager.record_decision(considered, executed=False)
+    if decision is None or not (ruling.is_executable or (asks and cause.error)):
+        return
+    if retries:
+        session.record_consideration(context.attempt_id, considered)
+        raise UnexpectedResult(decision.reasoning or "the model decides that it is to be done again")
+
+    async def apply(decision: ReplanDecision) -> None:
+        assert decision.target_phase is not None
+        update = {"reason": replan_reason(decision), "replan": considered.replan_id}
+        repeated = notes.model_copy(update=update)
+        tasks = repeat_phases(live, decision.target_phase, notes=repeated, depends_on=[task.id])
+        session.run.apply(add_phases(tasks, _pending_tasks(live)), reason=replan_reason(decision))
+
+    await session.execute_replan(considered, apply)
+
+
+def _pending_tasks(live: LivePlan) -> tuple[TaskId, ...]:
+    """Return the actions and the reflection that wait for a replan, because they may be outdated."""
+    waiting = [e.id for e in live if is_action(e.task) and e.state in WAITING and not e.removed]
+    return tuple(filter(None, [*waiting, pending_reflection(live)]))
+
+
+# Tool loop
+
+
+async def run_step(session: PlanningSession, task: Task) -> JsonObject:
+    """Execute a step of a run without a plan: the model chooses the use of a tool, which becomes an action, or ends it.
+
+    Parts done before an interruption are not repeated. Raises PlanningHeld if a person must decide, PlanningFailed if
+    the model has used as many tools as it may or gives no usable reply, and the errors of the model.
+    """
+    accepted, state, live = PlanningTask.of(task).accept, session.state, session.run.live
+    actions, limit = [entry for entry in live if is_action(entry.task)], session.settings.max_subtasks
+
+    def parse(text: str) -> StepReply:
+        reply = parse_reply(text, StepReply)
+        if reply.function_call is not None:
+            if problems := _call_problems(session, reply.function_call, actions):
+                raise LLMResponseInvalid("; ".join(problems))
+            session.refuse_secrets({"the arguments": reply.function_call.arguments})
+        return reply
+
+    output = state.outputs.get(accepted or task.id)
+    if output is None and len(actions) >= limit:
+        reason = f"the limit of {limit} uses of tools (planning.max_subtasks) is reached"
+        session.record_intervention(reason)
+        raise PlanningFailed(reason)
+    if output is None:
+        chosen = await session.ask("step", session.prompt_data(task), StepReply, parse)
+        output = chosen.model_dump(mode="json", exclude_none=True)
+    if task.id not in state.outputs:
+        session.note("output", {"task": task.id, "phase": Phase.EXECUTION.value, "value": output})
+    reply = StepReply.model_validate(output, strict=False)
+    call, summary = reply.function_call, reply.summary
+    if summary is not None:
+        if not (accepted or summary.goal_achieved):  # a person must accept that
+            reason = f"the goal was not achieved: {reply.comment or 'the model says no more'}"
+            session.hold_for_intervention(task.id, reason, outcomes=summary.key_outcomes)
+        status = "accepted" if accepted else "success"
+        session.note("completion", {**output, "phase": "completion", "status": status})
+    elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
+        spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")
+        if spec.dangerous and not accepted:
+            _require_approval(session, task, call.name, call.arguments)
+        action = Task(
+            id=PlanView(live).unused_id(base) if base in live else base,
+            goal=reply.comment or None,
+            depends_on=(task.id,),
+            timeout=spec.timeout,
+            resources=spec.resources,
+            metadata=PlanningTask(by=task.id, tool=call.name, arguments=call.arguments).to_metadata(),
+        )
+        step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(TaskId(Phase.EXECUTION)), [action.id])
+        session.run.apply([AddTask(task=action), AddTask(task=step)], reason=reply.comment or f"{call.name} is used")
+    return output
+
+
+def _call_problems(session: PlanningSession, call: FunctionCall, actions: Sequence[TaskEntry]) -> list[str]:
+    spec = session.current_tools().get(call.name)
+    if spec is None:
+        return [f"there is no tool {call.name!r}; there is {', '.join(map(repr, session.tools)) or 'none at all'}"]
+    if not spec.available:
+        return [f"the tool {call.name!r} is not available now"]
+    if missing := missing_arguments(spec, call.arguments):
+        return [f"the arguments {list(missing)} of {call.name!r} are missing"]
+    limits = session.manager.limits
+    failed = [PlanningTask.of(entry.task) for entry in actions if entry.failure is not None]
+    same = [notes for notes in failed if (notes.tool, notes.arguments or {}) == (call.name, call.arguments)]
+    if limits.loop_detection and len(same) >= limits.same_trigger:
+        return [f"{call.name!r} has failed {limits.same_trigger} times with these arguments; do something else"]
+    state = session.state
+    declined = [held.task for held in state.held.values() if held.why == "dangerous" and held.verdict == "reject"]
+    outputs = [state.outputs[step] for step in declined if step in state.outputs]
+    if any(StepReply.model_validate(output, strict=False).function_call == call for output in outputs):
+        return [f"a person has declined to use {call.name!r} with these arguments; do something else"]
+    return tool_use_problems(spec, call.arguments, session.run.live.pool.capacity)
