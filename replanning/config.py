@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -127,7 +127,15 @@ def load_settings(
     environ = os.environ if environ is None else environ
     warnings = list(misspelt(environ))
     in_file = _file_values(Path(path), problems) if path is not None else {}
-    in_environment = _environment_values(environ)
+    texts = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
+    names = {name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS}
+    names |= {_long_names()[key]: name for name, key in VARIABLES if name in texts}
+    variables = _Variables(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # it reads the fields alone
+    variables.env_vars = {long.lower(): texts[name] for long, name in names.items()}
+    in_environment = {
+        format_path(steps): _Value(_typed(format_path(steps), value), f"environment {_variable_of(steps, names)}")
+        for steps, value in _leaves(variables())
+    }
     in_arguments: dict[str, _Value] = {}
     for key, value in (arguments or {}).items():
         try:
@@ -150,6 +158,7 @@ def load_settings(
     return LoadedSettings(settings, sources, tuple(warnings), None if path is None else Path(path))
 
 
+@cache
 def keys() -> Mapping[str, bool]:
     """Return every key, and whether it is a section."""
     return {key: entry.is_section for key, entry in _key_index().items() if "*" not in key}
@@ -296,24 +305,8 @@ def _long_names() -> Mapping[str, str]:
     return {key: f"{_PREFIX}{key.replace('.', _DELIMITER).upper()}" for key in keys()}
 
 
-def _environment_values(environ: Mapping[str, str]) -> dict[str, _Value]:
-    """Return the values of variables; empty variables are passed over."""
-    texts = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
-    names = {name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS}
-    names |= {_long_names()[key]: name for name, key in VARIABLES if name in texts}
-    nested = _Variables({long: texts[name] for long, name in names.items()})()
-    return {
-        format_path(steps): _Value(_typed(format_path(steps), value), f"environment {_variable_of(steps, names)}")
-        for steps, value in _leaves(nested)
-    }
-
-
 class _Variables(EnvSettingsSource):
     """Source of variables by their long names: a section as JSON, or each of its settings by itself."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        super().__init__(Settings, env_prefix=_PREFIX, env_nested_delimiter=_DELIMITER)  # type: ignore[arg-type] # it reads the fields alone
-        self.env_vars = {name.lower(): text for name, text in variables.items()}
 
     def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: str) -> JsonValue:
         """Return a list or section from JSON or from names with commas; any other text as it is, to be refused later."""
@@ -370,25 +363,19 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[Problem]:
         is_refused = name.isupper() and name.startswith(section_prefixes)  # unknown settings are errors themselves
         if name in every or is_refused or not environ[name].strip():
             continue
-        names = every if upper.startswith(_FAMILIES) else known
-        near = by_single_delimiter.get(upper) or by_single_delimiter.get(f"{_PREFIX}{upper}") or _nearest(upper, names)
+        near = by_single_delimiter.get(upper) or by_single_delimiter.get(f"{_PREFIX}{upper}")
+        if near is None:  # the nearest name of the same family, compared without the prefix of the family
+            family = next((prefix for prefix in _FAMILIES if upper.startswith(prefix)), "")
+            names = every if family else known
+            rests = {other.removeprefix(family): other for other in names if other.startswith(family)}
+            cutoff = _FAMILY_SIMILARITY if family else _SIMILARITY
+            similar = difflib.get_close_matches(upper.removeprefix(family), rests, n=1, cutoff=cutoff)
+            near = rests[similar[0]] if similar else None
         if near:
             yield Problem(f"environment {name}", f"nothing is read from it; did you mean {near!r}?")
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """Return the nearest name of the same family, compared without the prefix of the family; "" if none is near."""
-    family = next((prefix for prefix in _FAMILIES if name.startswith(prefix)), "")
-    rests = {other.removeprefix(family): other for other in names if other.startswith(family)}
-    cutoff = _FAMILY_SIMILARITY if family else _SIMILARITY
-    near = difflib.get_close_matches(name.removeprefix(family), rests, n=1, cutoff=cutoff)
-    return rests[near[0]] if near else ""
-
-
 _OVERRIDE_FORM: Final = 'expected {"status": "success", "data": {"planning": {…}}}'
-_TIMED_OUT: Final = "the server did not answer within {:g} s"
-_EXTRA_WAIT: Final = 0.5
-"""Seconds after the timeout in which the client may still report its own error."""
 
 
 class _Unanswered(Exception):
@@ -405,7 +392,7 @@ def _override_values(
     """
     source = "override" if callable(override) else f"override {override.url}"
     try:
-        answer = _call(override) if callable(override) else _fetch(override)
+        answer = _as_json(_call(override)) if callable(override) else _fetch(override)
     except _Unanswered as error:
         warnings.append(Problem(source, f"{error}; the settings of the person are left out"))
         return {}
@@ -425,22 +412,21 @@ def _override_values(
     return {}
 
 
-def _call(override: Override) -> JsonValue:
+def _call(override: Override) -> object:
     try:
-        answer = override()
+        return override()
     except Exception as error:  # the function of a user may raise anything, and must not stop work
         raise _Unanswered(Redactor().text(f"it failed with {type(error).__name__}: {error}")) from error
-    return _as_json(answer)
 
 
 def _fetch(server: OverrideSettings) -> JsonValue:
     answers: SimpleQueue[bytes | _Unanswered] = SimpleQueue()
-    # A server that sends headers slowly keeps a request alive beyond any timeout per read: so a thread waits for it.
+    # A server that sends slowly keeps a request alive beyond any timeout per read: so a thread waits for it.
     Thread(target=lambda: answers.put(_download(server)), name="settings of the person", daemon=True).start()
     try:
-        content = answers.get(timeout=server.timeout + _EXTRA_WAIT)
+        content = answers.get(timeout=server.timeout)
     except Empty:
-        raise _Unanswered(_TIMED_OUT.format(server.timeout)) from None
+        raise _Unanswered(f"the server did not answer within {server.timeout:g} s") from None
     if isinstance(content, _Unanswered):
         raise content
     return read_document(content.decode("utf-8", "replace"), format="json", source="the answer")
@@ -450,10 +436,11 @@ def _download(server: OverrideSettings) -> bytes | _Unanswered:
     import httpx
 
     assert server.url is not None
-    deadline = time.monotonic() + server.timeout
+    patience = server.timeout + 1  # longer than anybody waits for the answer
+    deadline = time.monotonic() + patience
     content = b""
     try:
-        with httpx.stream("GET", server.url, timeout=server.timeout, headers={"Accept": "application/json"}) as answer:
+        with httpx.stream("GET", server.url, timeout=patience, headers={"Accept": "application/json"}) as answer:
             if not answer.is_success:
                 return _Unanswered(f"the server answered with {answer.status_code} {answer.reason_phrase}".rstrip())
             for part in answer.iter_bytes():
@@ -461,9 +448,7 @@ def _download(server: OverrideSettings) -> bytes | _Unanswered:
                 if len(content) > MAX_SIZE:
                     return _Unanswered(f"the answer is larger than {MAX_SIZE} bytes")
                 if time.monotonic() > deadline:
-                    return _Unanswered(_TIMED_OUT.format(server.timeout))
-    except httpx.TimeoutException:
-        return _Unanswered(_TIMED_OUT.format(server.timeout))
+                    break
     except Exception as error:  # noqa: BLE001 - whatever a server makes the client raise, work must not stop
         name = "" if isinstance(error, (httpx.HTTPError, httpx.InvalidURL, OSError)) else f"{type(error).__name__}: "
         return _Unanswered(Redactor().text(f"the server cannot be asked: {name}{str(error) or type(error).__name__}"))

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from replanning import Task, TaskState, journal
-from replanning.changes import Alternative, ReplaceTask
-from replanning.cli.app import DIFF_STYLES, escape_control
-from replanning.history.reports import candidate_lines
+from replanning import TaskState, journal
 from replanning.history.wording import (
     HELD_FAILURE_TYPE,
     edit_author,
     goal_line,
     pluralise,
-    printable_line,
-    trigger_line,
 )
 from replanning.live import PlanView
 from replanning.plan.messages import brief_repr, one_line
-from replanning.plan.tasks import PLANNING_KEY, Budget
+from replanning.plan.tasks import Budget
 from replanning.plan.types import JsonObject, JsonValue
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from replanning.decision import Question
 
 _MAX_TEXT_CHARS: Final = 300
 """Longest text of a tool, a person or an error in one line, in characters."""
@@ -42,19 +32,6 @@ class Line(NamedTuple):
     symbol: str
     text: str
     style: str = ""
-
-
-def only_continues_planning(alternative: Alternative) -> bool:
-    """Return whether an alternative only continues planning, so that its changes mean nothing to a person."""
-    return all(
-        isinstance(change, ReplaceTask) and all(map(is_phase_task, change.tasks)) for change in alternative.changes
-    )
-
-
-def is_phase_task(task: Task) -> bool:
-    """Return whether a task is a phase of planning mode."""
-    metadata = task.metadata.get(PLANNING_KEY)
-    return isinstance(metadata, dict) and "phase" in metadata
 
 
 class Narrator:
@@ -176,21 +153,6 @@ class Narrator:
         candidate = candidates[event.chosen]
         score = f", confidence {candidate.score.total:.2f}" if candidate.score else ""
         return f"{_one_line(candidate.alternative.reason)}{score}"
-
-
-def print_question(out: Console, question: Question) -> None:
-    """Print a question with its causes, and its candidates with their scores and changes."""
-    for line in question.text.splitlines():
-        out.print(f"  {escape_control(line)}")
-    for trigger in question.triggers:
-        if question.text.partition("\n")[0] not in trigger.reason:
-            out.print(f"  because   {trigger_line(trigger)}")
-    for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
-        if not only_continues_planning(candidate.alternative):
-            for line in candidate_lines(number, candidate):
-                out.print(f"  {line}")
-            for line in diff.splitlines():
-                out.print(f"       {line[:2]}{printable_line(line[2:])}", style=DIFF_STYLES.get(line[:1], ""))
 
 
 def usage_words(spent: journal.Usage, budget: Budget) -> list[str]:

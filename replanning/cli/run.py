@@ -32,9 +32,10 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.display import Display, create_display, create_gate
+from replanning.cli.display import Display
+from replanning.cli.gate import create_gate
 from replanning.cli.plans import discover_tools
-from replanning.cli.summary import RunSummary, summarize
+from replanning.cli.summary import RunSummary
 from replanning.engine.engine import run_workers
 from replanning.errors import PlanError, Problem, ReplanningError, SettingsError, ToolError
 from replanning.journal import RunOpened
@@ -176,8 +177,8 @@ def demo(
         cwd=place,
         environ={**os.environ, "PATH": path},
     )
-    notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
-    raise typer.Exit(replace(summary, notes=notes).report(json=options.json))
+    summary.notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
+    raise typer.Exit(summary.report(json=options.json))
 
 
 def _prepare_folder(folder: str | None) -> Path:
@@ -239,7 +240,7 @@ def _carry_out(
     exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
     exporters += lookup.open_notifiers(options.notify) if options.notify else []
     environment = Environment()
-    display = create_display(environment.clock, settings.budget, quiet=options.quiet)
+    display = Display(environment.clock, settings.budget, quiet=options.quiet)
     run: PlanRun | None = None
 
     async def work() -> None:
@@ -285,7 +286,7 @@ def _carry_out(
         )
         interrupted = anyio.run(run_until_stopped, work, engine, display, lambda: run)
         assert run is not None
-        return summarize(run, options, engine, display.elapsed, interrupted=interrupted)
+        return RunSummary(run, options, engine, display.elapsed, interrupted=interrupted)
 
 
 class ContextShell:
@@ -414,8 +415,10 @@ async def run_until_stopped(
         with background_scope:
             await listen()
 
-    async with display.active(), anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
         group.start_soon(handle_signals)
+        if display.console is not None:
+            group.start_soon(display.draw)
         if background is not None:
             group.start_soon(run_background, background)
         try:

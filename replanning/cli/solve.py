@@ -29,11 +29,12 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
-from replanning.cli.display import Display, create_display, create_gate
+from replanning.cli.display import Display
+from replanning.cli.gate import create_gate
 from replanning.cli.narrator import Line, as_object
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import ContextShell, parse_context_options, run_until_stopped
-from replanning.cli.summary import RunSummary, summarize, summary_json
+from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
@@ -441,7 +442,7 @@ def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
     summary, completion = _run_planning(job, options, settings, start, parse_context_options(options.context or ()))
     if options.json:
-        print_json({**_separate_phases(summary_json(summary), summary.live), "completion": completion})
+        print_json({**_separate_phases(summary), "completion": completion})
         return summary.exit_code
     if completion is not None:  # the model's conclusion, except for the reason that the summary shows
         concluded = as_object(completion.get("summary"))
@@ -455,8 +456,9 @@ def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start:
     return summary.report(json=False)
 
 
-def _separate_phases(document: JsonObject, live: LivePlan) -> JsonObject:
+def _separate_phases(summary: RunSummary) -> JsonObject:
     """Return the summary for `--json` with the phases of planning mode apart from the tasks that use tools."""
+    document, live = summary.to_json(), summary.live
     outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
     rows: list[JsonValue] = [
         {
@@ -553,7 +555,7 @@ def _run_planning(
             return planning, interrupted
 
     with closing(lookup.open_store(options.store)) as store:
-        display = create_display(environment.clock, settings.budget, quiet=options.quiet)
+        display = Display(environment.clock, settings.budget, quiet=options.quiet)
         if not options.quiet:
             resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
             loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
@@ -562,7 +564,7 @@ def _run_planning(
         planning, interrupted = anyio.run(execute)
         run = planning.run
         assert run is not None
-        summary = summarize(run, options, planning.engine, display.elapsed, interrupted=interrupted)
+        summary = RunSummary(run, options, planning.engine, display.elapsed, interrupted=interrupted)
         if not store.durable and run.result.status not in lookup.FINISHED_STATUSES:
             _record_completion(run, history, environment)
         return summary, planning.state.completion

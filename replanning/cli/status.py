@@ -32,7 +32,8 @@ from replanning.cli.app import (
     print_result,
     refuse,
 )
-from replanning.cli.narrator import is_phase_task, print_question, usage_words
+from replanning.cli.gate import is_phase_task, print_question
+from replanning.cli.narrator import usage_words
 from replanning.decision import Question
 from replanning.environment import SystemClock
 from replanning.errors import ChangeRejected, NotRunning, PlanError, ReplanningError, UnknownTask

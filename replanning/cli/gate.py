@@ -1,0 +1,180 @@
+"""Questions to people, and the gate that asks them at the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import anyio
+
+from replanning import Answer, Question, ReplanningError, StoreGate, Task
+from replanning.changes import PlanChange, ReplaceTask, parse_changes
+from replanning.cli.app import DIFF_STYLES, AskMode, console, escape_control
+from replanning.cli.lookup import user_name
+from replanning.errors import Problem, SettingsError
+from replanning.history.reports import candidate_lines
+from replanning.history.wording import printable_line, trigger_line
+from replanning.plan.tasks import PLANNING_KEY
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from replanning.cli.display import Display
+    from replanning.decision import HumanGate
+    from replanning.journal import RunStore
+
+
+def create_gate(
+    ask: AskMode | None, store: RunStore, display: Display, *, default_to_terminal: bool, remote_answers: bool = False
+) -> HumanGate | None:
+    """Return the gate through which a person is asked; None where no person is asked.
+
+    Args:
+        ask: the place where a person is asked; None for the default.
+        store: of the run.
+        display: of the run, which leaves the terminal to questions.
+        default_to_terminal: ask at the terminal where `ask` is None.
+        remote_answers: people can answer elsewhere as well, such as on an issue.
+
+    Raises:
+        SettingsError: no person can be asked there.
+    """
+    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
+    if ask == "console" and not at_terminal:
+        raise SettingsError([Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")])
+    if ask == "store" and not (store.durable or remote_answers):
+        problem = (
+            "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
+        )
+        raise SettingsError([Problem("--ask", problem)])
+    if ask == "console" or (ask is None and at_terminal and default_to_terminal):
+        display.questions_on_terminal = True
+        return ConsoleGate(display, user_name(None))
+    return StoreGate() if ask == "store" or remote_answers else None
+
+
+def print_question(out: Console, question: Question) -> None:
+    """Print a question with its causes, and its candidates with their scores and changes."""
+    for line in question.text.splitlines():
+        out.print(f"  {escape_control(line)}")
+    for trigger in question.triggers:
+        if question.text.partition("\n")[0] not in trigger.reason:
+            out.print(f"  because   {trigger_line(trigger)}")
+    for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
+        # Changes that only continue planning mean nothing to a person.
+        if not all(
+            isinstance(change, ReplaceTask) and all(map(is_phase_task, change.tasks))
+            for change in candidate.alternative.changes
+        ):
+            for line in candidate_lines(number, candidate):
+                out.print(f"  {line}")
+            for line in diff.splitlines():
+                out.print(f"       {line[:2]}{printable_line(line[2:])}", style=DIFF_STYLES.get(line[:1], ""))
+
+
+def is_phase_task(task: Task) -> bool:
+    """Return whether a task is a phase of planning mode."""
+    metadata = task.metadata.get(PLANNING_KEY)
+    return isinstance(metadata, dict) and "phase" in metadata
+
+
+class ConsoleGate:
+    """Gate that asks questions on the terminal, one after another.
+
+    Args:
+        display: leaves the terminal to the questions.
+        by: the name of the person who answers.
+    """
+
+    def __init__(self, display: Display, by: str) -> None:
+        self._display = display
+        self._by = by
+        self._lock = anyio.Lock()
+        self._console = console(error=True)
+
+    async def ask(self, question: Question) -> Answer:
+        """Show a question and return the answer."""
+        async with self._lock:
+            with self._display.suspend():
+                out = self._console
+                out.print(f"\nQuestion {question.id}{self._time_left(question)}", style="bold yellow")
+                print_question(out, question)
+                if not question.candidates:
+                    out.print("\n  No provider has proposed an alternative.")
+                while True:
+                    answer = await self._read_answer(question)
+                    if answer is not None:
+                        return answer
+
+    async def remind(self, question: Question) -> None:
+        """Print a reminder with the time that is left."""
+        self._console.print(f"\nQuestion {question.id} is still open{self._time_left(question)}.", style="bold yellow")
+
+    async def _read_answer(self, question: Question) -> Answer | None:
+        """Read one answer; return None where it is not valid."""
+        count = len(question.candidates)
+        numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
+        ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
+        self._console.print(f"\n{ways}, and answer what is unclear: ", end="", style="bold")
+        line = (await _read_line()).strip()
+        word, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
+        if word in ("r", "reject"):
+            return Answer("reject", self._by, comment=comment)
+        if word in ("m", "modify"):
+            return await self._read_changes(question)
+        if word.isdecimal() and 1 <= int(word) <= count:
+            return Answer("approve", self._by, choice=int(word) - 1, comment=comment)
+        hint = f"; put a number before your words, such as: 1 {escape_control(line)}" if line and count else ""
+        self._console.print(f"{word!r} is not an answer{hint}", style="red")
+        return None
+
+    async def _read_changes(self, question: Question) -> Answer | None:
+        first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
+        text = json.dumps(
+            [change.model_dump(mode="json", exclude_defaults=True) | {"kind": change.kind} for change in first],
+            indent=2,
+        )
+        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+        try:
+            if editor:
+                edited = await _edit(editor, text)
+            else:
+                out = self._console
+                out.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
+                out.print(json.dumps(json.loads(text)), style="dim")
+                edited = await _read_line()
+            changes = parse_changes(json.loads(edited))
+        except (ReplanningError, ValueError, OSError) as error:
+            self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
+            return None
+        return Answer("modify", self._by, changes=changes)
+
+    def _time_left(self, question: Question) -> str:
+        if question.deadline is None:
+            return ""
+        return f" ({max(0.0, question.deadline - self._display.clock.now()):.0f} s left)"
+
+
+async def _read_line() -> str:
+    # Waiting for the terminal, rather than reading in a thread, can be cancelled when time is up.
+    await anyio.wait_readable(sys.stdin)
+    line = sys.stdin.readline()
+    if not line:
+        raise ReplanningError("standard input was closed; the question stays open")
+    return line
+
+
+async def _edit(editor: str, text: str) -> str:
+    with TemporaryDirectory(prefix="replanning-") as folder:
+        file = anyio.Path(folder, "changes.json")
+        await file.write_text(text, encoding="utf-8")
+        command = [*shlex.split(editor), str(file)]
+        # The editor has the terminal, and goes with the question when time is up.
+        await anyio.run_process(command, stdin=sys.stdin, stdout=None, stderr=None)
+        return await file.read_text(encoding="utf-8")
