@@ -392,7 +392,14 @@ def _override_values(
     """
     source = "override" if callable(override) else f"override {override.url}"
     try:
-        answer = _as_json(_call(override)) if callable(override) else _fetch(override)
+        if callable(override):
+            try:
+                answer = override()
+            except Exception as error:  # the function of a user may raise anything, and must not stop work
+                raise _Unanswered(Redactor().text(f"it failed with {type(error).__name__}: {error}")) from error
+            answer = _as_json(answer)
+        else:
+            answer = _fetch(override)
     except _Unanswered as error:
         warnings.append(Problem(source, f"{error}; the settings of the person are left out"))
         return {}
@@ -410,13 +417,6 @@ def _override_values(
             got = brief_repr(answer)
     problems.append(Problem(source, f"{_OVERRIDE_FORM}, got {Redactor().text(got)}"))
     return {}
-
-
-def _call(override: Override) -> object:
-    try:
-        return override()
-    except Exception as error:  # the function of a user may raise anything, and must not stop work
-        raise _Unanswered(Redactor().text(f"it failed with {type(error).__name__}: {error}")) from error
 
 
 def _fetch(server: OverrideSettings) -> JsonValue:
@@ -506,22 +506,21 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
         if key in given:
             inner = steps[length:] if _key_index()[key].is_table else []
             path = ".".join([key, *(["*", *inner[1:]] if inner else [])])
-            return Problem(f"{given[key].source} {' '.join([key, *inner])}", _value_message(error, path))
+            message, got = error["msg"].removeprefix("Value error, "), _redacted_repr(error["input"])
+            match error["type"]:
+                case "value_error":
+                    message += f"; got {got}"
+                case "missing":
+                    message = "it is missing"
+                case "extra_forbidden":
+                    message = "there is no such setting"
+                case _:
+                    expected = _schema_text(TypeAdapter(_key_index()[path].type).json_schema())
+                    message = f"expected {expected}, got {got}"
+            return Problem(f"{given[key].source} {' '.join([key, *inner])}", message)
     section = ".".join(steps)
     sources = dict.fromkeys(value.source for key, value in given.items() if key.startswith(f"{section}."))
     return Problem(f"{', '.join(sources)} {section}", error["msg"].removeprefix("Value error, "))
-
-
-def _value_message(error: ErrorDetails, key: str) -> str:
-    match error["type"]:
-        case "value_error":
-            return f"{error['msg'].removeprefix('Value error, ')}; got {_redacted_repr(error['input'])}"
-        case "missing":
-            return "it is missing"
-        case "extra_forbidden":
-            return "there is no such setting"
-    expected = _schema_text(TypeAdapter(_key_index()[key].type).json_schema())
-    return f"expected {expected}, got {_redacted_repr(error['input'])}"
 
 
 def _redacted_repr(value: JsonValue) -> str:

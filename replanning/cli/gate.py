@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from replanning import Answer, Question, ReplanningError, StoreGate, Task
-from replanning.changes import PlanChange, ReplaceTask, parse_changes
+from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
 from replanning.cli.app import DIFF_STYLES, AskMode, console, escape_control
 from replanning.cli.lookup import user_name
 from replanning.errors import Problem, SettingsError
@@ -136,14 +136,18 @@ class ConsoleGate:
 
     async def _read_changes(self, question: Question) -> Answer | None:
         first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
-        text = json.dumps(
-            [change.model_dump(mode="json", exclude_defaults=True) | {"kind": change.kind} for change in first],
-            indent=2,
-        )
+        text = json.dumps(list(map(dump_change, first)), indent=2)
         editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
         try:
             if editor:
-                edited = await _edit(editor, text)
+                with TemporaryDirectory(prefix="replanning-") as folder:
+                    file = anyio.Path(folder, "changes.json")
+                    await file.write_text(text, encoding="utf-8")
+                    # The editor has the terminal, and goes with the question when time is up.
+                    await anyio.run_process(
+                        [*shlex.split(editor), str(file)], stdin=sys.stdin, stdout=None, stderr=None
+                    )
+                    edited = await file.read_text(encoding="utf-8")
             else:
                 out = self._console
                 out.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
@@ -168,13 +172,3 @@ async def _read_line() -> str:
     if not line:
         raise ReplanningError("standard input was closed; the question stays open")
     return line
-
-
-async def _edit(editor: str, text: str) -> str:
-    with TemporaryDirectory(prefix="replanning-") as folder:
-        file = anyio.Path(folder, "changes.json")
-        await file.write_text(text, encoding="utf-8")
-        command = [*shlex.split(editor), str(file)]
-        # The editor has the terminal, and goes with the question when time is up.
-        await anyio.run_process(command, stdin=sys.stdin, stdout=None, stderr=None)
-        return await file.read_text(encoding="utf-8")

@@ -101,8 +101,12 @@ def history(
 
     As JSON and without a filter it is an export, which replanning.history.import_history reads.
     """
-    _check_kind("trigger", trigger, get_args(TriggerKind))
-    _check_kind("decision", decision, get_args(DecisionKind))
+    for option, kind, kinds in (("trigger", trigger, TriggerKind), ("decision", decision, DecisionKind)):
+        known: tuple[str, ...] = get_args(kinds)
+        if kind is not None and kind not in known:
+            hint = did_you_mean(kind, known)
+            expected = f"{hint} " if hint else ""
+            fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}")
     if as_json:
         form = HistoryFormat.JSON
     with existing_store(store) as opened:
@@ -129,13 +133,6 @@ def history(
                 _print_report(markdown_report(found, only))
             case HistoryFormat.TEXT:
                 _print_report(text_report(found, only))
-
-
-def _check_kind(option: str, kind: str | None, kinds: Sequence[str]) -> None:
-    if kind is not None and kind not in kinds:
-        hint = did_you_mean(kind, kinds)
-        expected = f"{hint} " if hint else ""
-        fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(kinds)}")
 
 
 def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
@@ -186,33 +183,30 @@ def why(
         if len(rest) > 1:
             fail(f"expected a run and one revision, got {len(words)} words: {' '.join(words)}")
         history = _load_history(opened, run)
-        entry = _find_entry(history, rest[0] if rest else None, store)
+        word = rest[0] if rest else None
+        entry: ReplanEvent | PlanEdit | None
+        if word is None:
+            if not history.entries:
+                status = f"{history.status}: {history.reason}" if history.reason else history.status
+                count, see = len(history.dropped_triggers), command_line(store, "history", history.run)
+                dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
+                refuse(f"nothing was replanned in run {history.run!r}, which is {status}{dropped}")
+            entry = history.entries[-1]
+        elif word.startswith("r"):
+            entry = next((event for event in history.events if event.replan == word), None)
+            if entry is None:
+                last = ", ".join(event.replan for event in history.events[-8:]) or "none"
+                refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
+        else:
+            entry = history.entry(_parse_revision(history, word))
+            if entry is None:
+                refuse(f"revision 0 is the original plan; run {history.run!r} has revisions 0 to {history.revision}")
         if as_json:
             found = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
             diff = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""
             print_json({"run": history.run, **found, "diff": diff.splitlines()})
         else:
             _print_report(why_report(history, entry))
-
-
-def _find_entry(history: ReplanHistory, word: str | None, place: str) -> ReplanEvent | PlanEdit:
-    if word is None:
-        if history.entries:
-            return history.entries[-1]
-        status = f"{history.status}: {history.reason}" if history.reason else history.status
-        count, see = len(history.dropped_triggers), command_line(place, "history", history.run)
-        dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
-        refuse(f"nothing was replanned in run {history.run!r}, which is {status}{dropped}")
-    if word.startswith("r"):
-        for event in history.events:
-            if event.replan == word:
-                return event
-        last = ", ".join(event.replan for event in history.events[-8:]) or "none"
-        refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
-    entry = history.entry(_parse_revision(history, word))
-    if entry is None:
-        refuse(f"revision 0 is the original plan; run {history.run!r} has revisions 0 to {history.revision}")
-    return entry
 
 
 def _parse_revision(history: ReplanHistory, word: str) -> int:

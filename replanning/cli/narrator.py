@@ -172,30 +172,25 @@ def _planning_text(kind: str, data: JsonObject) -> str:
         case "output" if isinstance(value, dict):
             return f"{data.get('phase')}: {_phase_outcome(value)}"
         case "replan" if isinstance(record, dict):
-            return _replan_outcome(record, as_object(data.get("considered")))
+            phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
+            if replan == "none":
+                cause = as_object(record.get("cause"))
+                if not cause.get("error") or cause.get("action"):
+                    return ""
+                why = as_object(record.get("llm_decision")).get("reasoning") or reason
+                return f"{phase}: the plan stays as it is ({_one_line(str(cause['error']))}): {why}"
+            if record.get("result") == "failure":
+                return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))})"
+            if not record.get("executed"):
+                return f"{phase}: {replan} decided, not executed ({reason})"
+            warned = as_object(as_object(data.get("considered")).get("ruling")).get("kind") == "execute_with_warning"
+            return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}"
         case "assumed":
             assumptions = data.get("assumptions")
             return f"assumed: {'; '.join(map(str, assumptions))}" if isinstance(assumptions, list) else ""
         case "held":
             return f"waits for a person: {' '.join(str(data.get('text')).split())}"
     return ""
-
-
-def _replan_outcome(record: JsonObject, considered: JsonObject) -> str:
-    """Return what was decided about a replan; empty where the plan stays and no person asked for another."""
-    phase, kind, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
-    if kind == "none":
-        cause = as_object(record.get("cause"))
-        if not cause.get("error") or cause.get("action"):
-            return ""
-        why = as_object(record.get("llm_decision")).get("reasoning") or reason
-        return f"{phase}: the plan stays as it is ({_one_line(str(cause['error']))}): {why}"
-    if record.get("result") == "failure":
-        return f"{phase}: {kind} failed ({_one_line(str(record.get('error')))})"
-    if not record.get("executed"):
-        return f"{phase}: {kind} decided, not executed ({reason})"
-    warned = as_object(considered.get("ruling")).get("kind") == "execute_with_warning"
-    return f"{phase}: {kind} decided, executed{f' with a warning ({reason})' if warned else ''}"
 
 
 def _phase_outcome(value: JsonObject) -> str:

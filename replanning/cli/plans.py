@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from replanning.tools.check import check_unused_arguments
 from replanning.tools.danger import danger_reason
 
 if TYPE_CHECKING:
-    from replanning.testing import Distribution, SimulationReport
+    from replanning.testing import Distribution
 
 commands = Program()
 
@@ -150,13 +150,49 @@ def tools(
     rows: list[JsonObject] = []
     for index, tool in enumerate(plan.tools):
         own = [note.message.removeprefix(f"tool {tool.name!r} ") for note in notes if note.place == f"tools[{index}]"]
-        rows.append(_tool_json(tool, plan, "; ".join(own) or _unavailable_reason(tool, plan, described, unavailable)))
+        why = "; ".join(own)
+        if not why and not tool.available:
+            name = tool.tool or tool.name
+            if any(other.name == tool.name and not other.available for other in described.tools):
+                why = "the plan says so"
+            elif (problem := unavailable.get(tool.server or "")) is not None:
+                why = problem
+            else:
+                there = [other for other in plan.tools if other.available and other.server == tool.server]
+                hint = did_you_mean(name, [other.tool or other.name for other in there])
+                why = f"the MCP server {tool.server!r} has no tool {name!r}{f'; {hint}' if hint else ''}"
+        server = plan.mcp.get(tool.server or "")
+        rows.append(
+            {
+                "name": tool.name,
+                "kind": tool.kind,
+                "from": tool.command
+                or tool.url
+                or tool.callable
+                or (f"{tool.server}: {server.location}" if server else ""),
+                "description": tool.description,
+                "parameters": dict[str, JsonValue](tool.parameters),
+                "optional": list[JsonValue](tool.optional),
+                "capability": tool.capability,
+                "dangerous": tool.dangerous,
+                "harm": danger_reason(tool) if tool.dangerous else "",
+                "available": not why,
+                "why": why,
+            }
+        )
     if as_json:
         servers = {name: {"available": name not in unavailable, "why": unavailable.get(name, "")} for name in plan.mcp}
         print_json({"tools": rows, "servers": servers})
         return
-    for row in rows:
-        _print_tool(row)
+    for tool, row in zip(plan.tools, rows, strict=True):
+        parameters = (f"{name}{'?' if name in tool.optional else ''}: {kind}" for name, kind in tool.parameters.items())
+        dangerous = ", dangerous" if tool.dangerous else ""
+        signature = f"{tool.name}({', '.join(parameters)})"
+        print_result(escape_control(f"{signature}  {tool.kind}{dangerous}  from {row['from']}"))
+        details = {"": one_line(tool.description, MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
+        for label, text in (details | {"not available: ": row["why"]}).items():
+            if text:
+                print_result(escape_control(f"    {label}{text}"))
 
 
 class _InvalidTools(PlanError):
@@ -196,12 +232,13 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         raise _InvalidTools(error.problems) from None
     if not planning and document.get("tasks"):
         return plan
-    harmful = [tool.model_copy(update={"dangerous": True}) if _is_harmful(tool) else tool for tool in plan.tools]
-    return plan.model_copy(update={"tools": tuple(harmful)})
-
-
-def _is_harmful(tool: ToolSpec) -> bool:
-    return "dangerous" not in tool.model_fields_set and bool(danger_reason(tool))
+    marked = tuple(
+        tool
+        if "dangerous" in tool.model_fields_set
+        else tool.model_copy(update={"dangerous": bool(danger_reason(tool))})
+        for tool in plan.tools
+    )
+    return plan.model_copy(update={"tools": marked})
 
 
 async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = False) -> Plan:
@@ -214,51 +251,6 @@ async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = Fa
     for name, reason in {} if quiet else executor.unavailable_servers.items():
         print_message(f"note: MCP server {name!r} is not there: {reason}")
     return with_tools
-
-
-def _unavailable_reason(tool: ToolSpec, plan: Plan, described: Plan, servers: Mapping[str, str]) -> str:
-    """Return the reason why a tool is unavailable; empty where it is available."""
-    if tool.available:
-        return ""
-    if any(other.name == tool.name and not other.available for other in described.tools):
-        return "the plan says so"
-    if (problem := servers.get(tool.server or "")) is not None:
-        return problem
-    name = tool.tool or tool.name
-    available = [other.tool or other.name for other in plan.tools if other.available and other.server == tool.server]
-    hint = did_you_mean(name, available)
-    return f"the MCP server {tool.server!r} has no tool {name!r}{f'; {hint}' if hint else ''}"
-
-
-def _tool_json(tool: ToolSpec, plan: Plan, why: str) -> JsonObject:
-    server = plan.mcp.get(tool.server or "")
-    source = tool.command or tool.url or tool.callable or (f"{tool.server}: {server.location}" if server else "")
-    return {
-        "name": tool.name,
-        "kind": tool.kind,
-        "from": source,
-        "description": tool.description,
-        "parameters": dict[str, JsonValue](tool.parameters),
-        "optional": list[JsonValue](tool.optional),
-        "capability": tool.capability,
-        "dangerous": tool.dangerous,
-        "harm": danger_reason(tool) if tool.dangerous else "",
-        "available": not why,
-        "why": why,
-    }
-
-
-def _print_tool(row: JsonObject) -> None:
-    parameters, optional = row["parameters"], row["optional"]
-    assert isinstance(parameters, dict)
-    assert isinstance(optional, list)
-    signature = ", ".join(f"{name}{'?' if name in optional else ''}: {kind}" for name, kind in parameters.items())
-    dangerous = ", dangerous" if row["dangerous"] else ""
-    print_result(escape_control(f"{row['name']}({signature})  {row['kind']}{dangerous}  from {row['from']}"))
-    details = {"": one_line(str(row["description"]), MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
-    for label, text in (details | {"not available: ": row["why"]}).items():
-        if text:
-            print_result(escape_control(f"    {label}{text}"))
 
 
 @commands.command(
@@ -329,7 +321,22 @@ def simulate(
     if options.json:
         print_json(report.document())
     else:
-        _print_simulation(report, document)
+        out = console()
+        name = escape_control(report.plan)
+        out.print(f"{name}: {len(report.runs)} simulated runs of {len(document.tasks)} tasks, no tool was used")
+        out.print(
+            f"  {report.success_rate:.1%} succeeded", style="bold green" if report.success_rate == 1 else "bold red"
+        )
+        for status, number in report.statuses.items():
+            out.print(f"    {number:6} {status}")
+        out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
+        out.print(f"  revisions  {_format_distribution(report.revisions)}")
+        out.print(f"  questions  {_format_distribution(report.questions)}")
+        for title, counts in (("failed in so many runs", report.failures), ("did not succeed because", report.reasons)):
+            if counts:
+                out.print(f"\n{title}", style="bold")
+                for reason, number in list(counts.items())[:10]:
+                    out.print(f"  {number:6} {escape_control(reason)}")
     raise typer.Exit(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
 
 
@@ -346,23 +353,6 @@ def _parse_chances(option: str, texts: Sequence[str]) -> dict[str, float]:
     if problems:
         raise SettingsError(problems)
     return chances
-
-
-def _print_simulation(report: SimulationReport, plan: Plan) -> None:
-    out = console()
-    name = escape_control(report.plan)
-    out.print(f"{name}: {len(report.runs)} simulated runs of {len(plan.tasks)} tasks, no tool was used")
-    out.print(f"  {report.success_rate:.1%} succeeded", style="bold green" if report.success_rate == 1 else "bold red")
-    for status, number in report.statuses.items():
-        out.print(f"    {number:6} {status}")
-    out.print(f"  took       {_format_distribution(report.makespan, ' s')}")
-    out.print(f"  revisions  {_format_distribution(report.revisions)}")
-    out.print(f"  questions  {_format_distribution(report.questions)}")
-    for title, counts in (("failed in so many runs", report.failures), ("did not succeed because", report.reasons)):
-        if counts:
-            out.print(f"\n{title}", style="bold")
-            for reason, number in list(counts.items())[:10]:
-                out.print(f"  {number:6} {escape_control(reason)}")
 
 
 def _format_distribution(values: Distribution | None, unit: str = "") -> str:

@@ -310,9 +310,25 @@ class ContextShell:
             ToolError: the command failed, or its context file is not valid.
         """
         with TemporaryDirectory(prefix="replanning-") as folder:
-            file = Path(folder, "context")
+            file = anyio.Path(folder, "context")
             output = await run_shell(replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}))
-            changes = _read_context_file(file, call.tool.name)
+            content = b""
+            if await file.is_file():
+                async with await file.open("rb") as stream:
+                    content = await stream.read(MAX_CONTEXT_BYTES + 1)
+        tool, place = f"tool {call.tool.name!r} wrote", f"${CONTEXT_VARIABLE}"
+        if len(content) > MAX_CONTEXT_BYTES:
+            raise ToolError(f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file")
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
+        changes: JsonObject = {}
+        for line in filter(str.strip, text.split("\n")):  # a value may contain other characters that end lines
+            pair = _parse_pair(line)
+            if pair is None:
+                raise ToolError(f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value")
+            changes[pair[0]] = pair[1]
         if changes and self.on_change is not None:
             self.on_change(call.secrets.redact_json(changes))  # type: ignore[arg-type] # a mapping stays one
         return output
@@ -331,43 +347,18 @@ def parse_context_options(options: Sequence[str]) -> JsonObject:
     return dict(pair for pair in pairs.values() if pair is not None)
 
 
-def _read_context_file(file: Path, tool: str) -> JsonObject:
-    if not file.is_file():
-        return {}
-    with file.open("rb") as stream:
-        content = stream.read(MAX_CONTEXT_BYTES + 1)
-    place = f"${CONTEXT_VARIABLE}"
-    if len(content) > MAX_CONTEXT_BYTES:
-        limit = f"more than {MAX_CONTEXT_BYTES} bytes"
-        raise ToolError(f"tool {tool!r} wrote {limit} to {place}; keep large data in a file")
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise ToolError(f"tool {tool!r} wrote text to {place} that is not UTF-8") from None
-    changes: JsonObject = {}
-    for line in text.split("\n"):  # a value may contain other characters that end lines
-        if line.strip():
-            pair = _parse_pair(line)
-            if pair is None:
-                expected = "expected lines of the form key=value"
-                raise ToolError(f"tool {tool!r} wrote {brief_repr(line)} to {place}; {expected}")
-            changes[pair[0]] = pair[1]
-    return changes
-
-
 def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
+    """Return a key and its value, which is JSON where it can be; `1.10`, which may be a version, stays text."""
     match = _PAIR_PATTERN.fullmatch(text)
-    return None if match is None else (match[1], _parse_value(match[2]))
-
-
-def _parse_value(text: str) -> JsonValue:
-    """Return text as JSON where it is JSON; `1.10` and `12e45`, which may be a version or a hash, stay text."""
+    if match is None:
+        return None
+    key, text = match.groups()
     try:
         value: JsonValue = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
-        return text
+        return key, text
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return text if number and json.dumps(value) != text else value
+    return key, text if number and json.dumps(value) != text else value
 
 
 async def run_until_stopped(

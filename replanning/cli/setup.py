@@ -199,7 +199,18 @@ def providers(
     if as_json:
         print_json([asdict(plugin) for plugin in plugins])
     else:
-        _print_plugins(plugins)
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in ("group", "name", "state", "package"):
+            table.add_column(heading, no_wrap=True)
+        table.add_column("")
+        for plugin in plugins:
+            state = "no answer" if plugin.answers is False else plugin.state
+            style = _STATE_STYLES.get(state, "")
+            table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, escape_control(plugin.details))
+        console().print(table)
     answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
     usable = any(answered for _, answered in answers) and ("used", False) not in answers
     raise typer.Exit(ExitCode.FAILED if check and not usable else ExitCode.OK)
@@ -324,18 +335,3 @@ async def _probe_models(inspected: Sequence[tuple[PluginStatus, LLMProvider | No
         for number, client in available.items():
             group.start_soon(ask, number, client)
     return results
-
-
-def _print_plugins(plugins: Sequence[PluginStatus]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("group", "name", "state", "package"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("")
-    for plugin in plugins:
-        state = "no answer" if plugin.answers is False else plugin.state
-        style = _STATE_STYLES.get(state, "")
-        table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, escape_control(plugin.details))
-    console().print(table)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -34,12 +33,10 @@ from replanning.cli.gate import create_gate
 from replanning.cli.narrator import Line, as_object
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import ContextShell, parse_context_options, run_until_stopped
-from replanning.cli.summary import RunSummary
+from replanning.cli.summary import RunSummary, current_entries
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
-from replanning.live.graph import TaskEntry
-from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
@@ -185,7 +182,6 @@ def solve(
         job = _read_goal(goal, file, tools, llm, quiet=options.quiet, issue_id=issue_id)
     options.providers = [llm] if llm else None
     if dry_run:
-        options.store = "memory"
         raise typer.Exit(_make_plan(job, options))
     if run_id is not None:
         lookup.check_run_id(run_id)
@@ -213,7 +209,6 @@ def plan(
     options: RunOptions,
 ) -> None:
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
-    options.store = "memory"
     job = _read_goal(goal, file, tools, llm, quiet=options.quiet)
     if save is not None:  # before a model is asked and paid
         problem = ""
@@ -406,8 +401,9 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
         made = await planning.make_plan()
         questions.extend(question.text for question in planning.engine.pending(planning.result.run))
 
+    options.store, options.context = "memory", None
     settings = lookup.read_settings(options.settings, quiet=options.quiet)
-    summary, _ = _run_planning(job, options, settings, start, {})
+    summary, _ = _run_planning(job, options, settings, start)
     if made is None:
         result, reason = summary.result, summary.result.reason
         if questions:
@@ -440,9 +436,30 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
 
 def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter) -> int:
     """Carry out a run of planning mode, print its summary, and return the exit code."""
-    summary, completion = _run_planning(job, options, settings, start, parse_context_options(options.context or ()))
-    if options.json:
-        print_json({**_separate_phases(summary), "completion": completion})
+    summary, completion = _run_planning(job, options, settings, start)
+    if options.json:  # the phases of planning mode apart from the tasks that use tools
+        document, live = summary.to_json(), summary.live
+        outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
+        rows: list[JsonValue] = [
+            {
+                "task": entry.id,
+                "phase": str(phase_of(entry.task)),
+                "state": str(entry.state),
+                "output": entry.output if entry.state is TaskState.DONE else None,
+            }
+            for entry in live
+            if phase_of(entry.task) is not None
+        ]
+        document |= {
+            "outputs": {
+                root: output
+                for root, output in outputs.items()
+                if all(phase_of(entry.task) is None for entry in current_entries(live, live.entry(TaskId(root))))
+            },
+            "tasks": {task: state for task, state in tasks.items() if phase_of(live.entry(TaskId(task)).task) is None},
+            "phases": rows,
+        }
+        print_json({**document, "completion": completion})
         return summary.exit_code
     if completion is not None:  # the model's conclusion, except for the reason that the summary shows
         concluded = as_object(completion.get("summary"))
@@ -456,41 +473,14 @@ def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start:
     return summary.report(json=False)
 
 
-def _separate_phases(summary: RunSummary) -> JsonObject:
-    """Return the summary for `--json` with the phases of planning mode apart from the tasks that use tools."""
-    document, live = summary.to_json(), summary.live
-    outputs, tasks = as_object(document["outputs"]), as_object(document["tasks"])
-    rows: list[JsonValue] = [
-        {
-            "task": entry.id,
-            "phase": str(phase_of(entry.task)),
-            "state": str(entry.state),
-            "output": entry.output if entry.state is TaskState.DONE else None,
-        }
-        for entry in live
-        if phase_of(entry.task) is not None
-    ]
-    return {
-        **document,
-        "outputs": {root: out for root, out in outputs.items() if not _became_phase(live.entry(TaskId(root)), live)},
-        "tasks": {task: state for task, state in tasks.items() if phase_of(live.entry(TaskId(task)).task) is None},
-        "phases": rows,
-    }
-
-
-def _became_phase(entry: TaskEntry, live: LivePlan) -> bool:
-    """Return whether a task is a phase, or was replaced by one."""
-    parts = [live.entry(task_id) for task_id in entry.replaced_by]
-    return any(_became_phase(part, live) for part in parts) if parts else phase_of(entry.task) is not None
-
-
 # The run
 
 
 def _run_planning(
-    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter, context: JsonObject
+    job: _Job, options: RunOptions, settings: Settings, start: PlanningStarter
 ) -> tuple[RunSummary, JsonObject | None]:
     """Carry out a run of planning mode; return its summary and the model's conclusion."""
+    context = parse_context_options(options.context or ())
     environment, history = Environment(), settings.planning.history.directory
     model = create_llm_provider(
         job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
@@ -546,8 +536,21 @@ def _run_planning(
                 finally:
                     await model.aclose()
 
+            async def listen() -> None:  # to the comments on each issue to which the run writes
+                async with anyio.create_task_group() as group:
+                    for exporter in planning.engine.exporters:
+                        if isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue):
+                            exporter.hint = REPLY_HINT.format(exporter.forge.command)
+                            steering = Steering(
+                                planning,
+                                exporter.forge,
+                                handled=job.seen_comments,
+                                on_message=lambda text: display.show_note(Line("✉", text)),
+                            )
+                            group.start_soon(steering.listen)
+
             planning.on_run_started = watch
-            background = partial(_listen_for_comments, planning, job, display) if reads_replies else None
+            background = listen if reads_replies else None
             try:
                 interrupted = await run_until_stopped(work, planning.engine, display, lambda: planning.run, background)
             finally:
@@ -565,33 +568,13 @@ def _run_planning(
         run = planning.run
         assert run is not None
         summary = RunSummary(run, options, planning.engine, display.elapsed, interrupted=interrupted)
-        if not store.durable and run.result.status not in lookup.FINISHED_STATUSES:
-            _record_completion(run, history, environment)
+        request = request_of(run.live.plan)
+        if request is not None and not store.durable and run.result.status not in lookup.FINISHED_STATUSES:
+            # The run is over, as its store does not keep it.
+            past = PlanningHistoryStore(history, task_uuid=run.id, issue_id=request.issue_id, environment=environment)
+            completion: JsonObject = {"phase": "completion", "status": "planned" if past.has_plan() else "given_up"}
+            try:
+                past.save_completion({**completion, "result": run.result.status, "reason": run.result.reason})
+            except StoreError as error:
+                print_message(f"note: {error}")
         return summary, planning.state.completion
-
-
-async def _listen_for_comments(planning: PlanningCoordinator, job: _Job, display: Display) -> None:
-    """Steer the run by the comments on each issue to which it writes."""
-    async with anyio.create_task_group() as group:
-        for exporter in planning.engine.exporters:
-            if isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue):
-                exporter.hint = REPLY_HINT.format(exporter.forge.command)
-                steering = Steering(
-                    planning,
-                    exporter.forge,
-                    handled=job.seen_comments,
-                    on_message=lambda text: display.show_note(Line("✉", text)),
-                )
-                group.start_soon(steering.listen)
-
-
-def _record_completion(run: PlanRun, directory: str, environment: Environment) -> None:
-    """Record in the planning history that an unfinished run is over, as its store does not keep it."""
-    request = request_of(run.live.plan)
-    if request is not None:
-        history = PlanningHistoryStore(directory, task_uuid=run.id, issue_id=request.issue_id, environment=environment)
-        completion: JsonObject = {"phase": "completion", "status": "planned" if history.has_plan() else "given_up"}
-        try:
-            history.save_completion({**completion, "result": run.result.status, "reason": run.result.reason})
-        except StoreError as error:
-            print_message(f"note: {error}")

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import typer
 
@@ -69,6 +69,9 @@ commands = Program()
 POLL_INTERVAL: Final = 0.1
 """Seconds between two reads of the journal while a command waits for the run to react."""
 
+PendingQuestion = tuple[Question, InboxMessage | None]
+"""An open question, with the answer that was posted for it, if the run has not read that yet."""
+
 _epilog = partial(
     epilog, codes="0 done · 1 there is no such run or question, or it refuses · 2 wrong usage, file or store"
 )
@@ -123,26 +126,22 @@ def status(
 ) -> None:
     """Show the status of runs: tasks by state, running tasks and their times, open questions, usage and owner."""
     now = SystemClock().now()
-    if run is None:
-        _list_runs(store, limit, now, as_json=as_json)
+    if run is not None:
+        with lookup.existing_store(store) as opened:
+            report = run_status(opened, lookup.find_run(opened, run), now)
+            waiting = _pending_questions(opened, report.questions)
+        if as_json:
+            print_json(_status_json(report, now))
+            return
+        for line in _status_lines(report, waiting, store, now):
+            console().print(line)
         return
-    with lookup.existing_store(store) as opened:
-        report = run_status(opened, lookup.find_run(opened, run), now)
-        waiting = _pending_questions(opened, report.questions)
-    if as_json:
-        print_json(_status_json(report, now))
-        return
-    for line in _status_lines(report, waiting, store, now):
-        console().print(line)
-
-
-def _list_runs(place: str, limit: int, now: float, *, as_json: bool) -> None:
     reports: list[RunStatusReport] = []
-    with lookup.existing_store(place) as store:
-        runs = store.runs()
+    with lookup.existing_store(store) as opened:
+        runs = opened.runs()
         for info in runs[:limit]:
             try:
-                reports.append(run_status(store, info, now))
+                reports.append(run_status(opened, info, now))
             except ReplanningError as error:  # one damaged journal must not hide the others
                 print_message(f"run {info.run} cannot be read: {error}")
     if as_json:
@@ -250,13 +249,6 @@ def _task_counts(report: RunStatusReport) -> str:
     return ", ".join([*words, *waiting]) or "no tasks"
 
 
-class PendingQuestion(NamedTuple):
-    """An open question, with the answer that was posted for it, if the run has not read that yet."""
-
-    question: Question
-    posted_answer: InboxMessage | None
-
-
 @commands.command("questions", hidden=True)
 @commands.command(epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c --json"))
 def pending(
@@ -272,7 +264,28 @@ def pending(
         by_run = list(lookup.open_questions_by_run(opened, only))
         waiting = [entry for _, questions in by_run for entry in _pending_questions(opened, questions)]
     if as_json:
-        print_json([_question_json(entry, now) for entry in waiting])
+        print_json(
+            [
+                {
+                    "question": question.id,
+                    "run": question.run,
+                    "text": question.text,
+                    "triggers": [{"kind": trigger.kind, "reason": trigger.reason} for trigger in question.triggers],
+                    "candidates": [
+                        {"choice": number, **candidate_json(candidate), "diff": diff.splitlines()}
+                        for number, (candidate, diff) in enumerate(
+                            zip(question.candidates, question.diffs, strict=True), 1
+                        )
+                    ],
+                    "holds": question.holds,
+                    "asked": format_iso_time(question.asked_at),
+                    "age": round(now - question.asked_at, 3),
+                    "seconds_left": None if question.deadline is None else round(question.deadline - now, 3),
+                    "answered": answer and {"verdict": answer.payload.get("verdict"), "by": answer.by},
+                }
+                for question, answer in waiting
+            ]
+        )
         return
     if not waiting:
         console().print("no question is open")
@@ -289,32 +302,11 @@ def pending(
 def _pending_questions(store: RunStore, questions: Sequence[Question]) -> list[PendingQuestion]:
     messages = store.inbox(questions[0].run) if questions else []
     answers = {message.payload.get("question"): message for message in reversed(messages) if message.kind == "answer"}
-    return [PendingQuestion(question, answers.get(question.id)) for question in questions]
+    return [(question, answers.get(question.id)) for question in questions]
 
 
 def _posted_answer_text(answer: InboxMessage) -> str:
     return f"{answer.payload.get('verdict')} by {printable_line(answer.by)} waits to be taken"
-
-
-def _question_json(waiting: PendingQuestion, now: float) -> JsonObject:
-    """Return a question in the form that `--json` prints; `choice` numbers the candidates from 1."""
-    question, answer = waiting
-    candidates: list[JsonValue] = [
-        {"choice": number, **candidate_json(candidate), "diff": list[JsonValue](diff.splitlines())}
-        for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1)
-    ]
-    return {
-        "question": question.id,
-        "run": question.run,
-        "text": question.text,
-        "triggers": [{"kind": trigger.kind, "reason": trigger.reason} for trigger in question.triggers],
-        "candidates": candidates,
-        "holds": list[JsonValue](question.holds),
-        "asked": format_iso_time(question.asked_at),
-        "age": round(now - question.asked_at, 3),
-        "seconds_left": None if question.deadline is None else round(question.deadline - now, 3),
-        "answered": None if answer is None else {"verdict": answer.payload.get("verdict"), "by": answer.by},
-    }
 
 
 @commands.command(
@@ -360,7 +352,19 @@ def modify(
     options: MessageOptions,
 ) -> None:
     """Answer a question with changes of your own."""
-    _answer(question, "modify", options, changes=_read_changes(str(changes)))
+    place = str(changes)
+    text = sys.stdin.read(MAX_PLAN_SIZE + 1) if place == "-" else lookup.read_text_argument(changes, "--changes")
+    try:
+        document = read_document(text, format=format_of(place), source=place)
+        given = document.get("changes") if isinstance(document, dict) else document
+        if not isinstance(given, list) or not given:
+            fail(f"{place}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]")
+        parse_changes(given)
+    except PlanError as error:
+        fail("; ".join(map(str, error.problems)))
+    except ChangeRejected as error:
+        fail(f"{place}: these changes are not valid:\n" + "\n".join(f"  {problem}" for problem in error.problems))
+    _answer(question, "modify", options, changes=[change for change in given if isinstance(change, dict)])
 
 
 def _answer(
@@ -388,22 +392,6 @@ def _answer(
         )
         about: JsonObject = {"question": question.id, "verdict": verdict}
         _report_outcome(store, info, lambda bodies: _answer_outcome(bodies, question), options, about)
-
-
-def _read_changes(file: str) -> list[JsonObject]:
-    """Read the changes in a file: a list, or an object with a list under `changes`."""
-    text = sys.stdin.read(MAX_PLAN_SIZE + 1) if file == "-" else lookup.read_text_argument(Path(file), "--changes")
-    try:
-        document = read_document(text, format=format_of(file), source=file)
-        changes = document.get("changes") if isinstance(document, dict) else document
-        if not isinstance(changes, list) or not changes:
-            fail(f"{file}: expected a list of changes, each with a `kind`, such as [{{kind: skip, task_id: build}}]")
-        parse_changes(changes)
-    except PlanError as error:
-        fail("; ".join(map(str, error.problems)))
-    except ChangeRejected as error:
-        fail(f"{file}: these changes are not valid:\n" + "\n".join(f"  {problem}" for problem in error.problems))
-    return [change for change in changes if isinstance(change, dict)]
 
 
 @commands.command(

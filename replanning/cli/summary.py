@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from replanning import PlanRun, ReplanningEngine, journal
-from replanning.changes import RetryTask
+from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.lookup import command_line
 from replanning.errors import StoreError
@@ -143,7 +144,22 @@ class RunSummary:
             "elapsed": round(self._elapsed, 3),
             "outputs": dict(result.outputs),
             "tasks": {entry.id: str(entry.state) for entry in self.live},
-            "revisions": [_revision_json(revision) for revision in self._revisions],
+            "revisions": [
+                {
+                    "number": revised.number,
+                    "reason": revised.reason,
+                    "by": revised.by,
+                    "triggers": [
+                        {"kind": trigger.kind, "reason": trigger.reason, "tasks": list(trigger.tasks)}
+                        for trigger in triggers
+                    ],
+                    "changes": list(map(dump_change, revised.changes)),
+                    "source": candidate.alternative.source if candidate else None,
+                    "confidence": asdict(candidate.score) if candidate and candidate.score else None,
+                    "diff": list[JsonValue](diff.splitlines()),
+                }
+                for revised, triggers, candidate, _, diff in self._revisions
+            ],
             "questions": list(result.questions),
             "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
             "store": self._store,
@@ -225,7 +241,7 @@ class RunSummary:
         live = self.live
         seen: set[str] = set()
         for task in self._original_plan.tasks:
-            after = _current_entries(live, live.entry(task.id))
+            after = current_entries(live, live.entry(task.id))
             seen |= {task.id, *(entry.id for entry in after)}
             yield task, after
         added = [entry for entry in live if entry.id not in seen and not entry.replaced_by and not entry.removed]
@@ -278,28 +294,8 @@ class RunSummary:
         return command_line(self._store, *words)
 
 
-def _current_entries(live: LivePlan, entry: TaskEntry) -> list[TaskEntry]:
+def current_entries(live: LivePlan, entry: TaskEntry) -> list[TaskEntry]:
+    """Return the tasks that a task has been replaced by, or the task itself."""
     if not entry.replaced_by:
         return [entry]
-    return [leaf for new in entry.replaced_by for leaf in _current_entries(live, live.entry(new))]
-
-
-def _revision_json(revision: _Revision) -> JsonObject:
-    revised, candidate = revision.revised, revision.candidate
-    score = candidate.score if candidate else None
-    triggers: list[JsonValue] = [
-        {"kind": trigger.kind, "reason": trigger.reason, "tasks": list(trigger.tasks)} for trigger in revision.triggers
-    ]
-    changes: list[JsonValue] = [
-        change.model_dump(mode="json", exclude_defaults=True) | {"kind": change.kind} for change in revised.changes
-    ]
-    return {
-        "number": revised.number,
-        "reason": revised.reason,
-        "by": revised.by,
-        "triggers": triggers,
-        "changes": changes,
-        "source": candidate.alternative.source if candidate else None,
-        "confidence": None if score is None else {part: getattr(score, part) for part in score.__slots__},
-        "diff": list[JsonValue](revision.diff.splitlines()),
-    }
+    return [leaf for new in entry.replaced_by for leaf in current_entries(live, live.entry(new))]
