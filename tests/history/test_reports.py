@@ -20,6 +20,7 @@ from replanning.changes import (
     SkipTask,
 )
 from replanning.history import markdown_report, text_report, why_report
+from replanning.history.wording import format_duration
 from replanning.testing import VirtualClock
 from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, history_of, plan
 
@@ -154,8 +155,6 @@ async def test_every_change_has_words(change: PlanChange, text: str) -> None:
 
 def test_times() -> None:
     """Durations are told in the unit that fits them."""
-    from replanning.history.wording import format_duration
-
     told = [format_duration(seconds) for seconds in (0, 0.0123, 1.5, 119, 130, 3600 * 5 + 120, 86400 * 3 + 7200)]
     assert told == ["0 ms", "12.3 ms", "1.5 s", "119 s", "2 min 10 s", "5 h 2 min", "3 d 2 h"]
 

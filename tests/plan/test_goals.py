@@ -72,19 +72,6 @@ async def test_no_intervention(goal: list[str]) -> None:
     assert len(outcome.done) == 3
 
 
-async def test_after_the_last_task_began() -> None:
-    """A goal that is changed when nothing is left but what runs is reached by new tasks, before the run ends."""
-    ran: list[str | None] = []
-    async with opened() as run:
-        async for task in run.ready():
-            async with run.attempt(task):
-                ran.append(task.tool)
-                if len(ran) == 3:
-                    run.change_goal(facts=["roof", "terrace"])
-    assert (run.result.status, len(run.result.revisions)) == ("succeeded", 1)
-    assert ran == ["lay", "build", "plant", "cover", "pave"]
-
-
 async def test_branches_stay_parallel() -> None:
     """A branch that has nothing to do with the new goal stays as it is, and is handed out beside the new tasks."""
     async with opened() as run:

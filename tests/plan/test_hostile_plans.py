@@ -108,12 +108,6 @@ def test_ten_megabytes(in_time, form):
     assert "nested more than 100 deep" in problem_of("[" * 10_000_000, form)
 
 
-def test_too_large():
-    """A text over the limit is refused before it is read."""
-    with pytest.raises(PlanError, match="the text has more than 10 characters"):
-        read_document("x" * 11, format="yaml", max_size=10)
-
-
 @pytest.mark.parametrize("form", ["yaml", "json"])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
 def test_deep_nesting(form, opening, closing):

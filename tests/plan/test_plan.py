@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from replanning.errors import PlanError, UnknownTask
 from replanning.plan.checks import check_task
 from replanning.plan.document import Plan
-from replanning.plan.messages import NameSuggester
 from replanning.plan.reading import read_document
 from replanning.plan.tasks import Fallback, Goal, Retry, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
@@ -486,9 +485,3 @@ def test_reachability(edges):
         assert all("in a circle" in problem for problem in found)
     else:
         assert len(found) == sum(f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count))
-
-
-def test_near_names_are_not_looked_for_without_end():
-    """Where looking for near names would take long, none is named."""
-    assert NameSuggester()("aa", [f"a{n}" for n in range(20_001)]) == ""
-    assert NameSuggester()("aa", ["a"]) == "; did you mean 'a'?"

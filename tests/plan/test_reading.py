@@ -69,12 +69,14 @@ def test_unreadable_files(tmp_path, content: bytes | None, told: str):
 
 
 def test_folders_and_large_files(tmp_path):
-    """A folder, and a file that is too large, are no plans."""
+    """A folder, and a file or text that is too large, are no plans."""
     with pytest.raises(PlanError, match="the plan cannot be read: Is a directory"):
         Plan.load(tmp_path)
     (tmp_path / "large").write_text("#" * 31)
     with pytest.raises(PlanError, match="large: the plan is larger than 30 bytes"):
         read_text_file(tmp_path / "large", max_size=30)
+    with pytest.raises(PlanError, match="the text has more than 10 characters"):
+        read_document("x" * 11, format="yaml", max_size=10)
 
 
 def test_places_in_yaml():
