@@ -24,8 +24,19 @@ from tests.support.cli import (
     write_settings,
     write_tools,
 )
-from tests.support.planning import Replies, action, done, go_on, replan, revision, summary, use
-from tests.support.planning_history import ISSUE, saved, written
+from tests.support.planning import (
+    ISSUE,
+    Replies,
+    action,
+    done,
+    go_on,
+    replan,
+    revision,
+    saved,
+    summary,
+    use,
+    written,
+)
 
 WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
 TOOLS = [

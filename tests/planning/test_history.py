@@ -16,6 +16,7 @@ from replanning.planning.history import HistoryLineBuilder, RunJournals
 from replanning.testing import ScriptedExecutor, VirtualClock, virtual_environment
 from tests.planning.test_resume import desk, model
 from tests.support.planning import (
+    ISSUE,
     MISSING,
     Desk,
     Model,
@@ -23,11 +24,14 @@ from tests.support.planning import (
     actions,
     coordinator,
     go_on,
+    in_order,
+    rebuilt,
     replan,
     revision,
+    solved,
     summary,
+    written,
 )
-from tests.support.planning_history import ISSUE, in_order, of_type, rebuilt, solved, written
 from tests.support.resume import RUN, cut
 
 pytestmark = pytest.mark.anyio
@@ -52,6 +56,11 @@ def when_posting(do):
             do()
 
     return Desk(before=before)
+
+
+def of_type(kind, lines):
+    """Return the lines of one type."""
+    return [line for line in lines if line["type"] == kind]
 
 
 # Files and lines

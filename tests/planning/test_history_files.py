@@ -21,24 +21,18 @@ from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryStore
 from replanning.planning.outputs import Reflection
 from replanning.testing import VirtualClock, virtual_environment
-from tests.support.planning import Model, go_on, replan
-from tests.support.planning_history import (
-    DAY,
-    ISSUE,
-    NOW,
-    in_order,
-    rebuilt,
-    saved,
-    solved,
-    store_at,
-    tasks_of,
-    written,
-)
+from tests.support.planning import ISSUE, NOW, Model, go_on, in_order, rebuilt, replan, saved, solved, store_at, written
 from tests.support.resume import RUN
 
+DAY = 86_400.0
 PLAN: JsonObject = {"actions": [{"task_id": "write", "tool": "write"}]}
 OTHER: JsonObject = {"actions": [{"task_id": "write", "tool": "shout"}]}
 REVISION: JsonObject = {"plan_revision": {"reason": "it is too quiet", "changes": ["shout"]}}
+
+
+def tasks_of(store: PlanningHistoryStore, issue: str) -> list[str]:
+    """The tasks of an issue, in order."""
+    return [str(one["task_uuid"]) for one in store.get_past_executions_for_issue(issue)]
 
 
 # Saving and finding again
@@ -221,8 +215,7 @@ import os, signal, sys
 from pathlib import Path
 import anyio
 from replanning.journal import SqliteStore
-from tests.support.planning_history import solved
-from tests.support.planning import Desk
+from tests.support.planning import Desk, solved
 
 async def kill(task):
     if task.tool == "post":

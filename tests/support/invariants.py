@@ -246,7 +246,7 @@ class _InvariantChecker:
         self.last_decided_at: dict[tuple[str, str, str], float] = {}
         self.fingerprints: dict[str, tuple[str, str, str]] = {}
         self.considered_replans: set[str] = set()
-        self._mode = opened.mode
+        self.mode = opened.mode
         self._at = 0.0
         self._seq = 0
 
@@ -272,6 +272,7 @@ class _InvariantChecker:
             self.violations.append(f"record {self._seq}: {otherwise}")
 
     def _check_body(self, body: journal.RecordBody, at: float) -> None:  # one case for each kind of record
+        model = self.model
         match body:
             case journal.AttemptStarted():
                 self._check_started(body, at)
@@ -283,7 +284,7 @@ class _InvariantChecker:
             ):
                 self._check_attempt_end(body)
             case journal.ConditionEvaluated():
-                state, unmet = self.model.tasks[body.task].state, self.model.unmet_dependencies(body.task)
+                state, unmet = model.tasks[body.task].state, model.unmet_dependencies(body.task)
                 self._require(state == "waiting", f"the condition of {body.task!r} is evaluated, which is {state}")
                 self._require(not unmet, f"the condition of {body.task!r} is evaluated before its turn")
             case journal.PlanRevised():
@@ -294,20 +295,42 @@ class _InvariantChecker:
                 self.trigger_states[trigger.id] = "open"
                 self.fingerprints[trigger.id] = trigger.fingerprint
             case journal.TriggerDropped():
-                self._close_trigger(body.trigger, "dropped", ("open",))
+                self._close_triggers("dropped", body.trigger)
             case journal.AlternativesConsidered():
-                self._check_considered(body, at)
+                self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
+                self.considered_replans.add(body.replan)
+                since = [at - self.last_decided_at.get(self.fingerprints[name], -math.inf) for name in body.triggers]
+                self._require(
+                    any(seconds >= self.settings.cooldown - TIME_TOLERANCE for seconds in since),
+                    f"replan {body.replan!r} comes {max(since, default=0):g} s after the last for "
+                    f"{list(body.triggers)}, within the cooldown of {self.settings.cooldown:g} s",
+                )
             case journal.DecisionMade():
-                self._check_decision(body, at)
+                asked = body.decision == "ask" and body.by != "observe"
+                self._close_triggers("asked" if asked else "decided", *body.triggers, also=("asked", "answered"))
+                self.last_decided_at |= {self.fingerprints[name]: at for name in body.triggers}
+                if body.decision != "ask":  # the answer says nothing of the other triggers
+                    left = set(self.triggers_by_replan.pop(body.replan, ())).difference(body.triggers)
+                    self._reopen_triggers(left)
+                for task in body.blocks:
+                    state = model.tasks[task].state
+                    self._require(state == "failed", f"{task!r} is blocked, which is {state}")
             case journal.QuestionAsked():
                 self.open_questions[body.question], self.triggers_by_question[body.question] = body, []
-                for asked in body.triggers:
-                    self._close_trigger(asked, "asked", ("open",))
+                self._close_triggers("asked", *body.triggers)
             case journal.TriggerAttached():
                 self.triggers_by_question[body.question].append(body.trigger)
-                self._close_trigger(body.trigger, "asked", ("open",))
+                self._close_triggers("asked", body.trigger)
             case journal.QuestionAnswered():
-                self._check_answer(body)
+                own = self.open_questions.pop(body.question, None)
+                self._require(own is not None, f"question {body.question!r} is answered, which is not open")
+                if own is not None and body.verdict == "withdrawn":
+                    self._reopen_triggers(own.triggers)
+                elif own is not None:
+                    self.triggers_by_replan[own.replan] = own.triggers
+                    self.trigger_states.update(dict.fromkeys(own.triggers, "answered"))
+                attached = self.triggers_by_question.pop(body.question, [])
+                self.trigger_states.update(dict.fromkeys(attached, "open"))  # considered anew, whatever the answer was
 
     def _check_started(self, body: journal.AttemptStarted, at: float) -> None:
         task, model = body.task, self.model
@@ -371,10 +394,8 @@ class _InvariantChecker:
             else:
                 self._require(state != "running", f"a {change.kind} disturbs {task!r}, which is running")
             self._require(state != "done" or annotates, f"a {change.kind} changes {task!r}, which is done")
-        if body.replan is not None:
-            self._check_limits(body)
-
-    def _check_limits(self, body: journal.PlanRevised) -> None:
+        if body.replan is None:
+            return
         self._require(
             body.replan in self.considered_replans, f"replan {body.replan!r} is applied without having been considered"
         )
@@ -382,7 +403,7 @@ class _InvariantChecker:
         self.replans_by_lineage.update(sorted(roots))
         limits = self.settings.limits
         self.applied_replan_count += 1
-        self._require(self._mode == "act", f"replan {body.replan!r} is applied, and the mode is {self._mode!r}")
+        self._require(self.mode == "act", f"replan {body.replan!r} is applied, and the mode is {self.mode!r}")
         if body.by != "policy":
             return  # people may do more
         most = limits.replans_per_run
@@ -396,49 +417,16 @@ class _InvariantChecker:
                 f"replan {self.replans_by_lineage[root]} of the lineage of {root!r}; the limit is {limits.replans_per_lineage}",
             )
 
-    def _close_trigger(self, trigger: str, how: str, expected: tuple[str, ...]) -> None:
-        state = self.trigger_states[trigger]
-        self._require(state in expected, f"trigger {trigger!r} is {how} although it was {state} already")
-        self.trigger_states[trigger] = how
-
-    def _check_considered(self, body: journal.AlternativesConsidered, at: float) -> None:
-        self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
-        self.considered_replans.add(body.replan)
-        since = [at - self.last_decided_at.get(self.fingerprints[trigger], -math.inf) for trigger in body.triggers]
-        cooldown = self.settings.cooldown
-        self._require(
-            any(seconds >= cooldown - TIME_TOLERANCE for seconds in since),
-            f"replan {body.replan!r} comes {max(since, default=0):g} s after the last for {list(body.triggers)}, "
-            f"within the cooldown of {cooldown:g} s",
-        )
-
-    def _check_decision(self, body: journal.DecisionMade, at: float) -> None:
-        for trigger in body.triggers:
-            asked = body.decision == "ask" and body.by != "observe"
-            self._close_trigger(trigger, "asked" if asked else "decided", ("open", "asked", "answered"))
-            self.last_decided_at[self.fingerprints[trigger]] = at
-        if body.decision != "ask":
-            left = set(self.triggers_by_replan.pop(body.replan, ())).difference(body.triggers)
-            self._reopen_triggers(left)  # the answer says nothing of these
-        for task in body.blocks:
-            state = self.model.tasks[task].state
-            self._require(state == "failed", f"{task!r} is blocked, which is {state}")
+    def _close_triggers(self, how: str, *triggers: str, also: tuple[str, ...] = ()) -> None:
+        for trigger in triggers:
+            state = self.trigger_states[trigger]
+            self._require(state in ("open", *also), f"trigger {trigger!r} is {how} although it was {state} already")
+            self.trigger_states[trigger] = how
 
     def _reopen_triggers(self, triggers: Iterable[str]) -> None:
         for trigger in triggers:
             self.trigger_states[trigger] = "open"
             self.last_decided_at.pop(self.fingerprints[trigger], None)
-
-    def _check_answer(self, body: journal.QuestionAnswered) -> None:
-        own, attached = self.open_questions.pop(body.question, None), self.triggers_by_question.pop(body.question, [])
-        self._require(own is not None, f"question {body.question!r} is answered, which is not open")
-        if own is not None and body.verdict == "withdrawn":
-            self._reopen_triggers(own.triggers)
-        elif own is not None:
-            self.triggers_by_replan[own.replan] = own.triggers
-            self.trigger_states.update(dict.fromkeys(own.triggers, "answered"))
-        for trigger in attached:  # to be considered anew, whatever the answer was
-            self.trigger_states[trigger] = "open"
 
     def _check_end(self, body: journal.RunEnded) -> None:
         unsatisfied = self.model.unsatisfied()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -181,21 +181,20 @@ def random_body(
         "arguments": (bool(arguments), arguments),
         "priority": (rng.random() < 0.3, rng.randint(-2, 3)),
         "timeout": (rng.random() < 0.3, rng.choice([3.0, 8.0, 20.0])),
-        "retry": (rng.random() < 0.3, _retry_policy(rng)),
+        "retry": (
+            rng.random() < 0.3,
+            {
+                "max_attempts": rng.randint(1, 4),
+                "delay": rng.choice([0.0, 0.5, 5.0]),
+                "exponential": rng.random() < 0.5,
+                "jitter": rng.random() < 0.5,
+            },
+        ),
         "optional": (rng.random() < 0.15, True),
         "idempotent": (rng.random() < 0.3, True),
         "when": (rng.random() < 0.15, _condition(rng, needed)),
     }
     return body | {name: value for name, (wanted, value) in choices.items() if wanted}
-
-
-def _retry_policy(rng: Random) -> dict[str, object]:
-    return {
-        "max_attempts": rng.randint(1, 4),
-        "delay": rng.choice([0.0, 0.5, 5.0]),
-        "exponential": rng.random() < 0.5,
-        "jitter": rng.random() < 0.5,
-    }
 
 
 def _condition(rng: Random, needed: list[str]) -> str:
@@ -218,14 +217,14 @@ class Maker:
         self.tasks = list(view.tasks())
         self._count = 0
 
-    def changes(self, focus: Sequence[str], kinds: dict[Make, int]) -> tuple[PlanChange, ...]:
+    def changes(self, focus: Sequence[str], kinds: Mapping[str, int]) -> tuple[PlanChange, ...]:
         """Changes about a task: of the focus if there is one, else any."""
         tasks = [task for task in self.tasks if task.id in focus] or self.tasks
         if not tasks:
             return ()
         more = [self.rng.choice(self.tasks)] if self.rng.random() < 0.15 else []
         subjects = [self.rng.choice(tasks), *more]
-        return tuple(c for t in subjects for c in self.rng.choices(list(kinds), list(kinds.values()))[0](self, t))
+        return tuple(c for t in subjects for c in self.make(*self.rng.choices(list(kinds), list(kinds.values())), t))
 
     def new(self, base: str, *needed: str) -> Task:
         """A new task."""
@@ -236,128 +235,91 @@ class Maker:
         fresh = f"{self.view.unused_id(base)}{'x' * (self._count - 1)}"
         return Task.model_validate({**body, "id": fresh, "depends_on": needed})
 
-    def retry(self, task: TaskView) -> list[PlanChange]:
-        return [RetryTask(task_id=task.id, delay=self.rng.choice([0.0, 0.0, 2.5]))]
-
-    def replace(self, task: TaskView) -> list[PlanChange]:
-        return [ReplaceTask(task_id=task.id, tasks=(self.new(task.id),))]
-
-    def replace_by_plan(self, task: TaskView) -> list[PlanChange]:
-        first = self.new(task.id)
-        second = self.new(task.id, *([first.id] if self.rng.random() < 0.6 else []))
-        third = self.new(task.id, first.id)
-        return [ReplaceTask(task_id=task.id, tasks=(first, second, third)[: self.rng.choice([2, 3])])]
-
-    def fall_back(self, task: TaskView) -> list[PlanChange]:
-        if not task.task.fallbacks:
-            return self.skip(task)
-        body = self.rng.choice(task.task.fallbacks).model_dump(exclude_unset=True)
-        return [ReplaceTask(task_id=task.id, tasks=(Task(id=self.view.unused_id(task.id), **body),))]
-
-    def skip(self, task: TaskView) -> list[PlanChange]:
-        return [SkipTask(task_id=task.id, reason="not needed")]
-
-    def modify(self, task: TaskView) -> list[PlanChange]:
-        others = [other.id for other in self.tasks if other.id != task.id]
-        sample = self.rng.sample(others, min(len(others), self.rng.randint(0, 2)))
-        choices: list[JsonObject] = [
-            {"priority": self.rng.randint(-3, 3)},
-            {"timeout": self.rng.choice([None, 4.0, 30.0])},
-            {"name": "noted", "metadata": {"seen": True}},
-            {"optional": self.rng.random() < 0.5},
-            {"idempotent": self.rng.random() < 0.5},
-            {"when": self.rng.choice([None, "context.flag"])},
-            {"retry": {"max_attempts": 2, "delay": 0.5}},
-            {"depends_on": list(sample)},
-            {"arguments": {}},
-        ]
-        fields = self.rng.choice(choices)
-        changes: list[PlanChange] = [ModifyTask(task_id=task.id, fields=fields)]
-        return changes + (self.retry(task) if task.state is TaskState.FAILED and self.rng.random() < 0.7 else [])
-
-    def add(self, task: TaskView) -> list[PlanChange]:
-        needed = self.rng.sample([t.id for t in self.tasks], self.rng.choice([0, 0, min(1, len(self.tasks))]))
-        return [AddTask(task=self.new(task.id, *needed), before=(task.id,) if self.rng.random() < 0.6 else ())]
-
-    def cancel(self, task: TaskView) -> list[PlanChange]:
-        return [CancelTask(task_id=task.id, reason="not wanted")]
-
-    def remove(self, task: TaskView) -> list[PlanChange]:
-        return [RemoveTask(task_id=task.id)]
-
-    def remove_with_dependents(self, task: TaskView) -> list[PlanChange]:
-        return [
-            *(RemoveTask(task_id=waiting) for waiting in self.view.dependents(task.id)),
-            RemoveTask(task_id=task.id),
-        ]
-
-    def reorder(self, task: TaskView) -> list[PlanChange]:
-        waiting = [other.id for other in self.tasks if other.state in WAITING]
-        return [ReorderTasks(order=tuple(self.rng.sample(waiting, min(len(waiting), 4))))]
-
-    def abort(self, task: TaskView) -> list[PlanChange]:
-        return [AbortRun(reason="no use")]
-
-    def unknown(self, task: TaskView) -> list[PlanChange]:
-        return [self.rng.choice([RetryTask, SkipTask, RemoveTask, CancelTask])(task_id="nobody")]
-
-    def cycle(self, task: TaskView) -> list[PlanChange]:
-        one, two = self.new(task.id), self.new(task.id)
-        ring = (one.model_copy(update={"depends_on": (two.id,)}), two.model_copy(update={"depends_on": (one.id,)}))
-        return [ReplaceTask(task_id=task.id, tasks=ring)]
-
-    def wait_for_itself(self, task: TaskView) -> list[PlanChange]:
-        waiting = self.view.dependents(task.id) or (task.id,)
-        return [ModifyTask(task_id=task.id, fields={"depends_on": [self.rng.choice(waiting)]})]
-
-    def twice(self, task: TaskView) -> list[PlanChange]:
-        new = self.new(task.id)
-        return [AddTask(task=new), AddTask(task=new)]
-
-    def taken_id(self, task: TaskView) -> list[PlanChange]:
-        return [ReplaceTask(task_id=task.id, tasks=(task.task,))]
-
-    def do_nothing(self, task: TaskView) -> list[PlanChange]:
-        return []
+    def make(self, kind: str, task: TaskView) -> list[PlanChange]:
+        """Changes of a kind to a task."""
+        rng = self.rng
+        match kind:
+            case "retry":
+                return [RetryTask(task_id=task.id, delay=rng.choice([0.0, 0.0, 2.5]))]
+            case "replace":
+                return [ReplaceTask(task_id=task.id, tasks=(self.new(task.id),))]
+            case "replace_by_plan":
+                first = self.new(task.id)
+                second = self.new(task.id, *([first.id] if rng.random() < 0.6 else []))
+                third = self.new(task.id, first.id)
+                return [ReplaceTask(task_id=task.id, tasks=(first, second, third)[: rng.choice([2, 3])])]
+            case "fall_back" if task.task.fallbacks:
+                body = rng.choice(task.task.fallbacks).model_dump(exclude_unset=True)
+                return [ReplaceTask(task_id=task.id, tasks=(Task(id=self.view.unused_id(task.id), **body),))]
+            case "skip" | "fall_back":
+                return [SkipTask(task_id=task.id, reason="not needed")]
+            case "modify":
+                others = [other.id for other in self.tasks if other.id != task.id]
+                sample = rng.sample(others, min(len(others), rng.randint(0, 2)))
+                choices: list[JsonObject] = [
+                    {"priority": rng.randint(-3, 3)},
+                    {"timeout": rng.choice([None, 4.0, 30.0])},
+                    {"name": "noted", "metadata": {"seen": True}},
+                    {"optional": rng.random() < 0.5},
+                    {"idempotent": rng.random() < 0.5},
+                    {"when": rng.choice([None, "context.flag"])},
+                    {"retry": {"max_attempts": 2, "delay": 0.5}},
+                    {"depends_on": list(sample)},
+                    {"arguments": {}},
+                ]
+                changes: list[PlanChange] = [ModifyTask(task_id=task.id, fields=rng.choice(choices))]
+                again = task.state is TaskState.FAILED and rng.random() < 0.7
+                return changes + (self.make("retry", task) if again else [])
+            case "add":
+                needed = rng.sample([t.id for t in self.tasks], rng.choice([0, 0, min(1, len(self.tasks))]))
+                return [AddTask(task=self.new(task.id, *needed), before=(task.id,) if rng.random() < 0.6 else ())]
+            case "cancel":
+                return [CancelTask(task_id=task.id, reason="not wanted")]
+            case "remove":
+                return [RemoveTask(task_id=task.id)]
+            case "remove_with_dependents":
+                return [RemoveTask(task_id=name) for name in (*self.view.dependents(task.id), task.id)]
+            case "reorder":
+                waiting = [other.id for other in self.tasks if other.state in WAITING]
+                return [ReorderTasks(order=tuple(rng.sample(waiting, min(len(waiting), 4))))]
+            case "abort":
+                return [AbortRun(reason="no use")]
+            case "unknown":
+                return [rng.choice([RetryTask, SkipTask, RemoveTask, CancelTask])(task_id="nobody")]
+            case "cycle":
+                one, two = self.new(task.id), self.new(task.id)
+                ring = (
+                    one.model_copy(update={"depends_on": (two.id,)}),
+                    two.model_copy(update={"depends_on": (one.id,)}),
+                )
+                return [ReplaceTask(task_id=task.id, tasks=ring)]
+            case "wait_for_itself":
+                dependents = self.view.dependents(task.id) or (task.id,)
+                return [ModifyTask(task_id=task.id, fields={"depends_on": [rng.choice(dependents)]})]
+            case "twice":
+                return [AddTask(task=self.new(task.id))] * 2
+            case "taken_id":
+                return [ReplaceTask(task_id=task.id, tasks=(task.task,))]
+            case "do_nothing":
+                return []
+        raise LookupError(kind)
 
 
-Make = Callable[[Maker, TaskView], list[PlanChange]]
-
-REPAIRS: dict[Make, int] = {
-    Maker.retry: 12,
-    Maker.replace: 14,
-    Maker.replace_by_plan: 10,
-    Maker.fall_back: 4,
-    Maker.skip: 5,
-    Maker.modify: 5,
-    Maker.add: 4,
-    Maker.cancel: 1,
-    Maker.remove: 1,
-    Maker.remove_with_dependents: 1,
-    Maker.abort: 1,
-    Maker.unknown: 1,
-    Maker.cycle: 1,
-    Maker.wait_for_itself: 1,
-    Maker.twice: 1,
-    Maker.taken_id: 1,
-    Maker.do_nothing: 1,
-}
+REPAIRS: Mapping[str, int] = (
+    {"retry": 12, "replace": 14, "replace_by_plan": 10, "fall_back": 4, "skip": 5, "modify": 5, "add": 4}
+    | dict.fromkeys(("cancel", "remove", "remove_with_dependents", "abort", "unknown", "cycle"), 1)
+    | dict.fromkeys(("wait_for_itself", "twice", "taken_id", "do_nothing"), 1)
+)
 """What providers and people propose, and how often."""
 
-EDITS: dict[Make, int] = {
-    Maker.add: 5,
-    Maker.modify: 5,
-    Maker.replace: 3,
-    Maker.replace_by_plan: 2,
-    Maker.remove: 3,
-    Maker.remove_with_dependents: 2,
-    Maker.cancel: 3,
-    Maker.reorder: 3,
-    Maker.skip: 2,
-    Maker.retry: 3,
-    Maker.cycle: 1,
-    Maker.unknown: 1,
-}
+EDITS: Mapping[str, int] = {
+    "add": 5,
+    "modify": 5,
+    "replace": 3,
+    "replace_by_plan": 2,
+    "remove": 3,
+    "remove_with_dependents": 2,
+} | {"cancel": 3, "reorder": 3, "skip": 2, "retry": 3, "cycle": 1, "unknown": 1}
 """What somebody does to a running plan by hand, and how often."""
 
 # The world
