@@ -16,7 +16,7 @@ from replanning.exporters._forge import AUTHORSHIP_MARKER, Forge, ForgeError, Ma
 from replanning.exporters.github import GitHubIssue
 from replanning.exporters.gitlab import GitLabIssue
 from replanning.testing import VirtualClock
-from tests.support.forges import FULL, TOKEN, US, FakeGitHub, FakeGitLab, Fault, Line, on, served
+from tests.support.forges import FULL, TOKEN, US, FakeGitHub, FakeGitLab, Fault, on, served
 
 github = pytest.mark.parametrize("fake", [FakeGitHub], indirect=True)
 gitlab = pytest.mark.parametrize("fake", [FakeGitLab], indirect=True)
@@ -430,7 +430,7 @@ async def test_a_merge_request_of_gitlab(fake, forge):
     """Of a merge request, notes about lines and the changed files are part of the request; GitLab's own notes are not."""
     fake.says("ada", "changed the title", system=True)
     fake.says("bob", "rename this", position={"new_path": "a.py", "new_line": 3})
-    forge = GitLabIssue("group/project!7", token=TOKEN, environ={}, transport=Line(fake))
+    forge = GitLabIssue("group/project!7", token=TOKEN, environ={}, transport=fake.transport)
     request = await forge.issue()
     assert [comment.text for comment in request.comments] == ["a.py:3: rename this"]
     assert request.repository["merge_request"] == {

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
@@ -42,12 +41,10 @@ class Asked(NamedTuple):
     status: int
 
 
-class Reply(NamedTuple):
-    """Response of a forge."""
-
-    status: int
-    body: Any = None
-    headers: Mapping[str, str] = {}
+def reply(status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """Return a response with text, JSON, or nothing."""
+    text = body if isinstance(body, str) else "" if body is None else json.dumps(body)
+    return httpx.Response(status, headers=headers, content=text)
 
 
 @dataclass
@@ -77,6 +74,7 @@ class FakeForge:
         self.asked: list[Asked] = []
         self.now = now
         self.limit: int | None = None
+        self.transport = httpx.MockTransport(self.answer)
         self._lock = threading.Lock()
 
     def says(self, author: str, body: str, **more: Any) -> str:
@@ -91,72 +89,61 @@ class FakeForge:
         """Return the number of requests with this method and response status."""
         return sum(one.method == method and status in (None, one.status) for one in self.asked)
 
-    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
+    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> httpx.Response:
         """Return the response to a request without faults."""
         raise NotImplementedError
 
-    def known(self, headers: Mapping[str, str]) -> bool | None:
-        """Return whether the token is valid; None without a token."""
-        name, value = self.accepted
-        return headers[name] == value if name in headers else None
-
-    def answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:
-        """The answer to a request; None where the connection is cut."""
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request, or cut its connection."""
+        path = request.url.raw_path.decode().partition("?")[0]
         with self._lock:
-            reply = self._answer(method, target, {name.lower(): value for name, value in headers.items()}, content)
-            self.asked.append(Asked(method, urlsplit(target).path, reply.status if reply else 0))
-            return reply
+            response = self._answer(request, path.removeprefix(self.base))
+            self.asked.append(Asked(request.method, path, response.status_code if response else 0))
+        if response is None:
+            raise httpx.ReadError("the connection was cut", request=request)
+        return response
 
-    def _answer(self, method: str, target: str, headers: Mapping[str, str], content: bytes) -> Reply | None:
-        parts = urlsplit(target)
-        path, query = parts.path.removeprefix(self.base), {k: v[-1] for k, v in parse_qs(parts.query).items()}
-        body = json.loads(content) if content else None
+    def _answer(self, request: httpx.Request, path: str) -> httpx.Response | None:
         for fault in self.faults:
-            if fault.method == method and fault.path in path:
+            if fault.method == request.method and fault.path in path:
                 self.faults.remove(fault)
                 if fault.done:
-                    self._checked(method, path, query, body, headers)
+                    self._checked(request, path)
                 if fault.status == 0:
                     return None
-                return Reply(fault.status, {"message": fault.message}, {"x-request-id": "F00D", **fault.headers})
-        reply = self._checked(method, path, query, body, headers)
-        if reply.status == 200 and method == "GET" and not isinstance(reply.body, str):
-            etag = f'W/"{hashlib.sha256(json.dumps(reply.body).encode()).hexdigest()[:16]}"'
-            if headers.get("if-none-match") == etag:
-                return Reply(304, None, {"etag": etag})
-            reply = reply._replace(headers={**reply.headers, "etag": etag})
-        return self._limited(reply)
+                return reply(fault.status, {"message": fault.message}, {"x-request-id": "F00D", **fault.headers})
+        response = self._checked(request, path)
+        if response.status_code == 200 and request.method == "GET":
+            etag = f'W/"{hashlib.sha256(response.content).hexdigest()[:16]}"'
+            if request.headers.get("if-none-match") == etag:
+                return reply(304, headers={"etag": etag})
+            response.headers["etag"] = etag
+        if self.limit is not None:
+            self.limit -= 1
+            if self.limit < 0:
+                response = reply(403, {"message": "API rate limit exceeded"})
+            left, reset = str(max(self.limit, 0)), str(int(self.now()) + 3600)
+            response.headers.update({"x-ratelimit-remaining": left, "x-ratelimit-reset": reset})
+        return response
 
-    def _limited(self, reply: Reply) -> Reply:
-        if self.limit is None:
-            return reply
-        self.limit -= 1
-        reset = str(int(self.now()) + 3600)
-        if self.limit < 0:
-            said = {"message": "API rate limit exceeded"}
-            return Reply(403, said, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": reset})
-        return reply._replace(
-            headers={**reply.headers, "x-ratelimit-remaining": str(self.limit), "x-ratelimit-reset": reset}
-        )
-
-    def _checked(
-        self, method: str, path: str, query: Mapping[str, str], body: Any, headers: Mapping[str, str]
-    ) -> Reply:
-        known = self.known(headers)
-        if known is False or (known is None and (method != "GET" or path == "/user")):
-            return Reply(401, {"message": "Bad credentials"}, {"x-request-id": "F00D"})
-        return self.route(method, path, query, body)
+    def _checked(self, request: httpx.Request, path: str) -> httpx.Response:
+        name, value = self.accepted
+        given = request.headers.get(name)
+        if given != value and (given is not None or request.method != "GET" or path == "/user"):
+            return reply(401, {"message": "Bad credentials"}, {"x-request-id": "F00D"})
+        body = json.loads(request.content) if request.content else None
+        return self.route(request.method, path, request.url.params, body)
 
     def stamp(self) -> str:
         """The time, in whole seconds, as both write it."""
         return datetime.fromtimestamp(int(self.now()), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def page(self, entries: list[Any], query: Mapping[str, str], path: str) -> Reply:
+    def page(self, entries: list[Any], query: Mapping[str, str], path: str) -> httpx.Response:
         """One page of a list."""
         size, number = min(int(query.get("per_page", 20)), FULL), int(query.get("page", 1))
         part = entries[size * (number - 1) : size * number]
         more = size * number < len(entries)
-        return Reply(200, part, self.following(path, query, number + 1) if more else self.following(path, query, 0))
+        return reply(200, part, self.following(path, query, number + 1) if more else self.following(path, query, 0))
 
     def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
         """The headers that say which page is next; 0 is none."""
@@ -206,17 +193,17 @@ class FakeGitHub(FakeForge):
         address = f"{self.url}{path}?{'&'.join(f'{k}={v}' for k, v in {**query, 'page': str(number)}.items())}"
         return {"link": f'<{address}>; rel="next", <{address}>; rel="last"'}
 
-    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
+    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> httpx.Response:
         issue, pull = "/repos/octo/repo/issues/12", "/repos/octo/repo/pulls/12"
         if method == "POST" and path == f"{issue}/comments":
             self.says(US, body["body"])
-            return Reply(201, self.comments[-1])
+            return reply(201, self.comments[-1])
         if found := re.fullmatch(r"/repos/octo/repo/issues/comments/(\d+)", path):
             one = next((c for c in self.comments if c["id"] == int(found[1])), None)
             if one is None:
-                return Reply(404, {"message": "Not Found"})
+                return reply(404, {"message": "Not Found"})
             one["body"] = body["body"] if method == "PATCH" else one["body"]
-            return Reply(200, one)
+            return reply(200, one)
         lists = {f"{issue}/comments": self.comments}
         if self.pull:
             changed = [
@@ -226,13 +213,13 @@ class FakeGitHub(FakeForge):
         if path in lists:
             return self.page(lists[path], query, path)
         if path == "/user" and self.app:
-            return Reply(403, {"message": "Resource not accessible by integration"})
+            return reply(403, {"message": "Resource not accessible by integration"})
         if path == "/graphql" and self.app:
-            return Reply(200, {"data": {"viewer": {"login": US}}})
+            return reply(200, {"data": {"viewer": {"login": US}}})
         about = self._about()
         if path == f"{pull}" and self.pull:
-            return Reply(200, {"base": {"ref": "main"}, "head": {"ref": "fix"}})
-        return Reply(200, about[path]) if path in about else Reply(404, {"message": "Not Found"}, {"x-request-id": "A"})
+            return reply(200, {"base": {"ref": "main"}, "head": {"ref": "fix"}})
+        return reply(200, about[path]) if path in about else reply(404, {"message": "Not Found"}, {"x-request-id": "A"})
 
     def _about(self) -> Mapping[str, Any]:
         issue = {
@@ -285,32 +272,32 @@ class FakeGitLab(FakeForge):
     def following(self, path: str, query: Mapping[str, str], number: int) -> Mapping[str, str]:
         return {"x-next-page": str(number or ""), "x-per-page": query.get("per_page", "20")}
 
-    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> Reply:
+    def route(self, method: str, path: str, query: Mapping[str, str], body: Any) -> httpx.Response:
         project = "/projects/group%2Fproject"
         found = re.fullmatch(rf"{project}/(?:issues/3|merge_requests/7)/notes(?:/(\d+))?", path)
         if found and found[1] is None:
             if method == "POST":
                 self.says(US, body["body"])
-                return Reply(201, self.comments[-1])
+                return reply(201, self.comments[-1])
             newest = query.get("sort", "desc") == "desc"
             return self.page(self.comments[::-1] if newest else list(self.comments), query, path)
         if found:
             one = next((c for c in self.comments if c["id"] == int(found[1])), None)
             if one is None:
-                return Reply(404, {"message": "404 Not found"})
+                return reply(404, {"message": "404 Not found"})
             one["body"] = body["body"] if method == "PUT" else one["body"]
-            return Reply(200, one)
+            return reply(200, one)
         if member := re.fullmatch(rf"{project}/members/all/(\d+)", path):
             levels = {str(sum(map(ord, name))): level for name, level in self.levels.items()}
             if member[1] not in levels:
-                return Reply(404, {"message": "404 Not found"})
-            return Reply(200, {"id": int(member[1]), "state": "active", "access_level": levels[member[1]]})
+                return reply(404, {"message": "404 Not found"})
+            return reply(200, {"id": int(member[1]), "state": "active", "access_level": levels[member[1]]})
         if path == f"{project}/repository/tree":
             return self.page([{"name": "src", "type": "tree"}, {"name": "README.md", "type": "blob"}], query, path)
         if path == f"{project}/merge_requests/7/diffs":
             return self.page([{"new_path": "a.py", "new_file": True}, {"new_path": "b.py"}], query, path)
         about = self._about()
-        return Reply(200, about[path]) if path in about else Reply(404, {"message": "404 Not found"})
+        return reply(200, about[path]) if path in about else reply(404, {"message": "404 Not found"})
 
     def _about(self) -> Mapping[str, Any]:
         project = "/projects/group%2Fproject"
@@ -337,33 +324,17 @@ class FakeGitLab(FakeForge):
         }
 
 
-class Line(httpx.AsyncBaseTransport):
-    """Connects to a fake in the same process, so that time can be virtual."""
-
-    def __init__(self, fake: FakeForge) -> None:
-        self._fake = fake
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        content = await request.aread()
-        reply = self._fake.answer(request.method, request.url.raw_path.decode(), request.headers, content)
-        if reply is None:
-            raise httpx.ReadError("the connection was cut", request=request)
-        return httpx.Response(reply.status, headers=dict(reply.headers), content=_content(reply))
-
-
-def _content(reply: Reply) -> bytes:
-    if reply.body is None:
-        return b""
-    return reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
-
-
 @contextmanager
 def served(fake: FakeForge) -> Iterator[str]:
     """A fake as a real web server; gives the address of its API."""
 
     def answer(request: Request) -> Answer | None:
-        reply = fake.answer(request.method, request.path, request.headers, request.body)
-        return None if reply is None else (reply.status, reply.headers, _content(reply))
+        url = f"{server.url}{request.path}"
+        try:
+            response = fake.answer(httpx.Request(request.method, url, headers=request.headers, content=request.body))
+        except httpx.ReadError:
+            return None
+        return response.status_code, response.headers, response.content
 
     with HttpServer(answer) as server:
         fake.url = fake.site = server.url
@@ -373,7 +344,13 @@ def served(fake: FakeForge) -> Iterator[str]:
 def on(fake: FakeForge, clock: Clock | None = None, **more: Any) -> Any:
     """A forge that asks a fake, on its clock."""
     environment = Environment(clock=clock if clock is not None else VirtualClock(), chance=lambda: 0.5)
-    given: dict[str, Any] = {"token": TOKEN, "environ": {}, "environment": environment, "transport": Line(fake), **more}
+    given: dict[str, Any] = {
+        "token": TOKEN,
+        "environ": {},
+        "environment": environment,
+        "transport": fake.transport,
+        **more,
+    }
     if isinstance(fake, FakeGitHub):
         return GitHubIssue("octo/repo#12", **given)
     return GitLabIssue("group/project#3", **given)

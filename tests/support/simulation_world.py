@@ -224,7 +224,11 @@ class Maker:
             return ()
         more = [self.rng.choice(self.tasks)] if self.rng.random() < 0.15 else []
         subjects = [self.rng.choice(tasks), *more]
-        return tuple(c for t in subjects for c in self.make(*self.rng.choices(list(kinds), list(kinds.values())), t))
+        found: list[PlanChange] = []
+        for subject in subjects:
+            (kind,) = self.rng.choices(list(kinds), list(kinds.values()))
+            found += self.make(kind, subject)
+        return tuple(found)
 
     def new(self, base: str, *needed: str) -> Task:
         """A new task."""
