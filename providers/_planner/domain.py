@@ -84,8 +84,69 @@ class Domain:
 
 
 def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTIONS) -> Grounding:
-    """Return the actions that can be reached from facts, at most about so many."""
-    return _ReachabilityAnalysis(facts, domain, most).run()
+    """Return the actions that can be reached from facts, at most about so many.
+
+    One fact is taken after another, and every action that it completes is made.
+    """
+    schemas = [_ActionSchema(tool, domain) for tool in domain.tools]
+    reached: dict[str, None] = dict.fromkeys(facts)
+    queue = list(reached)
+    actions: dict[str, ToolAction] = {}
+    complete = True
+
+    def add_actions(schema: _ActionSchema, binding: Binding) -> None:
+        """Make the actions with all arguments that fit a binding; none if a parameter has no values."""
+        nonlocal complete
+        tool = schema.tool
+        combinations: list[JsonObject] = [{}]
+        for name in schema.parameters:
+            values: Sequence[JsonValue]
+            if name in binding:
+                values = [_parse_value(binding[name], tool.parameters.get(name, "any"))]
+            elif name in schema.choices:
+                values = schema.choices[name]
+            else:
+                values = domain.parameter_values.get((tool.name, name), ())
+                complete = complete and bool(values)
+            combinations = [{**one, name: value} for one in combinations for value in values]
+            if len(combinations) > MAX_ACTIONS:
+                complete = False
+                combinations = combinations[:MAX_ACTIONS]
+        for arguments in combinations:
+            key = action_key(tool.name, arguments)
+            if key in actions or key in domain.forbidden_actions:
+                continue
+            needs = tuple(need for need in tool.preconditions(arguments) if need in reached)
+            adds = tool.additions(arguments)
+            removes = tuple(fact for fact in tool.deletions(arguments) if fact not in adds)
+            actions[key] = ToolAction(tool.name, arguments, needs, adds, removes, tool.cost or 0.0)
+            for fact in adds:
+                if fact not in reached:
+                    reached[fact] = None
+                    queue.append(fact)
+
+    for schema in schemas:
+        if not schema.matchers:
+            add_actions(schema, {})
+    for fact in queue:  # grows during the loop
+        for schema in schemas:
+            for matched in schema.matchers:
+                binding = matched.match(fact)
+                if binding is None:
+                    continue
+                # Complete the binding in every way that the facts matched so far allow.
+                bindings = [binding]
+                rest = [matcher for matcher in schema.matchers if matcher is not matched]
+                while rest and bindings:
+                    bound = bindings[0].keys()
+                    rest.sort(key=lambda matcher: matcher.join_cost(bound))
+                    matcher = rest.pop(0)
+                    bindings = [more for one in bindings for more in matcher.consistent_bindings(one)]
+                for one in bindings:
+                    add_actions(schema, one)
+        if len(actions) > most:
+            return Grounding(tuple(actions.values()), complete=False, truncated=True)
+    return Grounding(tuple(actions.values()), complete, truncated=False)
 
 
 class _ActionSchema:
@@ -139,79 +200,6 @@ class _PatternMatcher:
         for binding in list(options):
             if all(binding[name] == bound[name] for name in shared):
                 yield {**bound, **binding}
-
-
-class _ReachabilityAnalysis:
-    """Reachability analysis that takes one fact after another, and makes every action that it completes."""
-
-    def __init__(self, facts: Sequence[str], domain: Domain, most: int) -> None:
-        self._schemas = [_ActionSchema(tool, domain) for tool in domain.tools]
-        self._domain = domain
-        self._facts: dict[str, None] = dict.fromkeys(facts)
-        self._queue = list(self._facts)
-        self._actions: dict[str, ToolAction] = {}
-        self._complete = True
-        self._max_actions = most
-
-    def run(self) -> Grounding:
-        for schema in self._schemas:
-            if not schema.matchers:
-                self._add_actions(schema, {})
-        for fact in self._queue:  # grows during the loop
-            for schema in self._schemas:
-                for matcher in schema.matchers:
-                    binding = matcher.match(fact)
-                    if binding is not None:
-                        self._join(schema, binding, matcher)
-            if len(self._actions) > self._max_actions:
-                return Grounding(tuple(self._actions.values()), complete=False, truncated=True)
-        return Grounding(tuple(self._actions.values()), self._complete, truncated=False)
-
-    def _join(self, schema: _ActionSchema, binding: Binding, matched: _PatternMatcher) -> None:
-        """Complete a binding in every way that the facts matched so far allow."""
-        bindings = [binding]
-        rest = [matcher for matcher in schema.matchers if matcher is not matched]
-        while rest and bindings:
-            bound = bindings[0].keys()
-            rest.sort(key=lambda matcher: matcher.join_cost(bound))
-            matcher = rest.pop(0)
-            bindings = [more for one in bindings for more in matcher.consistent_bindings(one)]
-        for one in bindings:
-            self._add_actions(schema, one)
-
-    def _add_actions(self, schema: _ActionSchema, binding: Binding) -> None:
-        tool = schema.tool
-        for arguments in self._arguments(schema, binding):
-            key = action_key(tool.name, arguments)
-            if key in self._actions or key in self._domain.forbidden_actions:
-                continue
-            needs = tuple(need for need in tool.preconditions(arguments) if need in self._facts)
-            adds = tool.additions(arguments)
-            removes = tuple(fact for fact in tool.deletions(arguments) if fact not in adds)
-            self._actions[key] = ToolAction(tool.name, arguments, needs, adds, removes, tool.cost or 0.0)
-            for fact in adds:
-                if fact not in self._facts:
-                    self._facts[fact] = None
-                    self._queue.append(fact)
-
-    def _arguments(self, schema: _ActionSchema, binding: Binding) -> list[JsonObject]:
-        """Return all arguments that fit a binding; none if a parameter has no values."""
-        combinations: list[JsonObject] = [{}]
-        for name in schema.parameters:
-            values: Sequence[JsonValue]
-            if name in binding:
-                values = [_parse_value(binding[name], schema.tool.parameters.get(name, "any"))]
-            elif name in schema.choices:
-                values = schema.choices[name]
-            else:
-                values = self._domain.parameter_values.get((schema.tool.name, name), ())
-                if not values:
-                    self._complete = False
-            combinations = [{**one, name: value} for one in combinations for value in values]
-            if len(combinations) > MAX_ACTIONS:
-                self._complete = False
-                combinations = combinations[:MAX_ACTIONS]
-        return combinations
 
 
 def _parse_value(text: str, kind: str) -> JsonValue:

@@ -23,7 +23,6 @@ from replanning.live.strips import regress_at
 from replanning.providers._planner.domain import (
     MAX_ACTIONS,
     Domain,
-    Grounding,
     ToolAction,
     action_key,
     reachable_actions,
@@ -114,24 +113,9 @@ def find_cheapest_path(
         greedy_nodes: most states that greedy search expands, if A* has found no result within its bound.
         check_cancelled: called now and then; an exception of it ends the search.
     """
-    space = _build_space(start, targets, actions, weight)
-    if space is None:
-        return SearchResult(None, -1, True, 0)
-    result = _a_star(space, nodes, check_cancelled)
-    if result.actions is None and not result.conclusive and greedy_nodes:
-        return _greedy_search(space, greedy_nodes, check_cancelled)
-    return result
-
-
-def _build_space(
-    start: Iterable[str],
-    targets: Sequence[Target],
-    actions: Sequence[ToolAction],
-    weight: Callable[[ToolAction], float],
-) -> _SearchSpace | None:
-    """Return the space of a search; None if no target is reachable in the delete relaxation."""
     holds = frozenset(start)
     actions = _relevant_actions(holds, targets, actions)
+    # Targets that are out of reach in the delete relaxation are left out.
     within_reach = holds.union(*(action.adds for action in actions))
     changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
     bits = {fact: 1 << number for number, fact in enumerate(changing)}
@@ -141,7 +125,7 @@ def _build_space(
         if needs is not None and needs <= within_reach
     ]
     if not goals:
-        return None
+        return SearchResult(None, -1, True, 0)
     moves = tuple(
         _Move(_mask(a.needs, bits), _mask(a.adds, bits), _mask(a.removes, bits), weight(a), a)
         for a in actions
@@ -149,7 +133,11 @@ def _build_space(
     )
     most = max((move.adds.bit_count() for move in moves), default=1)
     least = min((move.weight for move in moves), default=0)
-    return _SearchSpace(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
+    space = _SearchSpace(_mask(holds, bits), moves, tuple(goals), least, max(most, 1))
+    result = _a_star(space, nodes, check_cancelled)
+    if result.actions is None and not result.conclusive and greedy_nodes:
+        return _greedy_search(space, greedy_nodes, check_cancelled)
+    return result
 
 
 def _relevant_actions(
@@ -428,10 +416,23 @@ def solve(
         return Solution()
     if not near:
         return Solution((), "proven-unreachable" if certain and grounded.complete else "not-found-within-bound")
-    others = list(_other_repairs(problem, grounded, suffixes, search, nodes))
-    if None in others and not patient:
+    repairs = [min(near, key=lambda repair: repair.distance)]
+    others: list[SearchResult] = []
+    start, actions = _initial_facts(problem, whole), grounded.actions
+    if len({action.cost for action in actions}) > 1:
+        targets = [Target(needs, cost) for _, needs, cost in suffixes]
+        result = search(start, targets, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0)
+        others.append(result)
+        if result.actions is not None:
+            repairs.append(Repair("cheaper", whole, result.actions, whole.min_removed + result.target))
+    share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
+    few, greedy = min(nodes, int(SCRATCH_NODES * share)), int(SCRATCH_GREEDY_NODES * share)
+    result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
+    others.append(result)
+    if result.actions is not None:
+        repairs.append(Repair("scratch", whole, result.actions, len(whole.removable)))
+    if not patient and any(other.actions is None for other in others):
         return Solution()
-    repairs = (min(near, key=lambda repair: repair.distance), *(repair for repair in others if repair is not None))
     return Solution(tuple(_keep_repeated_steps(problem, repair) for repair in repairs))
 
 
@@ -480,27 +481,6 @@ def _without(problem: RepairProblem, repair: Repair, steps: Sequence[StripsStep]
     independent = all(later.isdisjoint(step.depends_on) for step in steps)
     start = _initial_facts(problem, repair.remainder)
     return shorter if independent and needs is not None and needs <= start else None
-
-
-def _other_repairs(
-    problem: RepairProblem,
-    grounded: Grounding,
-    suffixes: Sequence[_SuffixTarget],
-    search: Callable[..., SearchResult],
-    nodes: int,
-) -> Iterator[Repair | None]:
-    """Yield the cheapest repair, if costs differ, and one from scratch; None if the bound was too small."""
-    rest = problem.remainders[-1]
-    start, actions = _initial_facts(problem, rest), grounded.actions
-    if len({action.cost for action in actions}) > 1:
-        targets = [Target(needs, cost) for _, needs, cost in suffixes]
-        result = search(start, targets, actions, weight=lambda action: action.cost, nodes=nodes, greedy_nodes=0)
-        removed = rest.min_removed + result.target
-        yield None if result.actions is None else Repair("cheaper", rest, result.actions, removed)
-    share = min(1.0, SCRATCH_ACTIONS / max(len(actions), 1))
-    few, greedy = min(nodes, int(SCRATCH_NODES * share)), int(SCRATCH_GREEDY_NODES * share)
-    result = search(start, [Target(suffixes[-1][1], 0)], actions, nodes=few, greedy_nodes=greedy)
-    yield None if result.actions is None else Repair("scratch", rest, result.actions, len(rest.removable))
 
 
 def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str]:

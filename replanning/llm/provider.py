@@ -684,42 +684,34 @@ def _split_thinking(text: str) -> tuple[list[str], list[str]]:
 def _json_values(text: str) -> Iterator[JsonValue]:
     """Yield the values of fenced blocks, then those of objects in prose, the last of each first."""
     spans: list[_JsonSpan] = []
-    end = 0
-    for span in sorted([*_fenced_blocks(text), *_bare_objects(text)], key=lambda span: (span.start, -span.end)):
-        if span.start >= end:  # else it is a part of the span before
-            spans.append(span)
-            end = span.end
-    for fenced in (True, False):
-        yield from (span.value for span in reversed(spans) if span.fenced is fenced)
-
-
-def _fenced_blocks(text: str) -> Iterator[_JsonSpan]:
-    """Yield the fenced blocks that are JSON and nothing else."""
     start = 0
     for number, block in enumerate(text.split(_FENCE)):
         end = start + len(block)
         language = _FENCE_LANGUAGE.match(block)
         content = block[language.end() if language else 0 :].strip()
-        if number % 2 and content[:1] in ("{", "["):
+        if number % 2 and content[:1] in ("{", "["):  # a fenced block is JSON and nothing else
             with suppress(ValueError):
-                yield _JsonSpan(start, end, _parse_strict_json(content), True)
+                spans.append(_JsonSpan(start, end, _parse_strict_json(content), True))
         start = end + len(_FENCE)
-
-
-def _bare_objects(text: str) -> Iterator[_JsonSpan]:
-    """Yield the objects in prose, up to one whose bracket is not closed."""
-    end = 0
-    while (found := _OBJECT_START.search(text, end)) is not None:
-        start, depth = found.start(), 0
+    end = depth = 0
+    while depth <= 0 and (found := _OBJECT_START.search(text, end)) is not None:  # up to a bracket that is not closed
+        start = found.start()
         for token in _TOKEN.finditer(text, start):
             depth += 1 if token[0] in "{[" else -1 if token[0] in "}]" else 0
             if depth <= 0 or token[0] == '"':
                 end = token.end()
                 break
-        if depth > 0:
-            return
-        with suppress(ValueError):
-            yield _JsonSpan(start, end, _parse_strict_json(text[start:end]), False)
+        if depth <= 0:
+            with suppress(ValueError):
+                spans.append(_JsonSpan(start, end, _parse_strict_json(text[start:end]), False))
+    whole: list[_JsonSpan] = []
+    end = 0
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if span.start >= end:  # else it is a part of the span before
+            whole.append(span)
+            end = span.end
+    for fenced in (True, False):
+        yield from (span.value for span in reversed(whole) if span.fenced is fenced)
 
 
 def _parse_strict_json(text: str) -> JsonValue:
