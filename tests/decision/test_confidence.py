@@ -88,12 +88,6 @@ def test_documented_example() -> None:
     assert scored(instead("uv")) == Score(0.77, 0.8, 0.5, 1.0, 1.0)
 
 
-def test_missing_and_zero_self_assessment() -> None:
-    """A missing self-assessment counts half, and zero counts zero."""
-    assert scored(instead("uv"), confidence=None).self_assessment == 0.5
-    assert scored(instead("uv"), confidence=0.0).self_assessment == 0.0
-
-
 def test_past_success() -> None:
     """Outcomes are smoothed and averaged over the tools that have any; each tool is looked up once."""
     asked: list[str] = []

@@ -207,22 +207,18 @@ def test_resume_resets_the_end() -> None:
 
 
 def test_messages_and_charges() -> None:
-    """The ledger keeps the last message and the total usage."""
+    """The ledger keeps the last message and the total usage; a new goal resets the report of a quiescent plan."""
     ledger = ledger_of(
-        journal.ReplanRequested("please", message=4),
+        journal.RunQuiescent(0, ("a",)),
+        journal.GoalChanged(Goal(objective="other"), message=4),
         journal.ReplanRequested("now", message=2),
         journal.UsageCharged(journal.Usage(calls=1, tokens=5)),
         journal.UsageCharged(journal.Usage(tokens=6)),
         journal.ErrorContained("listener", "boom"),
     )
-    assert (ledger.last_message_id, ledger.budget_tracker.spent) == (4, journal.Usage(calls=1, tokens=11))
+    assert (ledger.last_message_id, ledger.quiescent_at) == (4, None)
+    assert ledger.budget_tracker.spent == journal.Usage(calls=1, tokens=11)
     assert repr(ledger) == "<Ledger triggers=0 replans=0 questions=0>"
-
-
-def test_another_goal() -> None:
-    """A new goal resets the report that the plan is quiescent."""
-    ledger = ledger_of(journal.RunQuiescent(0, ("a",)), journal.GoalChanged(Goal(objective="other"), message=7))
-    assert (ledger.quiescent_at, ledger.last_message_id) == (None, 7)
 
 
 def test_recent_records() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -108,12 +109,23 @@ def test_approval_of_everything() -> None:
     assert (found.kind, found.rule) == ("ask", "approval-required")
 
 
-def test_kinds_of_trigger_that_always_ask() -> None:
-    """A person decides for some kinds of trigger, goal-unreachable by default."""
+def test_an_unreachable_goal_asks_by_default() -> None:
+    """A person decides when nothing can run any more, unless the settings take that trigger off the list."""
     stuck = journal.GoalUnreachable(tasks=("a",))
     assert decided(one(), candidate(RETRY), triggers=(FAILED, stuck)).rule == "always-ask"
     assert decided(one(), candidate(RETRY), triggers=(stuck,), approval={"always_for": []}).kind == "execute"
-    assert decided(one(), candidate(RETRY), approval={"always_for": ["task-failed"]}).rule == "always-ask"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [journal.TaskFailed, journal.TaskTimedOut, journal.HumanRequest, journal.ContextChanged, journal.ResourceChanged],
+)
+def test_kinds_of_trigger_that_always_ask(kind: Callable[..., journal.Trigger]) -> None:
+    """A person decides about every trigger of a kind for which the settings say so, and about no other."""
+    trigger = kind(tasks=("a",))
+    for chosen, rule in ((trigger.kind, "always-ask"), ("better-path-found", "confident")):
+        found = decided(one(), candidate(RETRY), triggers=(trigger,), approval={"always_for": [chosen]})
+        assert found.rule == rule
 
 
 @pytest.mark.parametrize("candidates", [(), (candidate(RETRY, rejected="tried"),)])

@@ -54,6 +54,8 @@ async def test_without_a_gate(kind: str, elsewhere: bool, tmp_path: Path) -> Non
         with pytest.raises(ChangeRejected, match="numbered from 0"):
             other.answer(question.id, "approve", choice=5)
         other.answer(question.id, "approve", by="ada")
+        with pytest.raises(UnknownQuestion, match="answered already"):
+            other.answer(question.id, "reject")
         resumed = await other.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": "a~2", "b": "b", "other": "other"})
     assert [revision.by for revision in resumed.revisions] == ["person:ada"]
@@ -296,22 +298,6 @@ async def test_abort_cancels_the_gate() -> None:
     assert isinstance(list(engine.store.read(run.id))[-1].body, RunEnded)
 
 
-async def test_answered_between_the_end_and_the_resume() -> None:
-    """A question can be answered after the end of the run; a resume applies the answer."""
-    async with VirtualClock() as clock:
-        engine = asking(clock)
-        async with engine.open(chain("a")) as run:
-            run.failed(run.started("a"), "broken")
-            result = await run.wait()
-            assert result.status == "needs_human"
-            engine.answer(result.questions[0], "approve", by="ada", choice=1)
-            with pytest.raises(UnknownQuestion, match="answered already"):
-                engine.answer(result.questions[0], "reject")
-            await clock.sleep(10)
-        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
-    assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
-
-
 async def test_only_the_first_answer_counts() -> None:
     """Of several stored answers the first counts; the others and invalid ones are recorded and ignored."""
     store = MemoryStore()
@@ -324,21 +310,6 @@ async def test_only_the_first_answer_counts() -> None:
         resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
     assert (resumed.status, resumed.outputs) == ("succeeded", {"a": None})
     assert [body.verdict for body in bodies(store, result.run, QuestionAnswered)] == ["approve"]
-
-
-async def test_paused_while_a_trigger_waits() -> None:
-    """A run that was paused before a trigger was decided decides it after the resume."""
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        engine = asking(clock, proposing(SkipTask(task_id="a"), confidence=1.0), store=store)
-        async with engine.open(chain("a", "b")) as run:
-            run.pause()
-            assert run.result.status == "paused"
-        async with engine.resume(run.id) as run:
-            run.failed(run.started("a"), "broken")
-            run.pause()
-        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(run.id)
-    assert resumed.status == "succeeded"
 
 
 # Crashes and store failures

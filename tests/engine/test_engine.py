@@ -180,17 +180,6 @@ async def test_limit_per_run() -> None:
     assert ("keep", "limit-run") in decisions(engine, result.run)
 
 
-async def test_low_confidence_asks() -> None:
-    """Without a gate a doubtful alternative is not applied: the run ends with a stored question."""
-    engine = make_engine(lambda request: [alternative(SkipTask(task_id="a"), confidence=0.4)])
-    result = await engine.execute(chain("a", "b"), failing("a"))
-    assert (result.status, result.outputs) == ("needs_human", {})
-    (question,) = engine.pending()
-    assert result.questions == (question.id,)
-    assert question.candidates[0].score is not None
-    assert question.candidates[0].score.total == pytest.approx(0.4 * 0.4 + 0.3 * 0.5 + 0.2 + 0.1)
-
-
 async def test_observe_mode() -> None:
     """Observe mode records what would have been done, and does nothing."""
     engine = ReplanningEngine([Proposer(again)], mode="observe")
@@ -198,14 +187,6 @@ async def test_observe_mode() -> None:
     assert (result.status, result.revisions) == ("failed", ())
     first = bodies(engine.store, result.run, DecisionMade)[0]
     assert (first.decision, first.by, first.chosen) == ("execute", "observe", 0)
-
-
-async def test_disabled_triggers() -> None:
-    """A trigger kind that is not enabled never fires."""
-    engine = make_engine(again, triggers=("timeout",))
-    result = await engine.execute(chain("a"), failing("a"))
-    assert result.status == "failed"
-    assert bodies(engine.store, result.run, TriggerFired) == []
 
 
 async def test_person_asks_for_replanning() -> None:

@@ -188,18 +188,6 @@ async def test_store_gate(tmp_path: Path, clock: VirtualClock) -> None:
     store.close()
 
 
-async def test_store_gate_is_left_by_its_deadline(tmp_path: Path, clock: VirtualClock) -> None:
-    """A run without an answer through the store pauses, and can be resumed."""
-    store = SqliteStore(f"{tmp_path}/history.db")
-    engine = asking(clock, gate=StoreGate(), store=store)
-    result = await engine.execute(chain("a"), failing("a"))
-    assert (result.status, clock.elapsed) == ("paused", 300)
-    engine.answer(result.questions[0], "approve", choice=1)
-    resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
-    assert resumed.status == "succeeded"
-    store.close()
-
-
 def test_gates_are_gates() -> None:
     """Every gate of the library is one, and says in one line what it is."""
     gates = [CallbackGate(lambda question: APPROVE), StoreGate(), ScriptedGate()]

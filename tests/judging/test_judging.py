@@ -248,12 +248,6 @@ async def test_model_is_told_when_to_replan(clock: VirtualClock) -> None:
     assert played.failures() == [("rejected", 'too large\nits output: "a"')]
 
 
-def test_states() -> None:
-    """There are the states of the specification, under their names; a task that waits to be retried has one besides."""
-    names = "PENDING READY RUNNING NEEDS_CONTINUATION DONE BLOCKED CANCELLED FAILED SKIPPED REPLACED_BY_REPLAN"
-    assert {state.value for state in TaskState} == {*names.split(), "BACKOFF"}
-
-
 async def test_states_on_the_way(clock: VirtualClock) -> None:
     """A task that is sent back is NEEDS_CONTINUATION until it runs again with the feedback, also after a resume."""
     async with clock:

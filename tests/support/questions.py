@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest
-from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.changes import PlanChange, ReplaceTask, SkipTask
 from replanning.decision import AlternativeProvider
 from replanning.journal import DecisionMade, PlanRevised, QuestionAnswered, QuestionAsked
 from replanning.testing import VirtualClock
@@ -30,11 +30,6 @@ def two_ways(request: ReplanRequest) -> list[Alternative]:
 def proposing(*changes: PlanChange, confidence: float = DOUBT) -> Propose:
     """A proposal of these changes, at every request."""
     return lambda request: [alternative(*changes, confidence=confidence)]
-
-
-def retry(request: ReplanRequest) -> list[Alternative]:
-    """Run the first task concerned again, without a doubt."""
-    return [alternative(RetryTask(task_id=request.triggers[0].tasks[0]))]
 
 
 def asking(clock: VirtualClock, propose: Propose | AlternativeProvider = two_ways, **options: Any) -> ReplanningEngine:
