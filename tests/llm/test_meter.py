@@ -54,7 +54,7 @@ async def play(
 
 
 async def test_call_is_a_span() -> None:
-    """A call is a client span by the GenAI conventions below that of the provider that asked, without its content."""
+    """A call counts with what the service reports, and is a client span by the GenAI conventions, without its content."""
     run = await play([ANSWER], "the prompt")
     (chat,) = run.calls
     assert (chat.name, chat.error, chat.parent) == ("chat scripted-1", None, run.propose.id)
@@ -74,6 +74,9 @@ async def test_call_is_a_span() -> None:
         "replanning.usage.money": pytest.approx(0.00042),
     }
     assert "the prompt" not in run.spans.text()
+    assert run.charged == [(ANSWER.usage, "asker")]
+    assert run.result.spent == ANSWER.usage
+    assert run.propose.attributes["replanning.usage.tokens"] == 150
 
 
 async def test_content_on_demand() -> None:
@@ -86,14 +89,6 @@ async def test_content_on_demand() -> None:
     assert (asked["role"], answered["role"], answered["finish_reason"]) == ("user", "assistant", "stop")
     assert [message["parts"][0]["content"][:4] for message in (asked, answered)] == ["a ke", "say "]
     assert SECRET not in run.spans.text()
-
-
-async def test_answer_is_counted() -> None:
-    """A call counts in the result, in the journal and on spans with what the service reports."""
-    run = await play([ANSWER, ANSWER], "one", "two")
-    assert run.charged == [(ANSWER.usage, "asker")] * 2
-    assert run.result.spent == ANSWER.usage + ANSWER.usage
-    assert run.propose.attributes["replanning.usage.tokens"] == 300
 
 
 @pytest.mark.parametrize("error", [LLMUnavailable("busy", status=503), LLMRequestRejected("bad key", status=401)])

@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from replanning import Answer
 from replanning.errors import LLMUnavailable
 from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked
 from replanning.providers.llm import MAX_CANDIDATES, MAX_CHANGES, LLMAlternatives
-from replanning.testing import ScriptedGate, ScriptedLLM, hangs
+from replanning.testing import ScriptedLLM, hangs
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
 pytestmark = pytest.mark.anyio
@@ -192,15 +191,6 @@ async def test_what_may_have_taken_effect_is_not_done_again_under_another_name(t
     found = await played([reply(way)], plan, broken={}, outputs={"build": hangs()}, triggers=["timeout"])
     assert found.result.status == status
     assert found.bodies(DecisionMade)[0].rule == ("not-idempotent" if status == "needs_human" else "confident")
-
-
-async def test_what_a_person_agrees_to_is_done():
-    """A proposal that needs a person is applied once a person has approved it."""
-    found = await played(
-        [reply(candidate(replaced("build", "wipe"), confidence=1.0))], gate=ScriptedGate([Answer("approve")])
-    )
-    assert found.result.status == "succeeded"
-    assert found.executed == ["fetch", "build", "new", "ship", "tidy"]
 
 
 def test_name_and_size():
