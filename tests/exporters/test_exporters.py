@@ -213,14 +213,6 @@ async def test_console_places(place, capsys):
         ConsoleExporter.from_target("printer")
 
 
-async def test_console_that_is_gone() -> None:
-    """A console that was closed harms nobody."""
-    stream = io.StringIO()
-    stream.close()
-    result = await ReplanningEngine([], exporters=[ConsoleExporter(stream)]).execute(chain("a"), failing())
-    assert result.status == "succeeded"
-
-
 @given(st.text(max_size=2_000))
 def test_one_line_whatever_it_says(text: str) -> None:
     """Whatever a failure says, it is one line without control characters, and not a long one."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from email.utils import formatdate
 
@@ -231,26 +229,6 @@ async def test_no_commands_to_gitlab(fake, forge):
     assert fake.obeyed == []
     assert fake.texts() == [f"&#47;merge{AUTHORSHIP_MARKER}"]
     assert [one.body for one in await forge.comments()] == ["/merge"]
-
-
-@github
-async def test_packed_answers(fake, clock):
-    """Answers come packed and are read as they were; one that cannot be unpacked is an error."""
-
-    def packing(data: bytes) -> httpx.MockTransport:
-        async def stream() -> AsyncIterator[bytes]:
-            yield data
-
-        def listed(request: httpx.Request) -> httpx.Response:
-            assert request.headers["accept-encoding"] == "gzip"
-            return httpx.Response(200, headers={"content-encoding": "gzip"}, content=stream())
-
-        return httpx.MockTransport(listed)
-
-    packed = gzip.compress(b"[" + b" " * 20_000 + b"]")
-    assert await on(fake, clock, transport=packing(packed)).comments() == []
-    with pytest.raises(ForgeError, match="compressed with 'gzip' and cannot be decompressed"):
-        await on(fake, clock, transport=packing(b"no gzip")).comments()
 
 
 @pytest.mark.parametrize(

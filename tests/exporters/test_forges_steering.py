@@ -96,9 +96,13 @@ class Scene:
         return [str(data["why"]) for data in heard if data["why"] != "they were there before the run"]
 
 
-async def test_a_reply_is_the_answer(fake, clock):
-    """A reply to the notice is the answer to what is unclear: it is on record with its author, and the model gets it."""
-    scene = Scene(fake, clock, UNCLEAR)
+@pytest.mark.parametrize("gate", [StoreGate(), None], ids=["waiting", "standing still"])
+async def test_a_reply_is_the_answer(fake, clock, gate):
+    """A reply to the notice is the answer to what is unclear: it is on record with its author, and the model gets it.
+
+    The run goes on with it, also if it stands still because it has nobody to ask.
+    """
+    scene = Scene(fake, clock, UNCLEAR, gate=gate)
     assert await scene.play(CLARIFY, ("ada", "To the customers."))
     assert clock.elapsed < 60
     (answer,) = scene.answers()
@@ -321,16 +325,6 @@ async def test_what_was_there_while_the_run_stood_still(fake, clock):
     notes = [one.data["comments"] for one in scene.bodies() if isinstance(one, PlanningNoted) and one.type == "heard"]
     assert notes == [[there]]
     assert scene.feedback() == []
-
-
-@github
-async def test_a_reply_while_the_run_stands_still(fake, clock):
-    """Without anybody to ask here, a reply that comes while the run stands still lets it go on with it."""
-    scene = Scene(fake, clock, UNCLEAR, gate=None)
-    assert await scene.play(CLARIFY, ("ada", "To all."))
-    assert clock.elapsed < 60
-    assert scene.planning.state.clarified[0].answer == "To all."
-    assert [text for _, _, text in scene.answers()] == ["To all."]
 
 
 async def test_a_forge_that_fails_harms_nobody(fake, clock):

@@ -111,24 +111,15 @@ async def test_default_timeout(where):
 
     executor = ToolExecutor([tool], kinds={"mine": wait}, default_timeout=timedelta(milliseconds=10))
     if where == "neither":
-        with pytest.raises(
-            ToolTimedOut, match=r"tool 't' was stopped after 0.01 s, .* give the task or the tool a `timeout`"
-        ):
+        with pytest.raises(ToolTimedOut, match=r"tool 't' was stopped after 0.01 s, .* give the task or the") as caught:
             await executor(work, Attempt())
+        assert not isinstance(caught.value, TransientError)  # it may have had its effect
         return
     with anyio.fail_after(PATIENCE):
         async with anyio.create_task_group() as group:
             group.start_soon(executor, work, Attempt())
             await anyio.wait_all_tasks_blocked()
             done.set()
-
-
-async def test_timed_out_command_is_no_transient_failure():
-    """A tool that was stopped for its time is not tried again by itself, for it may have had its effect."""
-    with pytest.raises(ToolTimedOut) as caught:
-        await call(shell("sleep 1000"), default_timeout=0.01)
-    assert isinstance(caught.value, ToolError)
-    assert not isinstance(caught.value, TransientError)
 
 
 async def test_failures_of_a_kind_pass_through():
