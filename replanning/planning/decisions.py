@@ -419,14 +419,6 @@ class ReplanLimits:
             confirm_low_confidence=decisions.require_user_confirmation_on_low_confidence,
         )
 
-    def confidence_band(self, confidence: float) -> RulingKind:
-        """Return the ruling for a confidence; each lower edge belongs to its band."""
-        if confidence >= self.immediate_threshold:
-            return "execute"
-        if confidence >= self.min_threshold:
-            return "execute_with_warning"
-        return "ask" if confidence >= self.confirmation_threshold and self.confirm_low_confidence else "skip"
-
 
 @dataclass(frozen=True, slots=True)
 class ReplanCause:
@@ -605,16 +597,19 @@ def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCo
     kept_questions = () if asks else questions
     if reason := exhausted_limit(kind, decision.target_phase, limits, counts, cause):
         return Ruling("skip", reason, "limit", kept_questions, exhausted_lineage(limits, counts, cause), key)
-    band, reason = limits.confidence_band(decision.confidence), f"its confidence is {decision.confidence:g}"
-    if band == "skip":
-        minimum = limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
+    confidence, reason = decision.confidence, f"its confidence is {decision.confidence:g}"
+    minimum = limits.confirmation_threshold if limits.confirm_low_confidence else limits.min_threshold
+    if confidence < minimum:
         return Ruling("skip", f"{reason}, and {minimum:g} is needed", "confidence", kept_questions, fingerprint=key)
     repetitions = counts.causes.get(key, 0)
     if limits.loop_detection and kind is not ReplanType.RETRY and repetitions >= limits.same_trigger:
         looped = f"the same {kind} has run {repetitions} times for the same cause"
         return Ruling("skip", looped, "loop", kept_questions, fingerprint=key)
-    if band != "execute":
-        reason += f", below {limits.min_threshold if band == 'ask' else limits.immediate_threshold:g}"
+    band: RulingKind = "execute"
+    if confidence < limits.min_threshold:
+        band, reason = "ask", f"{reason}, below {limits.min_threshold:g}"
+    elif confidence < limits.immediate_threshold:
+        band, reason = "execute_with_warning", f"{reason}, below {limits.immediate_threshold:g}"
     if band == "ask" and asks:  # executing it is asking the user
         band = "execute_with_warning"
     return Ruling(band, reason, questions=questions, fingerprint=key)

@@ -431,14 +431,13 @@ class LineagePolicy(ReplanPolicy):
         """Return the decision that limits force before any provider is asked; None when they force none."""
         session = self._recovery.session
         failed = [view.task(task_id) for t in triggers if t.kind in ("task-failed", "timeout") for task_id in t.tasks]
-        for task in failed if session is not None else ():
-            assert session is not None
+        for task in failed:
+            if session is None or task.state not in STUCK or not is_action(task.task) or task.task.fallbacks:
+                continue
             name, limits = session.state.lineage_of(task.root), session.manager.limits
-            spent = exhausted_lineage(limits, session.manager.counts, ReplanCause(action=name, lineage=name))
-            if spent and task.state in STUCK and is_action(task.task) and not task.task.fallbacks:
-                reason = (
-                    f"the limit of {limits.replans_per_lineage} replans of {name!r} and its replacements is reached"
-                )
+            if exhausted_lineage(limits, session.manager.counts, ReplanCause(action=name, lineage=name)):
+                most = limits.replans_per_lineage
+                reason = f"the limit of {most} replans of {name!r} and its replacements is reached"
                 session.record_intervention(reason)
                 return Decision("keep", "limit-lineage", reason, blocks=(task.id,))
         return super().check_limits(triggers, view, ledger)

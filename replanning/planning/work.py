@@ -580,24 +580,21 @@ async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *,
         session.note("completion", {**completion, "phase": "completion", "status": "accepted"})
         return
     considered = await session.consider_replan(task.id, Phase.REFLECTION, _prompt_data(session, task, output))
-    decision, ruling, summary = considered.decision, considered.ruling, output.get("summary")
+    decision, ruling = considered.decision, considered.ruling
     exhausted, problem = ruling.override in ("limit", "loop"), ""
     if not exhausted and await _apply_ruling(session, task, Phase.REFLECTION, considered):
         return
+    summary = None if "not_judged" in output else Summary.model_validate(output["summary"], strict=False)
     if exhausted:
         problem = ruling.reason
-    elif "not_judged" in output or not isinstance(summary, dict):
-        problem = f"the result could not be judged: {output.get('not_judged')}"
-    elif not summary.get("goal_achieved") or getattr(decision, "evaluation_result", None) == "failure":
+    elif summary is None:
+        problem = f"the result could not be judged: {output['not_judged']}"
+    elif not summary.goal_achieved or getattr(decision, "evaluation_result", None) == "failure":
         problem = f"the goal was not achieved: {ruling.reason if decision is None else decision.reasoning}"
     if problem:
-        outcomes: JsonValue = summary.get("key_outcomes") if isinstance(summary, dict) else None
-        session.hold_for_intervention(
-            task.id,
-            problem,
-            decision.recommended_actions if decision is not None else (),
-            tuple(map(str, outcomes)) if isinstance(outcomes, list) else (),
-        )
+        recommendations = decision.recommended_actions if decision is not None else ()
+        outcomes = summary.key_outcomes if summary is not None else ()
+        session.hold_for_intervention(task.id, problem, recommendations, outcomes)
     session.note("completion", {**output, "status": "success"})
 
 

@@ -117,22 +117,6 @@ def test_targets():
 # Replies
 
 
-def test_every_field():
-    """Every field of the reply is read, and is written again as it was."""
-    decision = parse_decision(reply(), EXECUTION)
-    written = json.loads(decision.model_dump_json())
-    assert {name: written[name] for name in FULL} == FULL
-    assert decision.replan_type is ReplanType.PARTIAL_REPLAN
-    assert decision.target_phase is EXECUTION
-
-
-def test_flat_object():
-    """A flat object means the same as one in the wrapper, also beside other fields."""
-    wrapped = parse_decision(reply(), EXECUTION)
-    assert parse_decision(json.dumps(FULL), EXECUTION) == wrapped
-    assert parse_decision(json.dumps({"comment": "hm", "replan_decision": FULL}), EXECUTION) == wrapped
-
-
 def test_what_may_be_left_out():
     """Only the need, the confidence, the reasons and the type must be said."""
     decision = parse_decision(
@@ -188,7 +172,7 @@ def test_numbers_that_are_none(value):
 
 
 def test_all_problems_at_once():
-    """Everything that is wrong is named together, with its place and what was expected."""
+    """Everything that is wrong or missing is named together, with its place and what was expected."""
     text = problem(reply(replan_needed="no", confidence=2, replan_type="redo", issues_found=["a", 1], reasoning=None))
     for part in (
         "replan_needed: expected true or false, got 'no'",
@@ -198,23 +182,14 @@ def test_all_problems_at_once():
         "reasoning: expected text, got None",
     ):
         assert part in text
-
-
-def test_missing_fields():
-    """Missing required fields are named."""
     text = problem('{"replan_decision": {}}')
     assert all(f"'{name}' is missing" in text for name in ("replan_needed", "confidence", "reasoning", "replan_type"))
 
 
-def test_bounded_messages():
-    """A reply that is wrong a hundred times does not make a message of a hundred parts."""
-    text = problem(reply(issues_found=list(range(90)), recommended_actions=list(range(90))))
-    assert text.count("expected text") == 20
-    assert text.endswith("and 160 more")
-
-
 def test_bounded_replies():
-    """More items or longer texts than anybody reads are refused."""
+    """More items or longer texts than anybody reads are refused, with a message that does not name each of them."""
+    text = problem(reply(issues_found=list(range(90)), recommended_actions=list(range(90))))
+    assert (text.count("expected text"), text.endswith("and 160 more")) == (20, True)
     assert "issues_found" in problem(reply(issues_found=["x"] * 101))
     assert "reasoning" in problem(reply(reasoning="x" * 20_001))
     assert len(parse_decision(reply(issues_found=["x"] * 100, reasoning="x" * 20_000), EXECUTION).issues_found) == 100
@@ -263,23 +238,9 @@ def test_normalisation_is_recorded():
     assert said(replan_type="full_replan").decision.target_phase is DECOMPOSITION
     agreeing = parse_decision(reply(), EXECUTION)
     assert normalise(agreeing) == (agreeing, ())
-
-
-@pytest.mark.parametrize(
-    ("fields", "note"),
-    [
-        ({"replan_type": "none", "replan_level": 3}, "replan_needed was true, but replan_type none: the run continues"),
-        (
-            {"replan_needed": False, "replan_type": "retry", "replan_level": 1},
-            "replan_type was retry, but replan_needed false: the run continues",
-        ),
-    ],
-)
-def test_a_need_without_a_type_or_a_type_without_a_need_is_none(fields, note):
-    """A replan that is needed and has no type, or has a type and is not needed, is none, which is noted."""
-    decision, notes = said(**fields)
-    assert (decision.replan_needed, decision.replan_type, decision.replan_level) == (False, ReplanType.NONE, None)
-    assert notes == (note,)
+    assert said(replan_type="none").notes == ("replan_needed was true, but replan_type none: the run continues",)
+    unneeded = said(replan_needed=False, replan_type="retry").notes
+    assert unneeded == ("replan_type was retry, but replan_needed false: the run continues",)
 
 
 NOTHING = "a clarification without questions: "
@@ -358,26 +319,28 @@ EXTRAS = {
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_extra_fields_are_kept(phase):
-    """The fields of each phase, and any that nobody asked for, are kept in what is recorded."""
-    extras = {**EXTRAS[phase], "mood": {"good": [1, None]}}
-    decision, _ = said(phase, replan_type="none", replan_needed=False, **extras)
+def test_every_field_is_kept(phase):
+    """All fields, those of the phase and any that nobody asked for are kept in what is recorded."""
+    fields = {**FULL, "replan_type": str(ALLOWED_REPLANS[phase][0]), **EXTRAS[phase], "mood": {"good": [1, None]}}
+    decision = parse_decision(json.dumps(fields), phase)
     written = json.loads(decision.model_dump_json())
-    assert {name: written[name] for name in extras} == extras
+    assert {name: written[name] for name in fields} == fields
     assert decision_model(phase).model_validate_json(decision.model_dump_json()) == decision
 
 
 def test_decision_in_prose():
-    """A decision is found in a fenced block, in prose, after thoughts; of several the last counts that is one."""
+    """A decision is found without its wrapper, in a fenced block, in prose, after thoughts; of several the last counts."""
     other = reply(confidence=0.1)
     for text in (
         f"Here you are:\n```json\n{reply()}\n```\nAnything else?",
         f"I thought {{about it}} and say {reply()} so.",
         f"<think>{other}</think>{reply()}",
         f"First {other}, no: {reply()}",
+        json.dumps(FULL),
+        json.dumps({"comment": "hm", "replan_decision": FULL}),
         f'{reply()} The tool said {{"exit": 1}} and {{"replan_needed": "maybe"}}.',
     ):
-        assert parse_decision(text, EXECUTION).confidence == 0.85
+        assert parse_decision(text, EXECUTION) == parse_decision(reply(), EXECUTION)
 
 
 def test_blames_what_looks_like_a_decision():
@@ -393,6 +356,7 @@ def test_blames_what_looks_like_a_decision():
             ["", "No.", "I would replan { everything }", '{"replan_needed": true, ', "\ud800"],
             "the reply holds no JSON object",
         ),
+        ([reply(reasoning="\ud800")], "Invalid JSON"),
         (
             ["[]", "true", '"retry"', '{"replan_decision": "retry"}', '{"replan_decision": null}'],
             "expected a JSON object, got ",
@@ -403,11 +367,6 @@ def test_no_object(texts, said):
     """A reply without JSON, and JSON that is no object, are refused with a message that says so."""
     for text in texts:
         assert problem(text).startswith(said)
-
-
-def test_broken_characters():
-    """Half a character, which no journal could hold, makes a decision unusable."""
-    assert "Invalid JSON" in problem(reply(reasoning="\ud800"))
 
 
 json_values = st.recursive(

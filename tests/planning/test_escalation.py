@@ -18,7 +18,6 @@ from tests.support.planning import (
     USUAL,
     WHICH,
     Desk,
-    Model,
     action,
     actions,
     because,
@@ -286,19 +285,6 @@ async def test_the_model_may_keep_the_previous_output(phase):
     wanted = next(record for record in planning.state.records if record.replan_type == AGAIN[phase])
     assert (wanted.executed, wanted.result) == (True, "failure")
     assert planning.state.counts.total == 1
-
-
-async def test_a_replan_without_a_plan_is_recorded_as_failed():
-    """A replan that was executed and yielded no plan counts as failed, also in another process."""
-    store = MemoryStore()
-    model = Model({"decision:execution": (replan("partial_replan"), go_on()), "revision": BAD})
-    await run(model, Desk({"write": [MISSING]}), escalate("wait"), store=store, run_id=RUN)
-    planning, _, _ = await run(model, settings=escalate("wait"), store=store, run_id=RUN)
-
-    assert planning.result.status == "needs_human"
-
-    assert model.asked.count("decision:execution") == 2
-    assert [record.result for record in planning.state.records if record.executed] == ["failure"]
 
 
 # Failures without a replan

@@ -121,6 +121,8 @@ async def test_one_exporter_for_several_engines(tmp_path):
             planning = coordinator(UNCLEAR, clock, store=store, exporters=[shared])
             assert await planning.execute_with_planning(run)
         lines = written(tmp_path / "shared", run)
+        (assumed,) = [line for line in lines if line.get("event") == "assumed"]
+        assert (assumed["questions"], assumed["assumptions"][0]) == (["To whom?"], "to all")
         assert "resumed" in [line.get("event") for line in lines]
         assert in_order(lines) == rebuilt(store, tmp_path / "fresh", run)
 
@@ -237,13 +239,6 @@ async def test_what_people_were_asked(tmp_path):
     assert (asked["event"], asked["questions"], asked["assumptions"]) == ("asked", ["To whom?"], ["to all"])
     said = {"question": question.id, "verdict": "approve", "by": "ada", "comment": "To the customers."}
     assert answered.items() >= {"event": "answered", **said}.items()
-
-
-async def test_what_was_assumed(tmp_path):
-    """Without an answer, the history has the assumptions with the questions."""
-    await solved(UNCLEAR, tmp_path)
-    (assumed,) = [one for one in of_type("execution", written(tmp_path)) if one["event"] == "assumed"]
-    assert (assumed["questions"], assumed["assumptions"][0]) == (["To whom?"], "to all")
 
 
 async def test_the_end(tmp_path):

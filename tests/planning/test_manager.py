@@ -95,20 +95,6 @@ async def test_what_the_prompt_is_given():
     assert (options.system, options.temperature, options.max_tokens) == ("You plan.", 0, 77)
 
 
-async def test_needed_and_allowed():
-    """A replan that is wanted and allowed is carried out, with the target that it returns to."""
-    desk, applied = Desk(says("task_redecomposition")), []
-
-    async def apply(decision):
-        applied.append(decision.target_phase)
-
-    considered = await desk.consider(DECOMPOSITION, ReplanCause())
-    assert (considered.ruling.kind, desk.manager.records) == ("execute", ())
-    record = await desk.manager.execute_replan(considered, apply)
-    assert (applied, record.result) == ([DECOMPOSITION], "success")
-    assert desk.manager.records == (record,)
-
-
 @pytest.mark.parametrize(
     ("limits", "blocks", "reason"),
     [
@@ -169,19 +155,6 @@ async def test_another_way_instead_of_a_limit(second, kind, instead_of, second_r
     assert overridden == [("p1", "limit"), *second_record]
 
 
-async def test_ask_waits_for_the_user():
-    """An unsure replan waits for the user, and is then carried out, or put on record as declined."""
-    desk = Desk(says(confidence=0.4), says("action_regeneration", 0.4))
-    agreed = await desk.consider()
-    assert (agreed.ruling.kind, desk.stages[-1], desk.manager.counts.total) == ("ask", "awaiting_user", 0)
-    record = await desk.execute(agreed)
-    assert (record.executed, record.override_reason, desk.manager.counts.total) == (True, None, 1)
-
-    declined = desk.manager.record_decision(await desk.consider(), executed=False)
-    assert (declined.executed, declined.override_reason, declined.result) == (False, "confidence", "skipped")
-    assert desk.manager.counts.total == 1
-
-
 @pytest.mark.parametrize(
     ("second", "kind", "override"), [("partial_replan", "skip", "loop"), ("action_regeneration", "execute", None)]
 )
@@ -218,13 +191,6 @@ async def test_no_replan_after_the_repair():
     assert (record.llm_decision, record.confidence, record.executed) == (None, None, False)
     assert record.error == "confidence: Input should be less than or equal to 1, got 85"
     assert len(desk.llm.requests) == 2
-
-
-async def test_cut_off_reply():
-    """A model whose reply was cut off is told to be shorter."""
-    llm = ScriptedLLM(lambda _: llm.completion("", '{"replan', LLMOptions(), output_tokens=9, finish="length"))
-    considered = await ReplanManager(llm, Prompts()).consider(EXECUTION, GIVEN)
-    assert considered.problem.startswith("it was cut off after 9 tokens, so it must be shorter (")
 
 
 @pytest.mark.parametrize(

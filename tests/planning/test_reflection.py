@@ -245,17 +245,3 @@ async def test_actions_refer_to_earlier_batches():
     assert planning.result.status == "succeeded"
     assert "task 's19' refers to ${s1.output} and does not depend on 's1'" in refused[1]
     assert planning.result.outputs["s19"] == "news, news"
-
-
-async def test_a_model_that_cannot_be_asked_ends_a_large_plan():
-    """A batch that cannot be planned ends the phase with the reason, and nothing is executed."""
-    script = Model(planned(*(action(f"s{number}", "write") for number in range(16))))
-
-    def model(prompt):
-        if kind_of(prompt) == "action_sequence":
-            raise LLMUnavailable("busy")
-        return script(prompt)
-
-    planning, _, desk = await run(model)
-    assert planning.result.status != "succeeded"
-    assert (desk.used, bool(planning.result.reason)) == ([], True)

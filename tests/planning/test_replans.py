@@ -158,17 +158,6 @@ async def test_replans_of_an_action_are_limited(kind, key, limit):
     assert f"the limit of {limit} " in planning.result.reason
 
 
-@pytest.mark.parametrize("limit", [0, 1, 2])
-async def test_clarification_requests_are_limited(limit):
-    """A model that always asks is answered up to the limit; then it goes on without an answer."""
-    gate = eve(*["approve"] * 9, comment="all")
-    settings = limits(goal_understanding={"max_clarification_requests": limit})
-    planning, _, _ = await run({"decision:goal_understanding": go_on(**WHICH)}, settings=settings, gate=gate)
-
-    assert planning.result.status == "succeeded"
-    assert len(gate.questions) == planning.state.counts.clarifications == limit
-
-
 @pytest.mark.parametrize(("limit", "decisions"), [(0, 0), (1, 1), (4, 7)])
 async def test_replans_of_all_phases_share_a_total(limit, decisions):
     """All replans of all phases together, retries included, are no more than the total; then no model is asked to decide."""
