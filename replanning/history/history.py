@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Self
+from typing import Self
 
 from replanning.changes import AbortRun, PlanChange
 from replanning.errors import JournalCorrupt, StoreError
@@ -16,6 +16,8 @@ from replanning.history.metrics import ReplanMetrics, compute_metrics
 from replanning.journal.records import (
     AlternativesConsidered,
     AnswerRefused,
+    AttemptStarted,
+    AttemptSucceeded,
     Candidate,
     DecisionKind,
     DecisionMade,
@@ -47,6 +49,10 @@ MAX_EVENTS = 1000
 
 RecordSource = Callable[[int], Iterable[Record]]
 """Returns the records with a number greater than its argument."""
+
+
+_MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
+"""Records without a meaning for the history, which are passed over at once."""
 
 
 class ReplanHistory:
@@ -245,52 +251,67 @@ class ReplanHistory:
         """
         if record.seq <= self.seq:
             return
-        self.seq, self.updated = record.seq, record.at
-        handler = _HANDLERS.get(type(record.body))
-        if handler is not None:
-            handler(self, record.body, record.at)
-
-    def _on_opened(self, body: RunOpened, at: float) -> None:
-        self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
-        self.goal = body.plan.goal
-
-    def _on_goal_changed(self, body: GoalChanged, at: float) -> None:
-        self.goal = body.goal
-        self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
-
-    def _on_ended(self, body: RunEnded, at: float) -> None:
-        self.status, self.reason = body.status, body.reason
-
-    def _on_resumed(self, body: RunResumed, at: float) -> None:
-        self.status, self.reason = "running", ""
-
-    # Triggers
-
-    def _on_fired(self, body: TriggerFired, at: float) -> None:
-        self._triggers[body.trigger.id] = body.trigger
-
-    def _on_dropped(self, body: TriggerDropped, at: float) -> None:
-        trigger = self._triggers.pop(body.trigger, None)
-        if trigger is not None:
-            self.dropped_triggers.append(DroppedTrigger(at, trigger, body.reason))
-            self._evicted_metrics += ReplanMetrics(dropped=1)
+        self.seq, at, body = record
+        self.updated = at
+        if type(body) in _MOST_FREQUENT:
+            return
+        match body:
+            case RunOpened():
+                self.run, self.plan, self.forked_from, self.started = body.run, body.plan, body.forked_from, at
+                self.goal = body.plan.goal
+            case RunEnded():
+                self.status, self.reason = body.status, body.reason
+            case RunResumed():
+                self.status, self.reason = "running", ""
+            case GoalChanged():
+                self.goal = body.goal
+                self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))
+            case TriggerFired():
+                self._triggers[body.trigger.id] = body.trigger
+            case TriggerDropped() if body.trigger in self._triggers:
+                self.dropped_triggers.append(DroppedTrigger(at, self._triggers.pop(body.trigger), body.reason))
+                self._evicted_metrics += ReplanMetrics(dropped=1)
+            case UsageCharged() if body.provider is not None:
+                self._pending_usage += body.usage
+            case AlternativesConsidered():
+                # Replans are considered one after another: what was used since the last one was used for this one.
+                spent, self._pending_usage = self._pending_usage, Usage()
+                triggers = self._resolve_triggers(body.triggers)
+                self._store_event(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
+            case DecisionMade():
+                self._fold_decision(body, at)
+            case PlanRevised():
+                self._fold_revision(body, at)
+            case OutcomeRecorded() if (event := self._events.get(body.replan)) is not None:
+                self._store_event(replace(event, outcome="success" if body.succeeded else "failure"))
+            case OutcomeRecorded():
+                self._evicted_metrics += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
+            case QuestionAsked():
+                self._questions[body.question] = (at, body.replan)
+                if (event := self._events.get(body.replan)) is not None:
+                    question = QuestionEntry(body.question, body.text, at)
+                    self._store_event(replace(event, decision="ask", reason=body.text, question=question))
+            case QuestionAnswered():
+                asked_at, replan = self._questions.pop(body.question, (at, None))
+                event = self._events.get(replan) if replan is not None else None
+                if event is None or event.question is None:
+                    self._evicted_metrics += ReplanMetrics(waiting=at - asked_at)
+                else:
+                    asked = event.question
+                    asked = replace(asked, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
+                    self._store_event(replace(event, question=asked))
+            case AnswerRefused():
+                person = body.by or "an unnamed person"
+                self._add_note(body.question, f"the answer of {person} was refused: {body.reason}")
+            case TriggerAttached():
+                trigger = self._triggers.get(body.trigger)
+                kind = trigger.kind if trigger is not None else "trigger"
+                self._add_note(body.question, f"{kind} {body.trigger} waits for the same answer")
 
     def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
         return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)
 
-    # Replans
-
-    def _on_charged(self, body: UsageCharged, at: float) -> None:
-        if body.provider is not None:
-            self._pending_usage += body.usage
-
-    def _on_considered(self, body: AlternativesConsidered, at: float) -> None:
-        # Replans are considered one after another: what was used since the last one was used for this one.
-        spent, self._pending_usage = self._pending_usage, Usage()
-        triggers = self._resolve_triggers(body.triggers)
-        self._store_event(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
-
-    def _on_decided(self, body: DecisionMade, at: float) -> None:
+    def _fold_decision(self, body: DecisionMade, at: float) -> None:
         triggers = self._resolve_triggers(body.triggers)
         if body.decision != "ask":
             for trigger in triggers:
@@ -316,7 +337,7 @@ class ReplanHistory:
         )
         self._store_event(decided)
 
-    def _on_revised(self, body: PlanRevised, at: float) -> None:
+    def _fold_revision(self, body: PlanRevised, at: float) -> None:
         self.revision = body.number
         if body.replan is None:
             self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
@@ -341,13 +362,6 @@ class ReplanHistory:
         )
         self._store_event(applied)
 
-    def _on_outcome(self, body: OutcomeRecorded, at: float) -> None:
-        event = self._events.get(body.replan)
-        if event is not None:
-            self._store_event(replace(event, outcome="success" if body.succeeded else "failure"))
-        else:
-            self._evicted_metrics += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
-
     def _store_event(self, event: ReplanEvent) -> None:
         self._events[event.replan] = event
         if len(self._events) > self._max_events:
@@ -362,32 +376,6 @@ class ReplanHistory:
             self._evicted_metrics += ReplanMetrics(by_decision={before: -1})
             self._evicted_metrics += ReplanMetrics(by_decision={decision: 1})
             self._evicted_questions[replan] = decision
-
-    # People
-
-    def _on_asked(self, body: QuestionAsked, at: float) -> None:
-        self._questions[body.question] = (at, body.replan)
-        event = self._events.get(body.replan)
-        if event is not None:
-            question = QuestionEntry(body.question, body.text, at)
-            self._store_event(replace(event, decision="ask", reason=body.text, question=question))
-
-    def _on_answered(self, body: QuestionAnswered, at: float) -> None:
-        asked_at, replan = self._questions.pop(body.question, (at, None))
-        event = self._events.get(replan) if replan is not None else None
-        if event is None or event.question is None:
-            self._evicted_metrics += ReplanMetrics(waiting=at - asked_at)
-            return
-        answered = replace(event.question, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
-        self._store_event(replace(event, question=answered))
-
-    def _on_refused(self, body: AnswerRefused, at: float) -> None:
-        self._add_note(body.question, f"the answer of {body.by or 'an unnamed person'} was refused: {body.reason}")
-
-    def _on_attached(self, body: TriggerAttached, at: float) -> None:
-        trigger = self._triggers.get(body.trigger)
-        kind = trigger.kind if trigger is not None else "trigger"
-        self._add_note(body.question, f"{kind} {body.trigger} waits for the same answer")
 
     def _add_note(self, question: QuestionId, note: str) -> None:
         _, replan = self._questions.get(question, (0.0, None))
@@ -405,24 +393,3 @@ def _chosen_candidate(event: ReplanEvent, index: int | None) -> Candidate | None
     answered = event.question is not None and event.question.verdict
     candidates = event.candidates if answered else event.all_candidates
     return candidates[index] if index is not None and 0 <= index < len(candidates) else None
-
-
-_Handler = Callable[[ReplanHistory, Any, float], None]
-
-_HANDLERS: dict[type[RecordBody], _Handler] = {
-    RunOpened: ReplanHistory._on_opened,
-    RunEnded: ReplanHistory._on_ended,
-    RunResumed: ReplanHistory._on_resumed,
-    GoalChanged: ReplanHistory._on_goal_changed,
-    TriggerFired: ReplanHistory._on_fired,
-    TriggerDropped: ReplanHistory._on_dropped,
-    UsageCharged: ReplanHistory._on_charged,
-    AlternativesConsidered: ReplanHistory._on_considered,
-    DecisionMade: ReplanHistory._on_decided,
-    PlanRevised: ReplanHistory._on_revised,
-    OutcomeRecorded: ReplanHistory._on_outcome,
-    QuestionAsked: ReplanHistory._on_asked,
-    QuestionAnswered: ReplanHistory._on_answered,
-    AnswerRefused: ReplanHistory._on_refused,
-    TriggerAttached: ReplanHistory._on_attached,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from replanning.history.events import ReplanEvent
 from replanning.journal.records import Usage
@@ -53,20 +53,15 @@ class ReplanMetrics:
         return self.succeeded / known if known else None
 
     def __add__(self, other: ReplanMetrics) -> ReplanMetrics:
-        return ReplanMetrics(
-            self.replans + other.replans,
-            self.executed + other.executed,
-            self.succeeded + other.succeeded,
-            self.failed + other.failed,
-            self.asked + other.asked,
-            _add_counts(self.by_trigger, other.by_trigger),
-            _add_counts(self.by_decision, other.by_decision),
-            self.deciding + other.deciding,
-            self.waiting + other.waiting,
-            self.edits + other.edits,
-            self.dropped + other.dropped,
-            self.spent + other.spent,
-        )
+        sums: dict[str, Any] = {}
+        for name in self.__dataclass_fields__:
+            mine, others = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Mapping):
+                both = {key: mine.get(key, 0) + others.get(key, 0) for key in (*mine, *others)}
+                sums[name] = {key: number for key, number in both.items() if number}
+            else:
+                sums[name] = mine + others
+        return ReplanMetrics(**sums)
 
 
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
@@ -84,11 +79,6 @@ def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
         waiting=sum(event.waited for event in events),
         spent=sum((event.spent for event in events), Usage()),
     )
-
-
-def _add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    both = {key: first.get(key, 0) + second.get(key, 0) for key in (*first, *second)}
-    return {key: number for key, number in both.items() if number}
 
 
 class Bin(NamedTuple):

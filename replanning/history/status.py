@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -149,6 +150,9 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
     opened, live, ledger, first, last = replay_records(store.read(info.run))
     ended = ledger.run_end
     until = last if ended is not None else now
+    counts: Counter[TaskState] = Counter(
+        e.state for e in live if not e.removed and e.state is not TaskState.REPLACED_BY_REPLAN
+    )
     return RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
@@ -156,7 +160,7 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
         status="running" if ended is None else ended.status,
         reason="" if ended is None else ended.reason,
         revision=live.revision,
-        task_counts=_state_counts(live),
+        task_counts={state: counts[state] for state in TaskState if counts[state]},
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
         running_tasks=tuple(
             RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING
@@ -182,17 +186,6 @@ def held_tasks(live: LivePlan, questions: Iterable[QuestionAsked]) -> Iterator[H
     """Yield the tasks of planning mode that wait for answers to open questions."""
     for asked in questions:
         for entry in (live.entry(task_id) for task_id in asked.holds if task_id in live):
-            if (
-                entry.state is TaskState.FAILED
-                and entry.failure is not None
-                and entry.failure.type == HELD_FAILURE_TYPE
-            ):
-                yield HeldTask(entry.id, QuestionId(asked.question))
-
-
-def _state_counts(live: LivePlan) -> dict[TaskState, int]:
-    counts = dict.fromkeys(TaskState, 0)
-    for entry in live:
-        if not entry.removed and entry.state is not TaskState.REPLACED_BY_REPLAN:
-            counts[entry.state] += 1
-    return {state: number for state, number in counts.items() if number}
+            failure = entry.failure
+            if entry.state is TaskState.FAILED and failure is not None and failure.type == HELD_FAILURE_TYPE:
+                yield HeldTask(entry.id, asked.question)

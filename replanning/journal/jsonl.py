@@ -357,11 +357,7 @@ def file_lock(path: Path) -> Iterator[int]:
 
 
 def _lock(guard: int, operation: int, path: Path) -> None:
-    """Lock an open file; a process that holds it and is suspended must not stop others for ever.
-
-    Raises:
-        StoreError: another process held the lock for `LOCK_TIMEOUT` seconds.
-    """
+    """Lock an open file; a process that holds it and is suspended must not stop others for ever."""
     end = None
     while True:
         try:
@@ -396,11 +392,7 @@ def read_lease_bytes(guard: int) -> bytes:
 
 
 def parse_lease_state(text: bytes, path: Path) -> LeaseState:
-    """Parse the text of a lock file; in a new file the run has no owner.
-
-    Raises:
-        StoreError: the text is not a lease.
-    """
+    """Parse the text of a lock file; in a new file the run has no owner."""
     try:
         return LeaseState(**json.loads(text)) if text else LeaseState()
     except (ValueError, TypeError) as error:

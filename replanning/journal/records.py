@@ -79,13 +79,11 @@ class Usage:
     unpriced: bool = False
 
     def __post_init__(self) -> None:
-        if 0 <= self.calls < math.inf and 0 <= self.tokens < math.inf and 0 <= self.money < math.inf:
-            return
         amounts = {"calls": self.calls, "tokens": self.tokens, "money": self.money}
-        wrong = {name: amount for name, amount in amounts.items() if not 0 <= amount < math.inf}
-        raise ValueError(
-            f"usage must be finite and not negative, got {wrong}; pass unpriced=True where a price is unknown"
-        )
+        if wrong := {name: amount for name, amount in amounts.items() if not 0 <= amount < math.inf}:
+            raise ValueError(
+                f"usage must be finite and not negative, got {wrong}; pass unpriced=True where a price is unknown"
+            )
 
     def __add__(self, other: Usage) -> Usage:
         unpriced = self.unpriced or other.unpriced

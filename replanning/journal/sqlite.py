@@ -128,11 +128,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Migrate the schema to the current version, all or nothing.
-
-    Raises:
-        StoreError: the version is newer than this library, or the file belongs to another program.
-    """
+    """Migrate the schema to the current version, all or nothing."""
     if connection.execute(_VERSION_SQL).fetchone() == (_APPLICATION_ID, SCHEMA_VERSION):
         return
     with transaction(connection):

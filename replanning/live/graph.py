@@ -494,7 +494,7 @@ def _context_keys(task: Task) -> Iterable[str]:
             if reference.task is None:
                 keys[str(reference.path[0])] = None
     if task.when:
-        keys.update(dict.fromkeys(sorted(Condition.parse(task.when).context_names())))
+        keys.update(dict.fromkeys(sorted(Condition.parse(task.when).names("context"))))
     return keys
 
 

@@ -125,7 +125,7 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
     for path, body in nested_bodies(task):
         for name, parsed in _parsed_expressions(body, known):
             if isinstance(parsed, Condition):
-                for read in sorted(parsed.result_names()):
+                for read in sorted(parsed.names("results")):
                     yield (*path, name), read, f"results.{read}"
             elif not isinstance(parsed, ExpressionError):  # which is reported with the task
                 for reference in parsed:

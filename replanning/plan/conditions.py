@@ -10,10 +10,10 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from pydantic import JsonValue
 
@@ -88,13 +88,18 @@ class Condition:
         """
         return bool(self._value(self._tree, {"context": context, "results": results}))
 
-    def context_names(self) -> frozenset[str]:
-        """Return the keys of the context that it reads."""
-        return frozenset(key for root, key in _referenced_keys(self._tree) if root == "context")
-
-    def result_names(self) -> frozenset[str]:
-        """Return the tasks whose results it reads."""
-        return frozenset(key for root, key in _referenced_keys(self._tree) if root == "results")
+    def names(self, root: Literal["context", "results"]) -> frozenset[str]:
+        """Return the keys of the context, or the tasks among the results, that it reads."""
+        found = set()
+        for node in ast.walk(self._tree):
+            match node:
+                case (
+                    ast.Attribute(value=ast.Name(id=name), attr=key)
+                    | ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str(key)))
+                    | ast.Compare(left=ast.Constant(value=str(key)), comparators=[ast.Name(id=name)])
+                ) if name == root:
+                    found.add(key)
+        return frozenset(found)
 
     def _value(self, node: ast.expr, roots: Mapping[str, object]) -> object:
         match node:
@@ -136,11 +141,7 @@ class Condition:
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
-    """Check that the language has a node and all nodes in it.
-
-    Raises:
-        ExpressionError: it does not, or the nodes are nested too deep.
-    """
+    """Check that the language has a node and all nodes in it, within the limit of nesting."""
     reason = ""
     children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
     match node:
@@ -200,16 +201,3 @@ def _literal_key(node: ast.Attribute | ast.Subscript) -> object:
         case ast.Subscript(slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value)))):
             return -value
     return None
-
-
-def _referenced_keys(tree: ast.expr) -> Iterator[tuple[str, str]]:
-    """Yield the root (`context` or `results`) and key of every value that is read."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Attribute(value=ast.Name(id=root), attr=key):
-                yield root, key
-            case ast.Subscript(value=ast.Name(id=root), slice=ast.Constant(value=str(key))):
-                yield root, key
-            case ast.Compare(left=ast.Constant(value=str(key)), comparators=[ast.Name(id=root)]):
-                if root in _ROOTS:
-                    yield root, key

@@ -147,11 +147,7 @@ _FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9
 _NUMBER_START: Final = frozenset("0123456789-+.")
 _MAX_PATH_STEPS: Final = 10
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
-_KINDS: Final[Mapping[type[Event], str]] = {
-    yaml.ScalarEvent: "str",
-    yaml.SequenceStartEvent: "seq",
-    yaml.MappingStartEvent: "map",
-}
+_PLAIN_TAGS: Final = {"scalar": "str", "[": "seq", "{": "map"}
 
 
 class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on whether libyaml is there
@@ -194,8 +190,8 @@ def _read_yaml(text: str) -> JsonValue:
 
     try:
         for event in yaml.parse(text, Loader=_Loader):
-            kind, tag = _KINDS.get(type(event)), getattr(event, "tag", None)
-            if tag not in (None, "!", f"{_TAG_PREFIX}{kind}"):
+            kind, tag = _YAML_TOKENS.get(type(event), ""), getattr(event, "tag", None)
+            if tag not in (None, "!") and tag != f"{_TAG_PREFIX}{_PLAIN_TAGS[kind]}":
                 raise fatal(event, f"the tag {tag} is not supported; a plan holds plain values")
             frame = stack[-1]
             value: JsonValue
@@ -225,7 +221,7 @@ def _read_yaml(text: str) -> JsonValue:
                     raise fatal(event, "a key is text; this one is an array or an object")
                 if event.anchor is not None:
                     anchors.pop(event.anchor, None)
-                stack.append(_Frame({} if kind == "map" else [], event.anchor, nodes))
+                stack.append(_Frame({} if kind == "{" else [], event.anchor, nodes))
                 nodes += 1
                 continue
             elif isinstance(event, CollectionEndEvent):

@@ -231,16 +231,6 @@ def pattern_problem(pattern: str) -> str:
             return f"is no regular expression: {error}"
     if _VERBOSE_FLAG.search(pattern):
         return "uses the flag x; write it without, and without blanks and comments"
-    if _has_nested_repeat(pattern):
-        return "repeats a repetition, which can take forever on some texts; write it without one of the two"
-    if caught:  # such as [[:alpha:]], which finds no secret but looks as if it did
-        doubt = str(caught[0].message).lower()
-        return f"does not mean what it seems to ({doubt}); write a backslash before literal characters"
-    return ""
-
-
-def _has_nested_repeat(pattern: str) -> bool:
-    """Return whether a valid pattern has a repetition of varying length inside a long one."""
     varying = [False]  # for each open group: whether it contains a repetition of varying length
     repeated = False  # the same for the last item, to which a quantifier applies
     for match in _PATTERN_ITEM.finditer(pattern):
@@ -251,16 +241,19 @@ def _has_nested_repeat(pattern: str) -> bool:
             repeated = varying.pop()
             varying[-1] |= repeated
         elif match["quantifier"]:
-            least, most = {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}.get(match["quantifier"][0], (0, 0))
-            if match["quantifier"][0] == "{":
+            least, most = {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}.get(item[0], (0, 0))
+            if item[0] == "{":
                 least = int(match["least"] or 0)
                 most = int(match["most"]) if match["most"] else math.inf if match["comma"] else least
             if repeated and most > _MAX_BOUNDED_REPEAT:
-                return True
+                return "repeats a repetition, which can take forever on some texts; write it without one of the two"
             varying[-1] |= least != most and most > 1
         else:
             repeated = False
-    return False
+    if caught:  # such as [[:alpha:]], which finds no secret but looks as if it did
+        doubt = str(caught[0].message).lower()
+        return f"does not mean what it seems to ({doubt}); write a backslash before literal characters"
+    return ""
 
 
 def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:

@@ -137,7 +137,7 @@ def test_many_names(context: JsonObject, names: str):
 def test_names(text, context, results):
     """A condition tells which values of the context and which results it reads; other memberships name none."""
     condition = Condition.parse(text)
-    assert (condition.context_names(), condition.result_names()) == (context, results)
+    assert (condition.names("context"), condition.names("results")) == (context, results)
     assert repr(condition) == f"Condition(text={text!r})"
 
 
