@@ -241,7 +241,24 @@ class HTTPLLMProvider(LLMProvider):
             raise RequestFailed(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
         request_id = self._excerpt(response.headers.get("x-request-id") or response.headers.get("request-id") or "")
         if not response.is_success:
-            raise self._status_error(response, request_id, self._excerpt(_error_text(data) or problem))
+            excerpt, status = self._excerpt(_error_text(data) or problem), response.status_code
+            fallback = "the service failed" if status >= 500 else "the service does not accept this request"
+            message = _STATUS_MESSAGES.get(status, fallback)
+            if 300 <= status < 400:
+                message = "the service has another address now, and the key is not sent there"
+            if status < 500 and status not in RETRYABLE_STATUSES:
+                message += f"; check {self.key_variable}" if status in _AUTH_STATUSES else ""
+                raise LLMRequestRejected(
+                    message, provider=self.name, status=status, request_id=request_id, excerpt=excerpt
+                )
+            raise RequestFailed(
+                message,
+                status=status,
+                request_id=request_id,
+                excerpt=excerpt,
+                retry_after=retry_after_seconds(response.headers, self.environment.clock.now()),
+                permanent=response.headers.get("x-should-retry") == "false",
+            )
         content: JsonValue = None
         if response.headers.get("content-type", "").startswith("text/event-stream"):
             problem = problem or "its answer is an event stream, which was not requested"
@@ -254,27 +271,6 @@ class HTTPLLMProvider(LLMProvider):
             problem = problem or "its answer is not a JSON object"
             raise self._invalid_response(problem, request_id, data.decode(errors="replace"))
         return ServiceResponse(content, request_id)
-
-    def _status_error(self, response: httpx.Response, request_id: str, excerpt: str) -> Exception:
-        status = response.status_code
-        if 300 <= status < 400:
-            message = "the service has another address now, and the key is not sent there"
-        else:
-            fallback = "the service failed" if status >= 500 else "the service does not accept this request"
-            message = _STATUS_MESSAGES.get(status, fallback)
-        if status < 500 and status not in RETRYABLE_STATUSES:
-            hint = f"; check {self.key_variable}" if status in _AUTH_STATUSES else ""
-            return LLMRequestRejected(
-                message + hint, provider=self.name, status=status, request_id=request_id, excerpt=excerpt
-            )
-        return RequestFailed(
-            message,
-            status=status,
-            request_id=request_id,
-            excerpt=excerpt,
-            retry_after=retry_after_seconds(response.headers, self.environment.clock.now()),
-            permanent=response.headers.get("x-should-retry") == "false",
-        )
 
     async def _http_client(self) -> httpx.AsyncClient:
         """Return the client of this event loop; one of another loop can neither be used nor closed here."""
@@ -321,30 +317,26 @@ def strict_schema(schema: type[BaseModel]) -> JsonObject | None:
     In that subset, an object has exactly the members that are listed, all of them.
     """
     try:
-        return _strict_object(json_schema(schema))
+        strict = _strict_node(json_schema(schema))
     except ValueError:
         return None
+    assert isinstance(strict, dict)
+    return strict
 
 
 def _strict_node(node: JsonValue) -> JsonValue:
     if isinstance(node, list):
         return [_strict_node(item) for item in node]
-    return _strict_object(node) if isinstance(node, dict) else node
-
-
-def _strict_object(node: JsonObject) -> JsonObject:
+    if not isinstance(node, dict):
+        return node
     if "$ref" in node:
-        return {
-            name: _strict_map(node[name]) if name in _SCHEMA_MAPS else node[name]
-            for name in ("$ref", "$defs")
-            if name in node
-        }
-    if any(name in node for name in _NON_STRICT_KEYWORDS) or not any(name in node for name in _TYPE_KEYWORDS):
+        node = {name: node[name] for name in ("$ref", "$defs") if name in node}
+    elif any(name in node for name in _NON_STRICT_KEYWORDS) or not any(name in node for name in _TYPE_KEYWORDS):
         raise ValueError("the schema accepts any value")
     strict: JsonObject = {}
     for name, value in node.items():
-        if name in _SCHEMA_MAPS:
-            strict[name] = _strict_map(value)
+        if name in _SCHEMA_MAPS and isinstance(value, dict):
+            strict[name] = {key: _strict_node(inner) for key, inner in value.items()}
         elif name not in _UNSUPPORTED_KEYWORDS:
             strict["anyOf" if name == "oneOf" else name] = _strict_node(value)
     if node.get("type") == "object":
@@ -355,8 +347,3 @@ def _strict_object(node: JsonObject) -> JsonObject:
     if node.get("type") == "array" and not isinstance(node.get("items"), dict):
         raise ValueError("the schema accepts any item")
     return strict
-
-
-def _strict_map(nodes: JsonValue) -> JsonValue:
-    assert isinstance(nodes, dict)
-    return {name: _strict_node(node) for name, node in nodes.items()}

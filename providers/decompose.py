@@ -75,20 +75,20 @@ class Decomposer:
         concerned = dict.fromkeys(task_id for trigger in request.triggers for task_id in trigger.tasks)
         failed = [task for task in map(view.task, concerned) if task.state is TaskState.FAILED]
         rejected = [task for task in failed if task.failure is not None and task.failure.kind == "rejected"]
-        alternatives = [await self._decompose(task, request) for task in rejected]
-        return [alternative for alternative in alternatives if alternative is not None]
-
-    async def _decompose(self, task: TaskView, request: ReplanRequest) -> Alternative | None:
         options = LLMOptions(system=_SYSTEM_PROMPT, deadline=request.deadline, meter=request.meter)
-        answer = await self.client.complete_json(self._prompt(task, request.view), Decomposition, options)
-        replacement = Replace(kind="replace", task_id=task.id, tasks=answer.tasks)
-        proposed = ProposedAlternative(reason=answer.reason, changes=[replacement], confidence=answer.confidence)
-        used = frozenset(part.task.tool for part in request.view.lineage(task.id))
-        parser = ProposalParser(request.view, used, self.client.redactor)
-        (candidate,) = parser.parse(ProposalReply(candidates=[proposed]))
-        if candidate.alternative is None:
-            request.add_note(f"dropped the smaller tasks for {task.id!r}: {candidate.problem}")
-        return candidate.alternative
+        alternatives: list[Alternative] = []
+        for task in rejected:
+            answer = await self.client.complete_json(self._prompt(task, view), Decomposition, options)
+            replacement = Replace(kind="replace", task_id=task.id, tasks=answer.tasks)
+            proposed = ProposedAlternative(reason=answer.reason, changes=[replacement], confidence=answer.confidence)
+            used = frozenset(part.task.tool for part in view.lineage(task.id))
+            parser = ProposalParser(view, used, self.client.redactor)
+            (candidate,) = parser.parse(ProposalReply(candidates=[proposed]))
+            if candidate.alternative is None:
+                request.add_note(f"dropped the smaller tasks for {task.id!r}: {candidate.problem}")
+            else:
+                alternatives.append(candidate.alternative)
+        return alternatives
 
     def _prompt(self, task: TaskView, view: PlanView) -> str:
         redact = self.client.redactor.value

@@ -18,6 +18,7 @@ from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, Repl
 from replanning.journal import ContextChanged
 from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
 from replanning.live.strips import artifact_fact
+from replanning.plan.checks import reverse_graph
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.references import compile_fact_pattern, placeholders
@@ -250,33 +251,24 @@ async def _group_problems(
         await _checkpoint_if_large(view)
         domain = build_domain(view, world, (*stuck, *own, *following), sources)
         await _checkpoint_if_large(view)
-        after = (*stuck, *others, *rest)
-        late = _plan_remainder((*running, *own), (), after, stuck, following)
-        early = _plan_remainder(running, own, after, stuck, following)
+        stuck_ids = {step.id for step in stuck}
+        remainders: list[PlanRemainder] = []
+        for before, behind in (((*running, *own), ()), (running, own)) if own else ((running, own),):
+            removable = tuple(step for step in (*behind, *stuck, *following) if _is_removable(step))
+            unusable = [i for i, step in enumerate(removable, 1) if step.id in stuck_ids and not step.startable]
+            suffix = (*behind, *stuck, *others, *rest)
+            remainders.append(PlanRemainder(before, suffix, removable, unusable[-1] if unusable else 0))
         tools = {step.id: view.tool(step.tool) for step in steps}
         problem = RepairProblem(
             facts=tuple(dict.fromkeys([*world.facts, *granted])),
             goal=_repair_goal(world, steps, stated=bool(view.goal.facts)),
             domain=domain,
-            remainders=(late, early) if own else (early,),
+            remainders=tuple(remainders),
             costs={step_id: (tool.cost or 0.0) if tool is not None else 0.0 for step_id, tool in tools.items()},
             stuck=tuple(stuck),
         )
         problems.append(problem)
     return problems
-
-
-def _plan_remainder(
-    prefix: Sequence[StripsStep],
-    own: Sequence[StripsStep],
-    after: Sequence[StripsStep],
-    stuck: Sequence[StripsStep],
-    following: Sequence[StripsStep],
-) -> PlanRemainder:
-    removable = tuple(step for step in (*own, *stuck, *following) if _is_removable(step))
-    stuck_ids = {step.id for step in stuck}
-    unusable = [index for index, step in enumerate(removable) if not step.startable and step.id in stuck_ids]
-    return PlanRemainder(tuple(prefix), (*own, *after), removable, unusable[-1] + 1 if unusable else 0)
 
 
 def _is_removable(step: StripsStep) -> bool:
@@ -288,16 +280,14 @@ def _topological_order(steps: Iterable[StripsStep]) -> Iterator[StripsStep]:
     """Yield steps, each after its dependencies among them, otherwise in their order."""
     remaining = list(steps)
     place = {step.id: index for index, step in enumerate(remaining)}
-    missing = [sum(dep in place for dep in step.depends_on) for step in remaining]
-    dependents: dict[str, list[int]] = {}
-    for index, step in enumerate(remaining):
-        for dep in step.depends_on:
-            dependents.setdefault(dep, []).append(index)
+    dependencies = [[place[dep] for dep in step.depends_on if dep in place] for step in remaining]
+    dependents = reverse_graph(dependencies)
+    missing = list(map(len, dependencies))
     ready = [index for index, count in enumerate(missing) if not count]
     while ready:
         index = heapq.heappop(ready)
         yield remaining[index]
-        for after in dependents.get(remaining[index].id, ()):
+        for after in dependents[index]:
             missing[after] -= 1
             if not missing[after]:
                 heapq.heappush(ready, after)
@@ -431,18 +421,15 @@ def _candidate_values(
 def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
     """Yield the preconditions that no tool adds; if the plan states no facts, they are assumed to hold."""
     effects = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact_fact, tool.produces))]
-    for tool in tools:
-        for need in (*tool.requires, *map(artifact_fact, tool.needs)):
-            if not any(_may_unify(need, effect) for effect in effects):
-                yield need
-
-
-def _may_unify(need: str, effect: str) -> bool:
-    """Return whether two patterns could match the same fact."""
-    if not placeholders(need):
-        return compile_fact_pattern(effect, {}).fullmatch(need) is not None
-    one, other = need.partition("{")[0], effect.partition("{")[0]
-    return one.startswith(other) or other.startswith(one)
+    for need in (fact for tool in tools for fact in (*tool.requires, *map(artifact_fact, tool.needs))):
+        if placeholders(need):
+            start = need.partition("{")[0]
+            others = (effect.partition("{")[0] for effect in effects)
+            is_added = any(start.startswith(other) or other.startswith(start) for other in others)
+        else:
+            is_added = any(compile_fact_pattern(effect, {}).fullmatch(need) for effect in effects)
+        if not is_added:
+            yield need
 
 
 # Changes of the plan

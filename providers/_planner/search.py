@@ -222,7 +222,7 @@ def _a_star(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]
 
 def _greedy_search(space: _SearchSpace, limit: int, check_cancelled: Callable[[], None]) -> SearchResult:
     """Run greedy best-first search: expand the state that looks nearest to a target."""
-    distance = _AdditiveHeuristic(space)
+    distance = _additive_heuristic(space)
     root = _Node(space.start, None, None)
     queue: list[tuple[float, int, _Node]] = [(distance(space.start), 0, root)]
     seen = {space.start}
@@ -244,40 +244,40 @@ def _greedy_search(space: _SearchSpace, limit: int, check_cancelled: Callable[[]
     return SearchResult(None, -1, not queue, nodes)
 
 
-class _AdditiveHeuristic:
-    """Additive heuristic: the sum of the costs of a target's facts, each as if it were reached alone."""
+def _additive_heuristic(space: _SearchSpace) -> Callable[[int], float]:
+    """Return the additive heuristic: the sum of the costs of a target's facts, each as if it were reached alone."""
+    goals = [(list(_bits(needs)), cost) for needs, cost, _ in space.goals]
+    moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
+    masks = (*(needs for needs, _, _ in space.goals), *(m.adds | m.removes | m.needs for m in space.moves))
+    size = max(space.start, *masks).bit_length()
+    users: list[list[int]] = [[] for _ in range(size)]
+    for number, (needs, _, _) in enumerate(moves):
+        for fact in needs:
+            users[fact].append(number)
 
-    def __init__(self, space: _SearchSpace) -> None:
-        self._goals = [(list(_bits(needs)), cost) for needs, cost, _ in space.goals]
-        self._moves = [(list(_bits(m.needs)), list(_bits(m.adds)), m.weight) for m in space.moves]
-        goals = (needs for needs, _, _ in space.goals)
-        self._size = max(space.start, *goals, *(m.adds | m.removes | m.needs for m in space.moves)).bit_length()
-        self._users: list[list[int]] = [[] for _ in range(self._size)]
-        for number, (needs, _, _) in enumerate(self._moves):
-            for fact in needs:
-                self._users[fact].append(number)
-
-    def __call__(self, state: int) -> float:
-        costs: list[float] = [_INFINITY] * self._size
-        left = [len(needs) for needs, _, _ in self._moves]
+    def distance(state: int) -> float:
+        costs: list[float] = [_INFINITY] * size
+        left = [len(needs) for needs, _, _ in moves]
         sums = [0.0] * len(left)
-        queue = [(0.0, fact) for fact in _bits(state) if fact < self._size]
-        queue += [(weight, fact) for needs, adds, weight in self._moves if not needs for fact in adds]
+        queue = [(0.0, fact) for fact in _bits(state) if fact < size]
+        queue += [(weight, fact) for needs, adds, weight in moves if not needs for fact in adds]
         heapq.heapify(queue)
         while queue:
             cost, fact = heapq.heappop(queue)
             if cost >= costs[fact]:
                 continue
             costs[fact] = cost
-            for number in self._users[fact]:
+            for number in users[fact]:
                 left[number] -= 1
                 sums[number] += cost
                 if not left[number]:
-                    _, adds, weight = self._moves[number]
+                    _, adds, weight = moves[number]
                     for added in adds:
                         if sums[number] + weight < costs[added]:
                             heapq.heappush(queue, (sums[number] + weight, added))
-        return min(target_cost + sum(costs[fact] for fact in needs) for needs, target_cost in self._goals)
+        return min(target_cost + sum(costs[fact] for fact in needs) for needs, target_cost in goals)
+
+    return distance
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -448,8 +448,27 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
         if not step.startable or action_key(step.tool, step.arguments) != action.key:
             break
         first.append(step)
-    for steps in (same, first):
-        if steps and (shorter := _without(problem, repair, steps)) is not None:
+    facts = _initial_facts(problem, repair.remainder)
+    for steps in filter(None, (same, first)):
+        kept = Counter(action_key(step.tool, step.arguments) for step in steps)
+        actions = tuple(action for action in repair.actions if not _take(kept, action.key))
+        kept_ids = {step.id for step in steps}
+        remainder = PlanRemainder(
+            (*repair.remainder.prefix, *steps),
+            tuple(step for step in repair.remainder.suffix if step.id not in kept_ids),
+            tuple(step for step in repair.remainder.removable if step.id not in kept_ids),
+            0,
+        )
+        count = repair.removed_count - len(steps)
+        shorter = repair._replace(remainder=remainder, actions=actions, removed_count=count)
+        removed = {step.id for step in shorter.removed_steps}
+        uses = [step.action for step in steps]
+        uses += (GroundAction(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes)) for a in actions)
+        uses += (step.action for step in remainder.suffix if step.id not in removed)
+        needs = regress_at(problem.goal, uses)[0]
+        later = {step.id for step in remainder.suffix}
+        independent = all(later.isdisjoint(step.depends_on) for step in steps)
+        if independent and needs is not None and needs <= facts:
             return shorter
     return repair
 
@@ -457,30 +476,6 @@ def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:
 def _take(counts: Counter[str], key: str) -> bool:
     counts[key] -= 1
     return counts[key] >= 0
-
-
-def _without(problem: RepairProblem, repair: Repair, steps: Sequence[StripsStep]) -> Repair | None:
-    """Return the repair with these steps kept before the bridge; None if it would not reach the goal."""
-    kept = Counter(action_key(step.tool, step.arguments) for step in steps)
-    actions = tuple(action for action in repair.actions if not _take(kept, action.key))
-    prefix, suffix, removable, _ = repair.remainder
-    kept_ids = {step.id for step in steps}
-    remainder = PlanRemainder(
-        (*prefix, *steps),
-        tuple(step for step in suffix if step.id not in kept_ids),
-        tuple(step for step in removable if step.id not in kept_ids),
-        0,
-    )
-    shorter = repair._replace(remainder=remainder, actions=actions, removed_count=repair.removed_count - len(steps))
-    removed = {step.id for step in shorter.removed_steps}
-    uses = [step.action for step in steps]
-    uses += (GroundAction(frozenset(a.needs), frozenset(a.adds), frozenset(a.removes)) for a in actions)
-    uses += (step.action for step in remainder.suffix if step.id not in removed)
-    needs = regress_at(problem.goal, uses)[0]
-    later = {step.id for step in remainder.suffix}
-    independent = all(later.isdisjoint(step.depends_on) for step in steps)
-    start = _initial_facts(problem, repair.remainder)
-    return shorter if independent and needs is not None and needs <= start else None
 
 
 def _initial_facts(problem: RepairProblem, rest: PlanRemainder) -> frozenset[str]:
