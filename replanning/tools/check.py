@@ -73,19 +73,15 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
                 where = format_path((*path, "arguments"))
                 problems.append(Problem(where, f"{message}, given are {list(body.arguments)}"))
             for number, text in enumerate(checks):
+                if not text.startswith(COMMAND_PREFIX):
+                    continue
+                command = text.removeprefix(COMMAND_PREFIX)
+                found = command_problems(command)
+                if missing := missing_arguments([command], body.arguments):
+                    found.append(f"it needs the arguments {missing}, given are {list(body.arguments)}")
                 where = format_path((*path, "acceptance", number) if body.acceptance else path)
-                for problem in _check_problems(text, body):
-                    problems.append(Problem(where, f"task {task.id!r}: the check {text!r}: {problem}"))
+                problems += [Problem(where, f"task {task.id!r}: the check {text!r}: {problem}") for problem in found]
     return problems
-
-
-def _check_problems(text: str, body: TaskBody) -> list[str]:
-    if not text.startswith(COMMAND_PREFIX):
-        return []
-    command = text.removeprefix(COMMAND_PREFIX)
-    missing = missing_arguments([command], body.arguments)
-    lacking = [f"it needs the arguments {missing}, given are {list(body.arguments)}"] if missing else []
-    return command_problems(command) + lacking
 
 
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:

@@ -197,10 +197,6 @@ def _program_name(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def _is_shell(program: str) -> bool:
-    return _SHELL_NAME.fullmatch(program) is not None
-
-
 def _remote_command(words: list[str]) -> list[str]:
     """Return the words that `ssh` runs on another machine, where a shell reads them as one text."""
     rest = iter(words[1:])
@@ -231,28 +227,23 @@ def _interpreted_program(command: list[str]) -> tuple[str, str] | None:
     letters = "".join(letter for letter, programs in _CODE_OPTIONS.items() if programs.fullmatch(runner))
     if not letters:
         return None
-    return runner, _program_source(words[1:], letters, shell=_is_shell(runner))
-
-
-def _program_source(words: list[str], letters: str, *, shell: bool) -> str:
-    """Return the program that an interpreter runs with these words."""
-    rest = iter(words)
+    rest = iter(words[1:])
     for word in rest:
         if redirected := _REDIRECTION.match(word):
             target = word[redirected.end() :] or next(rest, "<")
             if redirected[0].startswith("<"):
-                return target
+                return runner, target
         elif re.fullmatch(rf"-\w*[{letters}]", word):
-            return next(rest, _STDIN)
-        elif word in ("-", "/dev/stdin") or (shell and re.fullmatch(r"-\w*s\w*", word)):
-            return _STDIN
+            return runner, next(rest, _STDIN)
+        elif word in ("-", "/dev/stdin") or (_SHELL_NAME.fullmatch(runner) and re.fullmatch(r"-\w*s\w*", word)):
+            break
         elif _OPTION_WITH_VALUE.fullmatch(word):
             value = next(rest, _STDIN)
             if word == "-m":
-                return value
+                return runner, value
         elif word[0] not in "-+":
-            return word
-    return _STDIN
+            return runner, word
+    return runner, _STDIN
 
 
 _DELETE_PROGRAMS: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?|-delete")
@@ -325,7 +316,7 @@ def _inline_script(words: list[str]) -> str:
     """Return the quoted script that a command passes to a shell; "" if there is none."""
     runner, program = _interpreted_program(words) or ("", "")
     sent = _ssh_command(words)
-    quoted = _QUOTED_WORD.fullmatch(program if _is_shell(runner) else sent[0] if len(sent) == 1 else "")
+    quoted = _QUOTED_WORD.fullmatch(program if _SHELL_NAME.fullmatch(runner) else sent[0] if len(sent) == 1 else "")
     return quoted[2] if quoted else ""
 
 
@@ -345,7 +336,9 @@ def _untrusted_code_runners(command: str) -> Iterator[str]:
             yield runner
         elif "/" in words[0] and words[0] in files:
             yield words[0]
-        files.update(_downloaded_files(words))
+        if _FETCH_PROGRAMS.fullmatch(_program_name((_strip_launchers(words) or words)[0])):
+            for word in filter(re.compile(r"\w").search, words[1:]):
+                files.update((word, _program_name(word), f"./{_program_name(word)}"))
         last = words[-1]
         waiting = runner if program == last and last.endswith(_SUBSTITUTION_PREFIXES) else waiting
 
@@ -355,12 +348,6 @@ def _outputs_untrusted_data(words: list[str]) -> bool:
     name = _program_name((_strip_launchers(words) or words)[0])
     fetches = any(_FETCH_PROGRAMS.fullmatch(one) for one in (_program_name(words[0]), name))
     return fetches or (_PRINT_PROGRAMS.fullmatch(name) is not None and any(HOLE_DELIMITER in word for word in words))
-
-
-def _downloaded_files(words: list[str]) -> Iterator[str]:
-    if _FETCH_PROGRAMS.fullmatch(_program_name((_strip_launchers(words) or words)[0])):
-        for word in filter(re.compile(r"\w").search, words[1:]):
-            yield from (word, _program_name(word), f"./{_program_name(word)}")
 
 
 def _is_untrusted_substitution(program: str) -> bool:

@@ -33,13 +33,6 @@ MAX_EXCERPT_CHARS = 2_000
 """Characters of the output of a tool that an error message quotes."""
 
 
-def tail(text: str) -> str:
-    """Return the end of a text, with a mark if its beginning was left out."""
-    text = text.strip()
-    left = len(text) - MAX_EXCERPT_CHARS
-    return text if left <= 0 else f"[… {left} characters before] {text[left:]}"
-
-
 def head(text: str) -> str:
     """Return the start of a text, with a mark if its end was left out."""
     text = text.strip()
@@ -88,12 +81,15 @@ class CommandFailed(ToolError):
     """A command ended with an exit code other than 0 (128 and the number of the signal that ended it)."""
 
     def __init__(self, tool: str, command: str, exit_code: int, stderr: str) -> None:
-        self.tool, self.command, self.exit_code, self.stderr = tool, command, exit_code, tail(stderr)
+        said = stderr.strip()
+        left = len(said) - MAX_EXCERPT_CHARS
+        self.stderr = said if left <= 0 else f"[… {left} characters before] {said[left:]}"
+        self.tool, self.command, self.exit_code = tool, command, exit_code
         ended = f"exit code {exit_code}"
         with suppress(ValueError):  # no signal has this number
             ended += f" ({signal.Signals(exit_code - 128).name})"
-        said = f": {self.stderr}" if self.stderr else ", without a word on stderr"
-        super().__init__(f"tool {tool!r} ended with {ended}{said} (command: {command})")
+        ended += f": {self.stderr}" if self.stderr else ", without a word on stderr"
+        super().__init__(f"tool {tool!r} ended with {ended} (command: {command})")
 
 
 class TransientCommandFailed(CommandFailed, TransientError):
