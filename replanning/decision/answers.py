@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
-from replanning.changes import AbortRun, PlanChange, SkipTask, parse_changes, target_task_ids
+from replanning.changes import PlanChange, parse_changes, target_task_ids
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Answer
 from replanning.errors import ChangeRejected, Problem, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning.journal.records import (
     Candidate,
-    QuestionAnswered,
     QuestionAsked,
     QuestionVerdict,
     Trigger,
 )
 from replanning.live.plan import LivePlan
-from replanning.live.states import STUCK, WAITING
+from replanning.live.states import WAITING
 from replanning.plan.messages import brief_repr
 from replanning.plan.types import QuestionId, TaskId
 
@@ -93,23 +92,6 @@ def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
     if closing.verdict == "withdrawn":
         return StaleAnswer(f"question {question!r}: {closing.comment}")
     return UnknownQuestion(question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}")
-
-
-def timeout_answer(
-    asked: QuestionAsked, outcome: Literal["abort", "skip", "continue"], live: LivePlan, ledger: Ledger
-) -> QuestionAnswered:
-    """Return the record that closes a question without an answer at its deadline."""
-    reason = f"question {asked.question!r} was not answered in time"
-    changes: tuple[PlanChange, ...] = ()
-    if outcome == "abort":
-        changes = (AbortRun(reason=reason),)
-    elif outcome == "skip":
-        # The tasks of the triggers, not all that the candidates would have touched.
-        tasks = [t for trigger in asked.triggers for t in ledger.triggers[trigger].tasks if t in live]
-        entries = [live.entry(task_id) for task_id in dict.fromkeys(tasks)]
-        unfinished = [entry.id for entry in entries if entry.state in (*STUCK, *WAITING) and not entry.removed]
-        changes = tuple(SkipTask(task_id=task_id, reason=reason) for task_id in unfinished)
-    return QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
 
 
 def is_stale(asked: QuestionAsked, live: LivePlan) -> bool:

@@ -253,7 +253,8 @@ class Ledger:
                     self._waited_seconds += body.waited
                 self.run_end = None
                 self.quiescent_at = None  # the process may have ended before it had any effect
-            case RunEnded():
+            case _:
+                assert isinstance(body, RunEnded)
                 self.run_end = body
         if isinstance(body, AlternativesConsidered | DecisionMade | PlanRevised | OutcomeRecorded | QuestionAnswered):
             self.recent_records.append(body)

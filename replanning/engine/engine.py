@@ -284,7 +284,7 @@ class ReplanningEngine:
                 questions.resume(group)
                 replanner.reload()
             group.start_soon(replanner.run)
-            group.start_soon(self.monitor.deliver, run.id, delivered)
+            group.start_soon(self.monitor.deliver, watch, delivered)
             delivery.start(group)
 
         async def close() -> None:
@@ -295,7 +295,7 @@ class ReplanningEngine:
         self._open_runs[run.id] = (run, questions)
         if self.settings.enabled:
             life.is_replanning = lambda: replanner.busy
-        self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
+        watch = self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
         try:
             on_message = partial(_handle_answer_message, life, questions)
             async with run_services(

@@ -35,9 +35,6 @@ class VettedAlternative(NamedTuple):
     version: int
 
 
-AskProvider = Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
-
-
 @dataclass(frozen=True, slots=True)
 class RankedCandidates:
     """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers."""
@@ -137,15 +134,11 @@ class PathGenerator:
         self.scorer = scorer
         self._low_priority = {p.name for p in self.providers if getattr(p, "yields_priority", False)}
 
-    async def generate(
-        self, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter, *, flawed: Sequence[Candidate] = ()
-    ) -> list[ProviderReply]:
+    async def generate(self, vetter: AlternativeVetter, *, flawed: Sequence[Candidate] = ()) -> list[ProviderReply]:
         """Ask all providers for proposals at the same time; their replies, in their order.
 
         Args:
-            request: the request.
-            life: the run.
-            vetter: vets proposals that providers want to know about.
+            vetter: holds the request and the run, and vets proposals that providers want to know about.
             flawed: proposals that could not be executed; only providers that can complete them are asked, to do so.
 
         Raises:
@@ -154,18 +147,19 @@ class PathGenerator:
         asked = [p for p in self.providers if hasattr(p, "complete")] if flawed else self.providers
         replies = [ProviderReply(p.name, p, partial(_complete, p, flawed) if flawed else p.propose) for p in asked]
         if len(replies) == 1:
-            await _ask_provider(replies[0], request, life, vetter)
+            await _ask_provider(replies[0], vetter)
         elif replies:
             async with anyio.create_task_group() as group:
                 for reply in replies:
-                    group.start_soon(_ask_provider, reply, request, life, vetter)
+                    group.start_soon(_ask_provider, reply, vetter)
         for reply in replies:
             if reply.stale_error is not None:
                 raise reply.stale_error
         return replies
 
-    def rank(self, replies: Sequence[ProviderReply], life: Lifecycle, vetter: AlternativeVetter) -> RankedCandidates:
+    def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
         """Vet and rank the alternatives of replies, best first; ties go by provider, then by its order."""
+        life = vetter.life
         limit = life.settings.alternatives.max_count
         fingerprints: set[str] = set()
         good: list[tuple[Candidate, Draft | None]] = []
@@ -236,14 +230,13 @@ class AlternativeGenerator:
         paths = self.path_generator
         request = self.analyzer.analyse(triggers, life, began)
         vetter = AlternativeVetter(request, life, paths.scorer, cache(life.past_outcomes), life.wall_clock_left(began))
-        replies = await paths.generate(request, life, vetter)
-        ranked = paths.rank(replies, life, vetter)
+        replies = await paths.generate(vetter)
+        ranked = paths.rank(replies, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
         if flawed:
-            flawed = flawed[: request.max_alternatives]
-            completions = await paths.generate(request, life, vetter, flawed=flawed)
+            completions = await paths.generate(vetter, flawed=flawed[: request.max_alternatives])
             if any(reply.alternatives or reply.notes for reply in completions):
-                ranked = paths.rank([*replies, *completions], life, vetter)
+                ranked = paths.rank([*replies, *completions], vetter)
         return ranked
 
 
@@ -253,7 +246,7 @@ class ProviderReply:
 
     name: str
     provider: AlternativeProvider
-    ask: AskProvider
+    ask: Callable[[ReplanRequest], Awaitable[Sequence[Alternative]]]
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
@@ -278,14 +271,12 @@ async def _complete(
     return completed
 
 
-async def _ask_provider(
-    reply: ProviderReply, request: ReplanRequest, life: Lifecycle, vetter: AlternativeVetter
-) -> None:
+async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None:
     """Ask one provider within budget and deadline; a failure is contained and noted."""
-    name, budget = reply.name, life.ledger.budget_tracker
+    name, request, life = reply.name, vetter.request, vetter.life
     try:
         estimate = getattr(reply.provider, "estimate", None)
-        release = budget.reserve(estimate(request) if estimate is not None else Usage())
+        release = life.ledger.budget_tracker.reserve(estimate(request) if estimate is not None else Usage())
     except BudgetExceeded as error:
         reply.notes.append(f"{name} was not asked: {error}")
         return

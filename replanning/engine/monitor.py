@@ -54,8 +54,7 @@ class PlanMonitor:
         self._detector_specs = detectors
         self._emitter = EventEmitter()
         self._event_names: dict[type, str] = {}
-        self._watches: dict[RunId, _RunWatch] = {}
-        self._delivering: dict[RunId, _RunWatch] = {}
+        self._watches: dict[RunId, RunWatch] = {}
 
     def __repr__(self) -> str:
         return f"<PlanMonitor watching {list(self._watches)}>"
@@ -75,8 +74,8 @@ class PlanMonitor:
             watch.subscribe()
         return lambda: self._emitter.remove_listener(name, handler)
 
-    def watch(self, life: Lifecycle, triggers: Sequence[TriggerKind]) -> None:
-        """Start watching a run, for these kinds of trigger."""
+    def watch(self, life: Lifecycle, triggers: Sequence[TriggerKind]) -> RunWatch:
+        """Start watching a run, for these kinds of trigger; returns what `deliver` needs."""
         detectors = []
         for spec in triggers if self._detector_specs is None else self._detector_specs:
             if isinstance(spec, str):
@@ -85,11 +84,12 @@ class PlanMonitor:
                 spec = plugin() if make is None else make(life.settings)  # noqa: PLW2901 - the detector of that name
             if spec.name in triggers or self._detector_specs is not None:
                 detectors.append(spec)
-        watch = _RunWatch(life, detectors, self)
-        self._watches[life.run_id] = self._delivering[life.run_id] = watch
+        watch = RunWatch(life, detectors, self)
+        self._watches[life.run_id] = watch
         if self._event_names:
             watch.subscribe()
         watch.enqueue(MonitorNotice(life.run_id, "started"))
+        return watch
 
     def unwatch(self, run: RunId) -> None:
         """Stop watching a run; its waiting events are still delivered."""
@@ -102,21 +102,19 @@ class PlanMonitor:
         """Fire the triggers that follow from the last record of a resumed run and were not fired before."""
         self._watches[run].detect(past.last_cause, {trigger.fingerprint for trigger in past.fired_triggers})
 
-    async def deliver(self, run: RunId, delivered: anyio.Event) -> None:
+    async def deliver(self, watch: RunWatch, delivered: anyio.Event) -> None:
         """Call the handlers of a run's events, until it is no longer watched; set `delivered` when all have been called."""
-        watch = self._delivering.pop(run, None)  # also when it was watched so shortly that this begins afterwards
-        if watch is not None:
-            async with watch.receive:
-                async for event in watch.receive:
-                    for handler in self.handlers(event):
-                        try:
-                            answer = handler(event)
-                            if inspect.isawaitable(answer):
-                                await isolate(answer)
-                        except Exception as error:  # noqa: BLE001 - a listener must not harm the run
-                            # The record of a listener that fails at records of failures would call it again, without end.
-                            if not isinstance(event, ErrorContained):
-                                watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
+        async with watch.receive:
+            async for event in watch.receive:
+                for handler in self.handlers(event):
+                    try:
+                        answer = handler(event)
+                        if inspect.isawaitable(answer):
+                            await isolate(answer)
+                    except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+                        # The record of a listener that fails at records of failures would call it again, without end.
+                        if not isinstance(event, ErrorContained):
+                            watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
         delivered.set()
 
     def handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
@@ -125,7 +123,7 @@ class PlanMonitor:
         return [handler for name in names for handler in self._emitter.listeners(name)]
 
 
-class _RunWatch:
+class RunWatch:
     """The watch on one run: its detectors, and the queue of its events."""
 
     def __init__(self, life: Lifecycle, detectors: Sequence[TriggerDetector], monitor: PlanMonitor) -> None:

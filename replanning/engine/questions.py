@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from replanning.changes import AbortRun
+from replanning.changes import AbortRun, PlanChange, SkipTask
 from replanning.decision.answers import (
     HUMAN_VERDICTS,
     STALE_QUESTION_REASON,
@@ -18,7 +18,6 @@ from replanning.decision.answers import (
     closed_error,
     footprint_hash,
     is_stale,
-    timeout_answer,
     validate_answer,
 )
 from replanning.decision.policy import Decision, redact_changes
@@ -46,6 +45,7 @@ from replanning.journal.records import (
     RunPaused,
     Trigger,
 )
+from replanning.live.states import STUCK, WAITING
 from replanning.plan.types import QuestionId, ReplanId, TaskId
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle
@@ -128,9 +128,10 @@ class Questions:
                 self._carry_out_answers()
             finally:
                 self._lifecycle.checks_deferred = False
-        self.withdraw_stale()
-        for asked in list(self._lifecycle.ledger.open_questions.values()):
-            self._present(asked)
+        if self._lifecycle.ledger.open_questions:
+            self.withdraw_stale()
+            for asked in list(self._lifecycle.ledger.open_questions.values()):
+                self._present(asked)
 
     def ask(
         self,
@@ -318,16 +319,24 @@ class Questions:
         """Close a question that was not answered in time, as soon as the store takes it."""
         life = self._lifecycle
         outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
+        reason = f"question {asked.question!r} was not answered in time"
         while asked.question in life.ledger.open_questions and life.end is None:
             try:
                 if is_stale(asked, life.live):
                     with life.batch():
                         self._withdraw(asked)
                 elif outcome == "pause":
-                    life.commit(RunPaused(f"question {asked.question!r} was not answered in time", "timeout"))
+                    life.commit(RunPaused(reason, "timeout"))
                     return
                 else:
-                    self._close_and_carry_out(asked, timeout_answer(asked, outcome, life.live, life.ledger))
+                    changes: tuple[PlanChange, ...] = (AbortRun(reason=reason),) if outcome == "abort" else ()
+                    if outcome == "skip":  # the tasks of the triggers, not all that the candidates would have touched
+                        tasks = [t for trigger in asked.triggers for t in life.ledger.triggers[trigger].tasks]
+                        entries = [life.live.entry(task) for task in dict.fromkeys(tasks) if task in life.live]
+                        unfinished = [e.id for e in entries if e.state in STUCK | WAITING and not e.removed]
+                        changes = tuple(SkipTask(task_id=task, reason=reason) for task in unfinished)
+                    closing = QuestionAnswered(asked.question, outcome, "timeout", changes=changes, comment=reason)
+                    self._close_and_carry_out(asked, closing)
             except StoreError:
                 await life.wait_for_store()
 

@@ -220,19 +220,16 @@ class _Simulation:
                 paths = engine.generator.path_generator
                 paths.providers = tuple(map(self._faults.wrap_provider, paths.providers))
             try:
-                async with engine.open(self._plan) as self._run:
-                    await self._drive(self._run)
+                async with engine.open(self._plan) as run, anyio.create_task_group() as around:
+                    self._run = run
+                    around.start_soon(self._enforce_time_limit, run, around.cancel_scope)
+                    for when, action in self._schedule.events:
+                        around.start_soon(self._apply_event, run, when, action, around.cancel_scope)
+                    await run_workers(run, self._executor, self._workers)
+                    around.cancel_scope.cancel()
             except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
                 self._abnormal_end = "crashed", f"{type(error).__name__}: {error}"
             return self._summary()
-
-    async def _drive(self, run: PlanRun) -> None:
-        async with anyio.create_task_group() as around:
-            around.start_soon(self._enforce_time_limit, run, around.cancel_scope)
-            for when, action in self._schedule.events:
-                around.start_soon(self._apply_event, run, when, action, around.cancel_scope)
-            await run_workers(run, self._executor, self._workers)
-            around.cancel_scope.cancel()
 
     async def _apply_event(
         self, run: PlanRun, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope
