@@ -34,10 +34,9 @@ from replanning.journal.records import (
     Trigger,
 )
 from replanning.live.draft import Draft
-from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
-from replanning.live.view import PlanView
+from replanning.live.view import PlanView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import iter_strings
 from replanning.plan.redaction import Redactor

@@ -7,9 +7,9 @@ from typing import Final
 
 from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.records import ContextChanged, ResourceChanged, Trigger
-from replanning.live.facts import strips_problem
 from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, STUCK, TaskState
+from replanning.live.view import strips_problem
 
 PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""

@@ -101,9 +101,7 @@ class Draft:
         for index, change in enumerate(changes):
             self._change_path = f"changes[{index}]"
             _STAGE_HANDLERS[type(change)](self, change)
-        self._check_dependencies()
-        if not self.problems:
-            self._check_cycles_and_references()
+        self._check_plan()
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self.new_tasks or task_id in self._graph.entries
@@ -277,9 +275,17 @@ class Draft:
 
     def _stage_retry(self, change: RetryTask) -> None:
         task_id = change.task_id
-        if self._find_task(task_id) is None or not self._can_retry(task_id):
+        if self._find_task(task_id) is None:
             return
-        state = self.state(task_id)
+        state, graph = self.state(task_id), self._graph
+        if task_id in self._withdrawn or (task_id in graph and graph.entry(task_id).withdrawn):
+            self._add_problem(f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried")
+            return
+        if state is _REPLACED and not self._withdraw_replacement(task_id):
+            return
+        if state is TaskState.SKIPPED and task_id in graph and (started := graph.entry(task_id).started_dependents()):
+            self._add_problem(f"task {task_id!r} was skipped and {started} have started since")
+            return
         if not self._stage_event(task_id, TaskEvent.REVIVE, "be retried"):
             return
         self.removed.pop(task_id, None)
@@ -317,11 +323,9 @@ class Draft:
         self, task_id: TaskId, event: TaskEvent, verb: str, allowed: Collection[TaskState] | None = None
     ) -> bool:
         """Stage an event of a task; False, with a problem, if its state does not allow it."""
-        try:
-            state = self.state(task_id)
-        except UnknownTask as error:
-            self._add_problem(str(error))
+        if self._find_task(task_id) is None:
             return False
+        state = self.state(task_id)
         follows = TRANSITIONS.get((state, event))
         if state is TaskState.CANCELLED and event is not TaskEvent.REVIVE and not self.exists(task_id):
             self._add_problem(f"task {task_id!r} was removed: it cannot {verb}, only be retried")
@@ -354,22 +358,8 @@ class Draft:
             if task.depends_on.count(dep) > 1:
                 self._add_problem(f"task {task.id!r} depends on {dep!r} twice")
 
-    def _can_retry(self, task_id: TaskId) -> bool:
-        """Return whether nothing has followed from the end of a task; stages the removal of its replacement."""
-        state = self.state(task_id)
-        if task_id in self._withdrawn or (task_id in self._graph and self._graph.entry(task_id).withdrawn):
-            self._add_problem(f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried")
-            return False
-        if state is _REPLACED:
-            return self._withdraw_replacement(task_id)
-        if state is TaskState.SKIPPED and task_id in self._graph:
-            started = self._graph.entry(task_id).started_dependents()
-            if started:
-                self._add_problem(f"task {task_id!r} was skipped and {started} have started since")
-            return not started
-        return True
-
     def _withdraw_replacement(self, task_id: TaskId) -> bool:
+        """Stage the removal of what replaced a task, unless something has followed from it."""
         entries = [] if task_id in self.new_tasks else [self._graph.entry(task_id)]
         for entry in entries:
             entries.extend(self._graph.entry(new) for new in entry.replaced_by)
@@ -391,8 +381,12 @@ class Draft:
 
     # Checks of the plan as the changes would leave it
 
-    def _check_dependencies(self) -> None:
-        """Check that tasks depend on existing ones, and that removed ones leave nobody waiting."""
+    def _check_plan(self) -> None:
+        """Check that tasks depend on existing ones without cycles, that removed ones leave nobody waiting, and references.
+
+        A cycle among new tasks is found by following these alone. One that leads through the rest of the plan
+        contains a dependency that a change adds there, so the search starts at those.
+        """
         for task_id in [*self.tasks, *(i for i in self._revived if i not in self.tasks)]:
             exists = self.__contains__ if task_id in self.removed else self.exists
             for dep in self.task(task_id).depends_on:
@@ -411,13 +405,8 @@ class Draft:
                 names = join_names([repr(name) for name in stranded], _MAX_TASKS_IN_PROBLEM)
                 message = f"task {task_id!r} cannot be removed: {names} would be left waiting for it"
                 self.problems.append(Problem(path, message))
-
-    def _check_cycles_and_references(self) -> None:
-        """Check that no tasks wait for one another, and that tasks see the results that they refer to.
-
-        A cycle among new tasks is found by following these alone. One that leads through the rest of the plan
-        contains a dependency that a change adds there, so the search starts at those.
-        """
+        if self.problems:
+            return
         among_new = [
             AddedDependency(task_id, dep, new.change_path)
             for task_id, new in self.new_tasks.items()
@@ -552,7 +541,11 @@ class Draft:
             graph.dependency_index.discard(entry.task)
             graph.dependency_index.add(task)
         if entry.task.depends_on != task.depends_on:
-            graph.unlink(entry)
+            for dep in entry.task.depends_on:
+                waiting = graph.entries[dep].dependents
+                assert isinstance(waiting, list), "the entry was linked"
+                waiting.remove(entry)
+            entry.unsatisfied_dependencies = 0
             entry.set_task(task)
             graph.link(entry)
             graph.update_readiness(entry)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Final, TypedDict, TypeVar
+from typing import Final, TypedDict
 
 from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal.records import Failure
@@ -23,7 +23,7 @@ from replanning.plan.references import find_references, resolve_references
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
-_READY = TaskState.READY
+_READY, _PENDING = TaskState.READY, TaskState.PENDING
 
 _BACKING_OFF = (TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION, TaskState.PENDING)
 
@@ -195,15 +195,15 @@ class ResourcePool:
             self.used[name] = left if left > _CAPACITY_EPSILON else 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ReadyQueue:
     """Ready entries by (priority, order). Outdated items are dropped when they reach the front.
 
     Most entries arrive in the order in which they leave; only the others go through a heap.
     """
 
-    def __init__(self) -> None:
-        self._fifo: deque[tuple[int, int, TaskId, TaskEntry]] = deque()
-        self._heap: list[tuple[int, int, TaskId, TaskEntry]] = []
+    _fifo: deque[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=deque)
+    _heap: list[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[tuple[int, int, TaskId, TaskEntry]]:
         return chain(self._fifo, self._heap)
@@ -235,13 +235,13 @@ class ReadyQueue:
         return None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Deadlines:
     """Times at which an attempt is overdue or a backoff ends, in seconds since the epoch."""
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, TaskEntry, AttemptId | None]] = []
-        self._sequence = 0
-        self._compact_at = _MIN_COMPACTION_SIZE
+    _heap: list[tuple[float, int, TaskEntry, AttemptId | None]] = field(default_factory=list)
+    _sequence: int = 0
+    _compact_at: int = _MIN_COMPACTION_SIZE
 
     def add(self, when: float, entry: TaskEntry, attempt: AttemptId | None) -> None:
         """Add the deadline of an attempt, or the end of a backoff if `attempt` is None."""
@@ -371,14 +371,14 @@ class CopyOnRead(Mapping[str, JsonValue]):
 _NO_ACTION: Final = GroundAction()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FactIndex:
     """Unfinished tasks by the facts that they read and write."""
 
-    def __init__(self) -> None:
-        self.writers: dict[str, dict[TaskId, None]] = {}
-        self.readers: dict[str, dict[TaskId, None]] = {}
-        self.unresolved: dict[TaskId, None] = {}
-        self._actions: dict[TaskId, GroundAction] = {}
+    writers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    readers: dict[str, dict[TaskId, None]] = field(default_factory=dict)
+    unresolved: dict[TaskId, None] = field(default_factory=dict)
+    _actions: dict[TaskId, GroundAction] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<FactIndex of {len(self._actions)} tasks>"
@@ -498,8 +498,6 @@ def _context_keys(task: Task) -> Iterable[str]:
     return keys
 
 
-_READY, _PENDING = TaskState.READY, TaskState.PENDING
-
 _SATISFY = TaskEvent.SATISFY
 
 MAX_OUTCOMES_PER_TOOL: Final = 50
@@ -613,13 +611,15 @@ class TaskGraph:
 
     def load_tasks(self) -> Iterator[None]:
         """Load the tasks of the plan, with pauses for other work."""
-        for tasks in _batched(self.plan.tasks, _GROUNDING_BATCH_SIZE if self.closed_world else _TASK_BATCH_SIZE):
-            for task in tasks:
+        tasks, size = self.plan.tasks, _GROUNDING_BATCH_SIZE if self.closed_world else _TASK_BATCH_SIZE
+        for start in range(0, len(tasks), size):
+            for task in tasks[start : start + size]:
                 self.insert(task, None)
-            self.counts[_PENDING] += len(tasks)
             yield
-        for batch in _batched(list(self.entries.values())):
-            for entry in batch:
+        self.counts[_PENDING] += len(tasks)
+        entries = list(self.entries.values())
+        for start in range(0, len(entries), _TASK_BATCH_SIZE):
+            for entry in entries[start : start + _TASK_BATCH_SIZE]:
                 if entry.fields["depends_on"]:
                     self.link(entry)
                 else:
@@ -708,14 +708,6 @@ class TaskGraph:
             entry.unsatisfied_dependencies += not needed.satisfied
         if not entry.unsatisfied_dependencies and entry.state is _PENDING:
             self.make_ready(entry)
-
-    def unlink(self, entry: TaskEntry) -> None:
-        """Undo `link`."""
-        for dep in entry.task.depends_on:
-            needed = self.entries[dep]
-            assert isinstance(needed.dependents, list), "the entry was linked"
-            needed.dependents.remove(entry)
-        entry.unsatisfied_dependencies = 0
 
     def satisfy_dependents(self, entry: TaskEntry) -> None:
         """Count a task that is now satisfied for its dependents, and for the task that it replaced."""
@@ -912,11 +904,3 @@ class TaskGraph:
             entry.hold_count -= 1
             if not entry.hold_count and entry.state is _READY:
                 self.ready_queue.push(entry)
-
-
-ItemT = TypeVar("ItemT")
-
-
-def _batched(items: Sequence[ItemT], size: int = _TASK_BATCH_SIZE) -> Iterator[Sequence[ItemT]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -37,7 +38,7 @@ from replanning.live.graph import CONDITION_NOT_MET, TaskEntry, TaskGraph
 from replanning.live.states import TaskEvent, transition
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
@@ -215,7 +216,10 @@ class LivePlan(TaskGraph):
         tool = self.tools.get(name) if name is not None else None
         effects = None
         if tool is not None and (tool.adds or tool.removes or tool.produces):
-            effects = self._ground_effects(entry.task, tool)
+            with suppress(ExpressionError, PlanError):  # otherwise they are unknown
+                stored = partial(self.results.output_of, stored_only=True)
+                arguments = resolve_references(entry.task.arguments, context=self.context, result_of=stored)
+                effects = tool.additions(arguments), tool.deletions(arguments)
         self.transition(entry, _START)
         if tool is not None and self.closed_world:
             self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
@@ -234,15 +238,6 @@ class LivePlan(TaskGraph):
         entry.deadline = body.deadline
         if body.deadline is not None:
             self.deadlines.add(body.deadline, entry, body.attempt)
-
-    def _ground_effects(self, task: Task, tool: ToolSpec) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """Return the facts that a tool adds and removes with the current arguments; None if they are unknown."""
-        try:
-            stored = partial(self.results.output_of, stored_only=True)
-            arguments = resolve_references(task.arguments, context=self.context, result_of=stored)
-            return tool.additions(arguments), tool.deletions(arguments)
-        except (ExpressionError, PlanError):
-            return None
 
     def _on_attempt_succeeded(self, body: AttemptSucceeded, at: float) -> None:
         entry = self.entries.get(body.task) or self.entry(body.task)
@@ -291,67 +286,62 @@ class LivePlan(TaskGraph):
         if body.retry_at is not None:
             self.wait_until(entry, body.retry_at)
 
-    def _on_condition_evaluated(self, body: ConditionEvaluated, _at: float) -> None:
-        entry = self.entry(body.task)
-        if body.value:
-            entry.condition_revision = self.revision
-            return
-        self.transition(entry, TaskEvent.CONDITION_ERROR if body.value is None else TaskEvent.SKIP)
-        if body.value is None:
-            entry.failure = Failure("ConditionError", body.error, kind="condition")
-            entry.failures += 1
-        else:
-            entry.condition_revision = CONDITION_NOT_MET
-            entry.reason = f"its condition {entry.task.when!r} does not hold"
-            self.satisfy_dependents(entry)
+    def _on_other(self, body: RecordBody, at: float) -> None:
+        match body:
+            case ConditionEvaluated(task=task_id, value=True):
+                self.entry(task_id).condition_revision = self.revision
+            case ConditionEvaluated(value=None):
+                entry = self.entry(body.task)
+                self.transition(entry, TaskEvent.CONDITION_ERROR)
+                entry.failure = Failure("ConditionError", body.error, kind="condition")
+                entry.failures += 1
+            case ConditionEvaluated():
+                entry = self.entry(body.task)
+                self.transition(entry, TaskEvent.SKIP)
+                entry.condition_revision = CONDITION_NOT_MET
+                entry.reason = f"its condition {entry.task.when!r} does not hold"
+                self.satisfy_dependents(entry)
+            case ContextUpdated():
+                self.context.update(body.changes)
+                for name in body.removed:
+                    self.context.pop(name, None)
+                self.unpark()
+            case ResourceUpdated():
+                if body.available is not None and body.name in self.tools:
+                    self.tools[body.name] = self.tools[body.name].model_copy(update={"available": body.available})
+                if body.capacity is not None:
+                    self.pool.capacity[body.name] = body.capacity
+                    self.pool.limited = True
+                self.unpark()
+            case FactsObserved():
+                for fact in body.ceased:
+                    self.facts.pop(fact, None)
+                self.facts.update(dict.fromkeys(body.holds))
+                self.unpark()
+            case GoalChanged():
+                self.goal = body.goal
+            case PlanRevised():
+                self.apply(body.changes, body.parent, at=at)
+            case QuestionAsked():
+                held = [self.entry(task_id) for task_id in body.holds]
+                self._holds_by_question[body.question] = body.holds
+                self.hold(held)
+            case QuestionAnswered():
+                self.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
+            case DecisionMade():
+                self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
+            case RunEnded():
+                self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
 
-    def _on_context_updated(self, body: ContextUpdated, _at: float) -> None:
-        self.context.update(body.changes)
-        for name in body.removed:
-            self.context.pop(name, None)
-        self.unpark()
-
-    def _on_resource_updated(self, body: ResourceUpdated, _at: float) -> None:
-        if body.available is not None and body.name in self.tools:
-            self.tools[body.name] = self.tools[body.name].model_copy(update={"available": body.available})
-        if body.capacity is not None:
-            self.pool.capacity[body.name] = body.capacity
-            self.pool.limited = True
-        self.unpark()
-
-    def _on_facts_observed(self, body: FactsObserved, _at: float) -> None:
-        for fact in body.ceased:
-            self.facts.pop(fact, None)
-        self.facts.update(dict.fromkeys(body.holds))
-        self.unpark()
-
-    def _on_goal_changed(self, body: GoalChanged, _at: float) -> None:
-        self.goal = body.goal
-
-    def _on_revised(self, body: PlanRevised, at: float) -> None:
-        self.apply(body.changes, body.parent, at=at)
-
-    def _on_question_asked(self, body: QuestionAsked, _at: float) -> None:
-        held = [self.entry(task_id) for task_id in body.holds]
-        self._holds_by_question[body.question] = body.holds
-        self.hold(held)
-
-    def _on_question_answered(self, body: QuestionAnswered, _at: float) -> None:
-        self.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
-
-    def _on_tasks_ended(self, body: DecisionMade | RunEnded, _at: float) -> None:
+    def _end_tasks(self, task_ids: Sequence[TaskId], event: TaskEvent, reason: str) -> None:
         """Block or cancel tasks, all or none."""
-        if isinstance(body, DecisionMade):
-            task_ids, event = body.blocks, TaskEvent.BLOCK
-        else:
-            task_ids, event = body.cancelled, TaskEvent.CANCEL
         entries = [self.entry(task_id) for task_id in dict.fromkeys(task_ids)]
         for entry in entries:
             transition(entry.state, event, entry.id)
         for entry in entries:
             self.transition(entry, event)
             self.end_attempt(entry)
-            entry.reason = body.reason
+            entry.reason = reason
 
 
 def _stale_attempt_subject(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
@@ -373,15 +363,20 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
     AttemptFailed: LivePlan._on_attempt_failed,
     AttemptTimedOut: LivePlan._on_attempt_failed,
     AttemptInterrupted: LivePlan._on_attempt_failed,
-    ConditionEvaluated: LivePlan._on_condition_evaluated,
-    ContextUpdated: LivePlan._on_context_updated,
-    ResourceUpdated: LivePlan._on_resource_updated,
-    FactsObserved: LivePlan._on_facts_observed,
-    GoalChanged: LivePlan._on_goal_changed,
-    PlanRevised: LivePlan._on_revised,
-    DecisionMade: LivePlan._on_tasks_ended,
-    QuestionAsked: LivePlan._on_question_asked,
-    QuestionAnswered: LivePlan._on_question_answered,
-    RunEnded: LivePlan._on_tasks_ended,
+    **dict.fromkeys(
+        (
+            ConditionEvaluated,
+            ContextUpdated,
+            ResourceUpdated,
+            FactsObserved,
+            GoalChanged,
+            PlanRevised,
+            DecisionMade,
+            QuestionAsked,
+            QuestionAnswered,
+            RunEnded,
+        ),
+        LivePlan._on_other,
+    ),
 }
 """The kinds of record that concern the state of a plan."""

@@ -9,7 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 import anyio
@@ -844,6 +844,7 @@ def _serialise_output(
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RunMeter:
     """Reserves, traces and counts the calls that one provider makes for a run; each counts, however it ends.
 
@@ -851,16 +852,13 @@ class RunMeter:
     reach it, counts without tokens. The cost of any other, such as one cut off at its deadline, is unknown: it counts
     with everything that was reserved, so that the budget holds.
 
-    Args:
-        life: the run.
-        provider: the provider that makes the calls.
+    Attributes:
         note: records remarks on calls.
     """
 
-    def __init__(self, life: Lifecycle, provider: str, note: Callable[[str], None] = lambda text: None) -> None:
-        self._lifecycle = life
-        self._provider = provider
-        self.note = note
+    _lifecycle: Lifecycle
+    _provider: str
+    note: Callable[[str], None] = lambda text: None
 
     def __repr__(self) -> str:
         return f"<RunMeter of {self._provider} {self._lifecycle.ledger.budget_tracker!r}>"

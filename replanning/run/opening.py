@@ -91,7 +91,15 @@ class RunFactory:
         if not isinstance(plan, Plan):
             raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
         run = RunId(run_id or self.environment.new_id())
-        plan, missing = await self._redact_plan(plan)
+        redact = self.redactor.document
+        tasks: list[Task] = []
+        for start in range(0, len(plan.tasks), _BATCH_SIZE):
+            tasks += map(redact, plan.tasks[start : start + _BATCH_SIZE])
+            await anyio.lowlevel.checkpoint()
+        rest, original = plan.model_copy(update={"tasks": ()}), plan
+        clean = redact(rest)
+        if clean is not rest or any(map(is_not, tasks, plan.tasks)):
+            plan = clean.model_copy(update={"tasks": tuple(tasks)})
         settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
         spans = self._create_spans(run)
         try:
@@ -100,8 +108,8 @@ class RunFactory:
             with gc_paused() as settled:
                 live, ledger = await self._rebuild_state(records, settled)
             made = self._build_run(self._acquire_new_run(run), records, live, ledger, spans, new=True)
-            if missing:
-                made._lifecycle.record_error("the plan", missing)
+            if plan is not original and (warning := redaction_warning(plan, original)):
+                made._lifecycle.record_error("the plan", warning)
             return made
         except BaseException as error:
             spans.close(error)
@@ -245,20 +253,6 @@ class RunFactory:
         return self.telemetry.run_tracer(
             run, clock, self.redactor, capture_content=content, trace=next(traces, None), resumed=bool(records)
         )
-
-    async def _redact_plan(self, plan: Plan) -> tuple[Plan, str]:
-        """Return the plan without secrets, and a warning that names the places where some were."""
-        redact = self.redactor.document
-        tasks: list[Task] = []
-        for start in range(0, len(plan.tasks), _BATCH_SIZE):
-            tasks += map(redact, plan.tasks[start : start + _BATCH_SIZE])
-            await anyio.lowlevel.checkpoint()
-        rest = plan.model_copy(update={"tasks": ()})
-        clean = redact(rest)
-        if clean is rest and not any(map(is_not, tasks, plan.tasks)):
-            return plan, ""
-        clean = clean.model_copy(update={"tasks": tuple(tasks)})
-        return clean, redaction_warning(clean, plan)
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:

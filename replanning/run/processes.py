@@ -69,29 +69,31 @@ def kill_orphaned_processes(run: RunId, records: Iterable[Record]) -> list[int]:
 
 
 def _kill_group(run: RunId, process: ProcessStarted) -> bool:
-    """Kill a process group, if it still is the one on record: process ids are used again."""
+    """Kill a process group, if it still is the one on record, as process ids are used again.
+
+    It is if its leader has the time of birth on record, or if a member of it works for that attempt.
+    """
     group = process.group
-    if group <= 1 or group == os.getpgrp() or not _belongs_to_attempt(run, process):
+    if group <= 1 or group == os.getpgrp():
         return False
+    with suppress(PermissionError):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+    if not (process.born and process_start_time(group) == process.born):
+        key = f"{run}/{process.attempt.rpartition('#')[0]}"
+        mark = f"{IDEMPOTENCY_KEY_VARIABLE}={key}".encode()
+        pattern = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
+        members = _group_members(group)
+        if not any(pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid)):
+            return False
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     for pid in _group_members(group):
         with suppress(AttributeError, OSError), _descriptor(pid) as end:  # otherwise it is gone already
             _wait_for_exit(end)
     return True
-
-
-def _belongs_to_attempt(run: RunId, process: ProcessStarted) -> bool:
-    """Return whether the leader of the group is the one on record, or a member of it works for that attempt."""
-    if not _group_exists(process.group):
-        return False
-    if process.born and process_start_time(process.group) == process.born:
-        return True
-    key = f"{run}/{process.attempt.rpartition('#')[0]}"
-    mark = f"{IDEMPOTENCY_KEY_VARIABLE}={key}".encode()
-    pattern = re.compile(re.escape(mark) + rb"(#continued-\d+)?")
-    members = _group_members(process.group)
-    return any(pattern.fullmatch(variable) for pid in members for variable in _process_environ(pid))
 
 
 def kill_processes_with_variable(mark: bytes) -> None:
@@ -140,16 +142,6 @@ def _all_pids() -> Iterator[int]:
     """Iterate over the ids of all processes."""
     if _PROC_DIR.is_dir():
         yield from (int(entry.name) for entry in _PROC_DIR.iterdir() if entry.name.isdecimal())
-
-
-def _group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _group_members(group: int) -> Iterator[int]:

@@ -33,7 +33,7 @@ from replanning.journal.records import (
 from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
-from replanning.live.view import PlanView, ReplanningInfo, replanning_info
+from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.references import normalise_fact
@@ -158,9 +158,18 @@ class PlanRun:
         Raises:
             UnknownTask: there never was such a task.
         """
-        revisions = (revised for _, revised in self._lifecycle.ledger.revisions)
+        entry = self.live.entry(TaskId(task_id))
+        made = replaced = ""
+        for _, revised in self._lifecycle.ledger.revisions:
+            for change in revised.changes:
+                if isinstance(change, ReplaceTask):
+                    if change.task_id == entry.id:
+                        replaced = revised.reason
+                    elif any(new.id == entry.id for new in change.tasks):
+                        made = revised.reason
         limit = self._lifecycle.settings.limits.replans_per_lineage
-        return replanning_info(self.view.task(TaskId(task_id)), revisions, limit)
+        reason = replaced if entry.replaced_by else made
+        return ReplanningInfo(entry.iteration, limit, entry.root, entry.replaced_by, reason)
 
     # Pulling and reporting
 

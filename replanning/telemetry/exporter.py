@@ -1,4 +1,4 @@
-"""Exporters, the plugins that send spans, metrics or records of runs to another system, and the telemetry of an engine.
+"""Exporters, the plugins that send spans, metrics or records of runs to another system; tracer and metrics of an engine.
 
 OpenTelemetry is loaded where a provider for spans or metrics is configured.
 """
@@ -8,23 +8,30 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
-from replanning.journal.records import Record
+from replanning.journal.records import (
+    AlternativesConsidered,
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptSucceeded,
+    AttemptTimedOut,
+    DecisionMade,
+    Record,
+    RecordBody,
+)
 from replanning.journal.store import RunStore
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import RunId
-from replanning.telemetry.names import INSTRUMENTATION_SCOPE
+from replanning.telemetry import names
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, WatchedRun
 from replanning.version import __version__
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import TracerProvider
-
-    from replanning.telemetry.metrics import Instruments
 
 ProviderT = TypeVar("ProviderT")
 
@@ -69,6 +76,71 @@ class Exporter(ABC):
         """Send pending records and close connections."""
 
 
+_DURATION_BUCKETS: Final = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+_CONFIDENCE_BUCKETS: Final = tuple(tenth / 10 for tenth in range(1, 10))
+
+_OUTCOME_ATTRIBUTES: Final[dict[type[RecordBody], dict[str, str]]] = {
+    AttemptSucceeded: {names.ATTEMPT_OUTCOME: "succeeded"},
+    AttemptFailed: {names.ATTEMPT_OUTCOME: "failed"},
+    AttemptTimedOut: {names.ATTEMPT_OUTCOME: "timed-out"},
+    AttemptInterrupted: {names.ATTEMPT_OUTCOME: "interrupted"},
+}
+
+
+class Instruments:
+    """Counters and histograms of replans, decisions, their latency, confidence and attempts.
+
+    Args:
+        meter: creates the instruments.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._replans = meter.create_counter(names.REPLANS_METRIC, "{replan}", "Replans, by kind of the first trigger")
+        self._decisions = meter.create_counter(
+            names.DECISIONS_METRIC, "{decision}", "Decisions, by kind and by kind of decider"
+        )
+        self._attempts = meter.create_counter(names.ATTEMPTS_METRIC, "{attempt}", "Attempts at tasks, by outcome")
+        self._duration = meter.create_histogram(
+            names.DURATION_METRIC,
+            "s",
+            "Time from taking up triggers to the engine's decision",
+            explicit_bucket_boundaries_advisory=_DURATION_BUCKETS,
+        )
+        self._confidence = meter.create_histogram(
+            names.CONFIDENCE_METRIC,
+            "1",
+            "Confidence in alternatives, by their source",
+            explicit_bucket_boundaries_advisory=_CONFIDENCE_BUCKETS,
+        )
+
+    def watch(self, run: WatchedRun) -> None:
+        """Measure a run from now on."""
+        observers = run.observers
+        for kind in _OUTCOME_ATTRIBUTES:
+            observers.setdefault(kind, []).append(self._on_attempt)
+        observers.setdefault(AlternativesConsidered, []).append(self._on_considered)
+        observers.setdefault(DecisionMade, []).append(lambda record: self._on_decided(record, run))
+
+    def _on_attempt(self, record: Record) -> None:
+        self._attempts.add(1, _OUTCOME_ATTRIBUTES[type(record.body)])
+
+    def _on_considered(self, record: Record) -> None:
+        assert isinstance(record.body, AlternativesConsidered)
+        for candidate in record.body.candidates:
+            if candidate.score is not None:
+                self._confidence.record(candidate.score.total, {names.PROVIDER_NAME: candidate.alternative.source})
+
+    def _on_decided(self, record: Record, run: WatchedRun) -> None:
+        body = record.body
+        assert isinstance(body, DecisionMade)
+        by = body.by.partition(":")[0]  # without the person's name: each name would be a series of its own
+        self._decisions.add(1, {names.DECISION: body.decision, names.DECISION_BY: by})
+        if by in ("policy", "observe"):  # a person's answer belongs to the replan that asked
+            first = run.ledger.triggers.get(body.triggers[0]) if body.triggers else None
+            self._replans.add(1, {names.TRIGGER_KINDS: first.kind if first is not None else "none"})
+            self._duration.record(body.duration)
+
+
 class Telemetry:
     """Tracer and instruments for runs, from the given providers or else from the global ones.
 
@@ -96,7 +168,7 @@ class Telemetry:
         # Until the SDK is configured, the API supplies a provider whose spans are discarded.
         if type(provider).__module__.startswith("opentelemetry.trace"):
             return NOOP_TRACER
-        tracer = provider.get_tracer(INSTRUMENTATION_SCOPE, __version__)
+        tracer = provider.get_tracer(names.INSTRUMENTATION_SCOPE, __version__)
         if isinstance(tracer, api.NoOpTracer):
             return NOOP_TRACER
         from replanning.telemetry.spans import OTelRunTracer, SpanWriter
@@ -112,9 +184,7 @@ class Telemetry:
         if type(provider).__module__.startswith("opentelemetry.metrics"):
             return
         if self._instruments is None or self._instruments[0] is not provider:
-            from replanning.telemetry.metrics import Instruments
-
-            self._instruments = provider, Instruments(provider.get_meter(INSTRUMENTATION_SCOPE, __version__))
+            self._instruments = provider, Instruments(provider.get_meter(names.INSTRUMENTATION_SCOPE, __version__))
         self._instruments[1].watch(run)
 
 

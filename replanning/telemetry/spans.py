@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry import context as otel
 from opentelemetry.context import Context
@@ -218,15 +218,81 @@ class OTelRunTracer(RunTracer):
             self._span.set_attribute(names.PLAN_NAME, writer.redact_text(plan.name))
         if writer.capture_content:
             self._span.set_attribute(names.PLAN_OBJECTIVE, writer.redact_text(plan.goal.objective, MAX_CONTENT_CHARS))
-        for kind, handler in _HANDLERS.items():
-            run.observers.setdefault(kind, []).append(self._observer(handler))
+        for kind in _OBSERVED:
+            run.observers.setdefault(kind, []).append(self._on_record)
         for question in run.ledger.open_questions.values():
             triggers = [run.ledger.triggers[t] for t in question.triggers if t in run.ledger.triggers]
             self._start_replan(question.replan, triggers)
-            self._on_asked(question, writer.now())
+            self._start_question(question, writer.now())
 
-    def _observer(self, handler: _Handler) -> Callable[[Record], None]:
-        return lambda record: handler(self, record.body, to_nanoseconds(record.at))
+    def _on_record(self, record: Record) -> None:
+        body, at, writer = record.body, to_nanoseconds(record.at), self._writer
+        match body:
+            case AttemptStarted():
+                self._on_started(body, at)
+            case AttemptSucceeded():
+                span = self._attempt_spans.pop(body.attempt, None)
+                if span is not None:
+                    if writer.capture_content and body.output is not None:
+                        span.set_attribute(names.TASK_OUTPUT, writer.redact_json(body.output, redacted=True))
+                    writer.end(span, at)
+            case AttemptFailed():
+                error = (body.failure.type, body.failure.message)
+                self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
+            case AttemptTimedOut():
+                error = ("timeout", f"not finished after {body.timeout:g} s")
+                self._end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
+            case AttemptInterrupted():
+                self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
+            case PlanRevised():
+                assert self._run is not None
+                for change in body.changes:
+                    if isinstance(change, CancelTask) and change.task_id in self._run.live:
+                        entry = self._run.live.entry(change.task_id)
+                        attempt = AttemptId(f"{entry.id}#{entry.attempts}")
+                        self._end_unsuccessful(attempt, entry.id, "cancelled", at)
+            case UsageCharged():
+                span = None
+                if body.attempt is not None:
+                    span = self._attempt_spans.get(body.attempt)
+                elif body.provider is not None:
+                    span = self._provider_spans.get(body.provider)
+                if span is not None:
+                    self._usage[span] = total = self._usage.get(span, Usage()) + body.usage
+                    writer.set_usage(span, total)
+            case AlternativesConsidered() if body.replan in self._replan_spans:
+                span = self._replan_spans[body.replan]
+                rejected = sum(bool(candidate.rejected) for candidate in body.candidates)
+                span.set_attribute(names.CANDIDATE_COUNT, len(body.candidates))
+                span.set_attribute(names.REJECTED_COUNT, rejected)
+                best = body.candidates[0].score if rejected < len(body.candidates) else None
+                if best is not None:
+                    span.set_attribute(names.CONFIDENCE, best.total)
+                if writer.capture_content:
+                    proposals: JsonValue = [c.alternative.model_dump(mode="json") for c in body.candidates]
+                    span.set_attribute(names.ALTERNATIVES, writer.redact_json(proposals))
+            case DecisionMade() if body.replan in self._replan_spans:
+                span = self._replan_spans[body.replan]
+                span.set_attribute(names.DECISION, body.decision)
+                span.set_attribute(names.DECISION_RULE, body.rule)
+                span.set_attribute(names.DECISION_BY, writer.redact_text(body.by))
+                if writer.capture_content:
+                    span.set_attribute(names.DECISION_REASON, writer.redact_text(body.reason, MAX_CONTENT_CHARS))
+                if body.replan in self._parked_replans and body.decision != "ask":
+                    self._end_replan(body.replan, at)
+            case QuestionAsked():
+                self._start_question(body, at)
+            case QuestionReminded() if body.question in self._question_spans:
+                self._question_spans[body.question][0].add_event("reminded", timestamp=at)
+            case QuestionAnswered() if body.question in self._question_spans:
+                span, replan = self._question_spans.pop(body.question)
+                span.set_attribute(names.QUESTION_VERDICT, body.verdict)
+                writer.end(span, at)
+                if body.verdict == "withdrawn":
+                    self._end_replan(replan, at)
+            case RunEnded():
+                self._ended_at = at
+                self._end_open_spans(at)
 
     def close(self, failure: BaseException | None) -> None:
         """End all spans; the run's is an error if the run failed or was aborted, or if `failure` was raised in it."""
@@ -253,10 +319,6 @@ class OTelRunTracer(RunTracer):
             self._error_reported = True
             self._run.commit_or_defer(ErrorContained("tracing", text))
 
-    def _on_ended(self, body: RunEnded, at: int) -> None:
-        self._ended_at = at
-        self._end_open_spans(at)
-
     def _end_open_spans(self, at: int) -> None:
         for span in self._attempt_spans.values():
             span.set_attribute(names.ATTEMPT_OUTCOME, "cancelled")
@@ -268,16 +330,6 @@ class OTelRunTracer(RunTracer):
         for replan in list(self._replan_spans):
             self._end_replan(replan, at)
         self._usage.clear()
-
-    def _on_charged(self, body: UsageCharged, at: int) -> None:
-        span = None
-        if body.attempt is not None:
-            span = self._attempt_spans.get(body.attempt)
-        elif body.provider is not None:
-            span = self._provider_spans.get(body.provider)
-        if span is not None:
-            self._usage[span] = total = self._usage.get(span, Usage()) + body.usage
-            self._writer.set_usage(span, total)
 
     # Attempts
 
@@ -320,29 +372,6 @@ class OTelRunTracer(RunTracer):
                 return ()
             kind, ancestor = "replaces", ancestor.parent
         return (Link(contexts[ancestor.id], {names.LINK_KIND: kind}),)
-
-    def _on_succeeded(self, body: AttemptSucceeded, at: int) -> None:
-        span = self._attempt_spans.pop(body.attempt, None)
-        if span is not None:
-            if self._writer.capture_content and body.output is not None:
-                span.set_attribute(names.TASK_OUTPUT, self._writer.redact_json(body.output, redacted=True))
-            self._writer.end(span, at)
-
-    def _on_unsuccessful(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: int) -> None:
-        if isinstance(body, AttemptFailed):
-            self._end_unsuccessful(body.attempt, body.task, "failed", at, (body.failure.type, body.failure.message))
-        elif isinstance(body, AttemptTimedOut):
-            text = f"not finished after {body.timeout:g} s"
-            self._end_unsuccessful(body.attempt, body.task, "timed-out", at, ("timeout", text))
-        else:
-            self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
-
-    def _on_revised(self, body: PlanRevised, at: int) -> None:
-        assert self._run is not None
-        for change in body.changes:
-            if isinstance(change, CancelTask) and change.task_id in self._run.live:
-                entry = self._run.live.entry(change.task_id)
-                self._end_unsuccessful(AttemptId(f"{entry.id}#{entry.attempts}"), entry.id, "cancelled", at)
 
     def _end_unsuccessful(
         self, attempt: AttemptId, task: TaskId, outcome: str, at: int, error: tuple[str, str] | None = None
@@ -430,51 +459,13 @@ class OTelRunTracer(RunTracer):
         if span is not None:
             self._writer.end(span, at)
 
-    def _on_considered(self, body: AlternativesConsidered, at: int) -> None:
-        span = self._replan_spans.get(body.replan)
-        if span is None:
-            return
-        rejected = sum(bool(candidate.rejected) for candidate in body.candidates)
-        span.set_attribute(names.CANDIDATE_COUNT, len(body.candidates))
-        span.set_attribute(names.REJECTED_COUNT, rejected)
-        best = body.candidates[0].score if rejected < len(body.candidates) else None
-        if best is not None:
-            span.set_attribute(names.CONFIDENCE, best.total)
-        if self._writer.capture_content:
-            proposals: JsonValue = [c.alternative.model_dump(mode="json") for c in body.candidates]
-            span.set_attribute(names.ALTERNATIVES, self._writer.redact_json(proposals))
-
-    def _on_decided(self, body: DecisionMade, at: int) -> None:
-        span = self._replan_spans.get(body.replan)
-        if span is None:
-            return
-        span.set_attribute(names.DECISION, body.decision)
-        span.set_attribute(names.DECISION_RULE, body.rule)
-        span.set_attribute(names.DECISION_BY, self._writer.redact_text(body.by))
-        if self._writer.capture_content:
-            span.set_attribute(names.DECISION_REASON, self._writer.redact_text(body.reason, MAX_CONTENT_CHARS))
-        if body.replan in self._parked_replans and body.decision != "ask":
-            self._end_replan(body.replan, at)
-
-    def _on_asked(self, body: QuestionAsked, at: int) -> None:
+    def _start_question(self, body: QuestionAsked, at: int) -> None:
         attributes: dict[str, str] = {names.QUESTION_ID: body.question}
         if self._writer.capture_content:
             attributes[names.QUESTION_TEXT] = self._writer.redact_text(body.text, MAX_CONTENT_CHARS)
         span = self._writer.start(names.ASK_SPAN, attributes, self._replan_context(body.replan), at=at)
         self._question_spans[body.question] = span, body.replan
         self._parked_replans.add(body.replan)
-
-    def _on_reminded(self, body: QuestionReminded, at: int) -> None:
-        if body.question in self._question_spans:
-            self._question_spans[body.question][0].add_event("reminded", timestamp=at)
-
-    def _on_answered(self, body: QuestionAnswered, at: int) -> None:
-        if body.question in self._question_spans:
-            span, replan = self._question_spans.pop(body.question)
-            span.set_attribute(names.QUESTION_VERDICT, body.verdict)
-            self._writer.end(span, at)
-            if body.verdict == "withdrawn":
-                self._end_replan(replan, at)
 
     # Calls of language models, by the GenAI conventions
 
@@ -525,21 +516,18 @@ class OTelRunTracer(RunTracer):
         return {"type": "text", "content": self._writer.redact_text(text, MAX_CONTENT_CHARS)}
 
 
-_Handler = Callable[[OTelRunTracer, Any, int], None]
-"""Called with the tracer, the body of a record and its time in nanoseconds."""
-
-_HANDLERS: Final[Mapping[type[RecordBody], _Handler]] = {
-    AttemptStarted: OTelRunTracer._on_started,
-    AttemptSucceeded: OTelRunTracer._on_succeeded,
-    AttemptFailed: OTelRunTracer._on_unsuccessful,
-    AttemptTimedOut: OTelRunTracer._on_unsuccessful,
-    AttemptInterrupted: OTelRunTracer._on_unsuccessful,
-    PlanRevised: OTelRunTracer._on_revised,
-    AlternativesConsidered: OTelRunTracer._on_considered,
-    DecisionMade: OTelRunTracer._on_decided,
-    QuestionAsked: OTelRunTracer._on_asked,
-    QuestionReminded: OTelRunTracer._on_reminded,
-    QuestionAnswered: OTelRunTracer._on_answered,
-    UsageCharged: OTelRunTracer._on_charged,
-    RunEnded: OTelRunTracer._on_ended,
-}
+_OBSERVED: Final[tuple[type[RecordBody], ...]] = (
+    AttemptStarted,
+    AttemptSucceeded,
+    AttemptFailed,
+    AttemptTimedOut,
+    AttemptInterrupted,
+    PlanRevised,
+    AlternativesConsidered,
+    DecisionMade,
+    QuestionAsked,
+    QuestionReminded,
+    QuestionAnswered,
+    UsageCharged,
+    RunEnded,
+)

@@ -23,6 +23,7 @@ from tests.support.live import (
     journaled,
     remove,
     replace,
+    replayable_state,
     retry,
     skip,
     task,
@@ -248,6 +249,16 @@ def test_end_of_the_run() -> None:
 
 
 # Revisions
+
+
+def test_replay() -> None:
+    """The records of a run, folded anew, give the same plan with the same hash."""
+    run = after(chain("a", "b", "c"), "run a", replace("b", "x", "y"), skip("x"), "start y")
+    run.fold(journal.AttemptFailed("y#1", "y", BROKEN, run.now + 1))
+    run.fold(journal.ContextUpdated({"go": True}))
+    replayed = run.replayed()
+    assert replayed.hash == run.live.hash != run.plan.content_hash()
+    assert replayable_state(replayed) == replayable_state(run.live)
 
 
 def test_revisions() -> None:

@@ -12,7 +12,6 @@ import anyio.lowlevel
 import pytest
 
 from replanning import Alternative, Answer, Goal, Plan, Question, ReplanningEngine, ReplanRequest, Task, TaskContext
-from replanning.changes import SkipTask
 from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.run import Work
@@ -200,18 +199,6 @@ async def test_work_that_never_waits(workers: int, tasks: int, most: int) -> Non
         result = await ReplanningEngine().attach(SwarmOrchestrator(work, max_concurrency=workers)).run(flat(tasks))
     assert (result.status, len(work.calls)) == ("succeeded", tasks)
     assert 1 <= heart.most <= 2 * most  # trio gives turns in any order, so that two may pass between two beats
-
-
-async def test_hash_worked_out_with_pauses() -> None:
-    """The hash that is worked out with pauses is the content hash of the plan, also when a change comes in between."""
-    async with ReplanningEngine().open(flat(2_000)) as run, ReplanningEngine().open(flat(2_000)) as other:
-        pauses = sum(1 for _ in run.live.compute_hash())
-        assert (pauses, run.live.hash) == (4, run.live.plan.content_hash())
-        hashing = other.live.compute_hash()
-        next(hashing)
-        for each in (run, other):
-            each.apply([SkipTask(task_id="t1")])
-        assert (sum(1 for _ in hashing), other.live.hash) == (3, run.live.hash)
 
 
 @pytest.mark.deep

@@ -331,19 +331,6 @@ async def test_results_at_the_end_of_the_stack() -> None:
     assert (result.status, result.outputs["b"]) == ("succeeded", True)
 
 
-async def test_priorities_and_resources(clock: VirtualClock) -> None:
-    """Tasks are handed out by priority, and never beyond the capacity of a resource."""
-    tasks = [Task(id=f"t{i}", priority=-i, resources={"gpu": 1}) for i in range(4)]
-    began: list[tuple[str, float]] = []
-
-    async def work(task: Task, context: TaskContext) -> None:
-        began.append((task.id, clock.elapsed))
-        await clock.sleep(1)
-
-    result = await make_engine(clock=clock).execute(plan(*tasks, resources={"gpu": 2}), work, replanning=False)
-    assert (result.status, began) == ("succeeded", [("t3", 0), ("t2", 0), ("t1", 1), ("t0", 1)])
-
-
 async def test_edits() -> None:
     """A running plan can be edited by hand; every edit is a revision, and a wrong one changes nothing."""
     async with open_run(chain("a", "b", "c")) as run:
