@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -76,14 +75,10 @@ class HTTPLLMProvider(LLMProvider):
     Args:
         api_key: by default the value of the service's variable in the environment.
         base_url: address of the service; likewise.
-        model: the model; by default the service's `default_model`.
-        temperature: from 0, as deterministic as the service can be, upwards.
-        max_tokens: most tokens of an answer.
-        timeout: seconds that a call may take in total, retries included.
-        prices: prices of models; by default the published ones.
-        environment: source of time and chance.
         transport: for tests; by default the network.
         environ: variables of the environment; by default those of this process.
+
+    The other arguments are those of every `LLMProvider`.
 
     Attributes:
         key_variable: variable with the key.
@@ -294,11 +289,6 @@ def _error_text(body: bytes) -> str:
     error = content.get("error", content) if isinstance(content, dict) else content
     message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
     return str(message or content)
-
-
-def schema_name(schema: type[BaseModel]) -> str:
-    """Return the name of a shape in characters that services accept."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", schema.__name__)[:64]
 
 
 def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import struct
 from collections.abc import Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from replanning.llm import Completion, FinishReason, LLMOptions
 from replanning.llm.provider import json_schema
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
-from replanning.providers._client import HTTPLLMProvider, schema_name, strict_schema, system_prompt
+from replanning.providers._client import HTTPLLMProvider, strict_schema, system_prompt
 
 _FINISH_REASONS: Final[Mapping[str | None, FinishReason]] = {
     "stop": "stop",
@@ -150,7 +151,7 @@ class OpenAIProvider(HTTPLLMProvider):
         if options.schema is not None and "schema" not in left_out:
             strict = strict_schema(options.schema)
             schema: JsonObject = {
-                "name": schema_name(options.schema),
+                "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[:64],  # as services accept it
                 "schema": strict or json_schema(options.schema),
                 "strict": strict is not None,
             }

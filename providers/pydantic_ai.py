@@ -7,8 +7,6 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from pydantic import BaseModel
-
 from replanning import Environment
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected, LLMUnavailable
 from replanning.journal import Usage
@@ -16,7 +14,7 @@ from replanning.llm import Completion, FinishReason, LLMOptions, LLMProvider, Pr
 from replanning.providers._client import RETRYABLE_STATUSES
 
 if TYPE_CHECKING:
-    from pydantic_ai.models import Model, ModelRequestParameters
+    from pydantic_ai.models import Model
 
 _FINISH_REASONS: Final[dict[str | None, FinishReason]] = {
     "stop": "stop",
@@ -82,9 +80,24 @@ class PydanticAIProvider(LLMProvider):
         from pydantic_ai.direct import model_request
         from pydantic_ai.exceptions import AgentRunError, ContentFilterError, ModelHTTPError, UserError
         from pydantic_ai.messages import ModelRequest, SystemPromptPart, TextPart, ToolCallPart, UserPromptPart
+        from pydantic_ai.models import ModelRequestParameters
+        from pydantic_ai.output import OutputObjectDefinition
         from pydantic_ai.settings import ModelSettings
+        from pydantic_ai.tools import ToolDefinition
 
         system = [SystemPromptPart(options.system)] if options.system else []
+        parameters = ModelRequestParameters()
+        if options.schema is not None:  # in every form: pydantic-ai takes the one that fits the model
+            shape, name = options.schema.model_json_schema(), options.schema.__name__
+            tool = ToolDefinition(
+                name="answer", parameters_json_schema=shape, description="Give the answer.", kind="output"
+            )
+            parameters = ModelRequestParameters(
+                output_mode="auto",
+                output_object=OutputObjectDefinition(json_schema=shape, name=name),
+                output_tools=[tool],
+                allow_text_output=False,
+            )
         assert options.temperature is not None
         assert options.max_tokens is not None
         try:
@@ -92,7 +105,7 @@ class PydanticAIProvider(LLMProvider):
                 model,
                 [ModelRequest(parts=[*system, UserPromptPart(prompt)])],
                 model_settings=ModelSettings(temperature=options.temperature, max_tokens=options.max_tokens),
-                model_request_parameters=_request_parameters(options.schema),
+                model_request_parameters=parameters,
                 instrument=False,  # the call has a span of ours
             )
         except ModelHTTPError as error:
@@ -143,17 +156,3 @@ class PydanticAIProvider(LLMProvider):
 def _price_key(name: str) -> str:
     """Return the name of a model without that of its provider."""
     return name.partition(":")[2] or name
-
-
-def _request_parameters(schema: type[BaseModel] | None) -> ModelRequestParameters:
-    """Return the shape of the answer in every form: pydantic-ai takes the one that fits the model."""
-    from pydantic_ai.models import ModelRequestParameters
-    from pydantic_ai.output import OutputObjectDefinition
-    from pydantic_ai.tools import ToolDefinition
-
-    if schema is None:
-        return ModelRequestParameters()
-    shape, name = schema.model_json_schema(), schema.__name__
-    tool = ToolDefinition(name="answer", parameters_json_schema=shape, description="Give the answer.", kind="output")
-    form = OutputObjectDefinition(json_schema=shape, name=name)
-    return ModelRequestParameters(output_mode="auto", output_object=form, output_tools=[tool], allow_text_output=False)

@@ -14,7 +14,6 @@ from replanning.journal import BetterPathFound, Failure
 from replanning.live import TaskState, TaskView
 from replanning.plan import JsonObject
 from replanning.providers._planner.bridge import complete_proposal, find_repairs
-from replanning.providers._planner.search import UnreachableKind
 
 MAX_STUCK_TASKS: Final = 1_000
 """Most stuck tasks that are examined when a trigger names none."""
@@ -117,9 +116,12 @@ class RepairProvider:
         if not bridges:
             return [*alternatives, *verdicts]
         proven = all(alternative.unreachable == "proven-unreachable" for alternative in bridges)
-        reason = "; ".join(alternative.reason for alternative in (*verdicts, *bridges))
-        kind: UnreachableKind = "proven-unreachable" if proven else "not-found-within-bound"
-        return [*alternatives, Alternative(changes=(), reason=reason, unreachable=kind)]
+        verdict = Alternative(
+            changes=(),
+            reason="; ".join(alternative.reason for alternative in (*verdicts, *bridges)),
+            unreachable="proven-unreachable" if proven else "not-found-within-bound",
+        )
+        return [*alternatives, verdict]
 
     async def complete(self, request: ReplanRequest, alternative: Alternative, reason: str) -> Alternative | None:
         """Complete another provider's alternative that is not executable by the facts; None if little of it remains.
@@ -360,8 +362,11 @@ def _unreachable_alternative(
         lines.append(f"task {task.id!r}, which is {task.state}{error}: {', '.join(each.reason for each in reasons)}")
     if missing:
         lines.append(f"the goal, which lacks {', '.join(missing[:_MAX_LISTED_ITEMS])}")
-    kind: UnreachableKind = "proven-unreachable" if proven else "not-found-within-bound"
-    return Alternative(changes=(), reason=f"no repair for {_join_lines(lines)}", unreachable=kind)
+    return Alternative(
+        changes=(),
+        reason=f"no repair for {_join_lines(lines)}",
+        unreachable="proven-unreachable" if proven else "not-found-within-bound",
+    )
 
 
 def _join_lines(lines: Sequence[str]) -> str:

@@ -309,8 +309,6 @@ With more actions than these, the bounds of nodes shrink in proportion, because 
 
 _SuffixTarget: TypeAlias = tuple[int, frozenset[str] | None, float]
 
-UnreachableKind: TypeAlias = Literal["proven-unreachable", "not-found-within-bound"]
-
 
 class PlanRemainder(NamedTuple):
     """Remaining steps of a plan, divided at the place of the bridge.
@@ -374,7 +372,7 @@ class Solution(NamedTuple):
     """Repairs, the nearest first, or the verdict; neither if the bound was too small for a verdict."""
 
     repairs: tuple[Repair, ...] = ()
-    unreachable: UnreachableKind | None = None
+    unreachable: Literal["proven-unreachable", "not-found-within-bound"] | None = None
 
 
 def solve(

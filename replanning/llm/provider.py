@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from itertools import islice
@@ -43,6 +43,9 @@ from replanning.plan.types import JsonValue, to_seconds
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
 ResultT = TypeVar("ResultT")
+
+Permit = Literal["call", "probe"]
+"""Permission for one call; a probe tests whether the service works again."""
 
 BreakerState = Literal["closed", "open", "half-open"]
 """All calls go through, none, or a single probe."""
@@ -359,13 +362,6 @@ def json_schema(shape: type[BaseModel]) -> JsonObject:
     return shape.model_json_schema()
 
 
-@dataclass(frozen=True, slots=True)
-class Permit:
-    """Permission for one call; `is_probe` for the call that tests whether the service works again."""
-
-    is_probe: bool = False
-
-
 class CircuitBreaker:
     """Circuit breaker without a clock: callers pass the time, and report how their calls end.
 
@@ -405,11 +401,11 @@ class CircuitBreaker:
         """Return a permit for a call; None if it may not be made."""
         state = self.state(now)
         if state == "closed":
-            return Permit()
+            return "call"
         if state == "open" or self._probing:
             return None
         self._probing = True
-        return Permit(is_probe=True)
+        return "probe"
 
     def record_success(self) -> None:
         """Close it: the service works, also if the call was made before the failures."""
@@ -426,7 +422,7 @@ class CircuitBreaker:
             now: when it failed.
             permanent: another call will not help, so that it opens at once and for the longest time.
         """
-        if permit.is_probe:
+        if permit == "probe":
             self._probing = False
             self._reset_timeout = min(2 * self._reset_timeout, self._max_reset_timeout)
         elif self._open_until is not None:
@@ -434,12 +430,12 @@ class CircuitBreaker:
         self._consecutive_failures += 1
         if permanent:
             self._reset_timeout = self._max_reset_timeout
-        if permit.is_probe or permanent or self._consecutive_failures >= self._failure_threshold:
+        if permit == "probe" or permanent or self._consecutive_failures >= self._failure_threshold:
             self._open_until = now + self._reset_timeout
 
     def release(self, permit: Permit) -> None:
         """Return the permit of a call that ended without telling whether the service works."""
-        if permit.is_probe:
+        if permit == "probe":
             self._probing = False
 
 

@@ -126,11 +126,6 @@ class DataSection:
     lines: list[str]
     omitted: int = 0
 
-    @property
-    def size(self) -> int:
-        """Characters of its text."""
-        return len(self.render())
-
     def render(self) -> str:
         """Return its text with tags, and with a mark if lines were cut."""
         mark = [encode_data({"cut": f"{self.omitted} more of these"})] if self.omitted else []
@@ -145,15 +140,15 @@ def fit_sections(sections: Sequence[DataSection], room: int, cut_first: Iterable
         room: most characters of the text.
         cut_first: names of the sections that may be cut, the first to be cut first.
     """
-    over = sum(section.size for section in sections) - room
+    over = sum(len(section.render()) for section in sections) - room
     for name in cut_first:
         for section in sections:
             if over > 0 and section.name == name:
-                size, removed, kept = section.size, 0, len(section.lines)
+                size, removed, kept = len(section.render()), 0, len(section.lines)
                 while kept and removed < over + 40:  # the mark takes some of the room again
                     kept -= 1
                     removed += len(section.lines[kept]) + 1
                 section.omitted += len(section.lines) - kept
                 section.lines = section.lines[:kept]
-                over -= size - section.size
+                over -= size - len(section.render())
     return "".join(section.render() for section in sections)

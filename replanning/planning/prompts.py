@@ -302,7 +302,7 @@ class ReplanPromptBuilder:
         for kind in reversed(CUT_ORDER):
             if values.get(kind) not in (None, "", [], {}):
                 sections[kind] = self._section(kind, values[kind], left)
-                left -= sections[kind].size
+                left -= len(sections[kind].render())
         return fit_sections([sections[kind] for kind in values if kind in sections], room, CUT_ORDER) + question
 
     def _section(self, kind: str, value: JsonValue, left: int) -> DataSection:

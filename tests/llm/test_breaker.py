@@ -56,7 +56,7 @@ def test_state(moves: list[tuple[str, float]], now: float, state: str, left: flo
     """Three failures in a row open it; each trial that fails doubles its rest; late failures do not prolong that."""
     breaker = played(moves)
     assert (breaker.state(now), breaker.retry_after(now)) == (state, left)
-    assert breaker.admit(now) == {"closed": Permit(), "open": None, "half-open": Permit(is_probe=True)}[state]
+    assert breaker.admit(now) == {"closed": "call", "open": None, "half-open": "probe"}[state]
 
 
 Moves = st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail", "give up"]), st.integers(0, 50)), max_size=60)

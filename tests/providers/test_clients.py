@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, create_model
 from replanning.errors import LLMError, LLMRefusal, LLMRequestRejected
 from replanning.llm import LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
-from replanning.providers._client import schema_name, strict_schema
+from replanning.providers._client import strict_schema
 from replanning.providers.anthropic import AnthropicProvider
 from replanning.providers.github_copilot import GitHubCopilotProvider
 from replanning.providers.local import LocalProvider
@@ -507,11 +507,13 @@ def test_strict_schemas() -> None:
     "annotation",
     [dict[str, int], JsonObject, Any, list[Any], list, dict, tuple[int, str], tuple[()], Free, dict[Literal["a"], int]],
 )
-def test_what_no_strict_schema_says(annotation) -> None:
+async def test_what_no_strict_schema_says(annotation) -> None:
     """A shape in which anything may stand is not told strictly, and told all the same."""
     model = create_model("Answer[x]", value=(annotation, ...))
-    assert strict_schema(model) is None
-    assert schema_name(model) == "Answer_x_"
+    network = Network(said(OpenAIProvider))
+    await client(OpenAIProvider, network).complete("Which?", LLMOptions(schema=model))
+    form = network.bodies[0]["response_format"]["json_schema"]
+    assert (strict_schema(model), form["strict"], form["name"]) == (None, False, "Answer_x_")
 
 
 shapes = st.recursive(
