@@ -12,14 +12,14 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -28,7 +28,7 @@ from replanning.errors import Problem, ReplanningError, SettingsError
 from replanning.version import __version__
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Run plans": {"demo": "run", "run": "run", "solve": "solve", "resume": "status", "pause": "status"},
@@ -94,11 +94,6 @@ def console(*, error: bool = False) -> Console:
     return Console(stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-def print_result(renderable: RenderableType) -> None:
-    """Print a result on standard output."""
-    console().print(renderable)
-
-
 def print_message(text: str) -> None:
     """Print a message on standard error; a closed standard error is ignored, so that the work continues."""
     with suppress(OSError):
@@ -110,11 +105,6 @@ def print_json(value: object) -> None:
     """Print a result as JSON on standard output, in ASCII so that every program can read it."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
     sys.stdout.flush()
-
-
-def problems_json(problems: Iterable[Problem]) -> list[dict[str, str]]:
-    """Return problems in the form that `--json` prints."""
-    return [{"place": problem.place, "message": problem.message} for problem in problems]
 
 
 def escape_control(text: str) -> str:
@@ -142,14 +132,6 @@ RUN_EXIT_CODES_HELP: Final = (
     "0 succeeded · 1 failed or aborted · 2 wrong usage, plan, settings or store: nothing was run · 3 paused ·"
     " 4 needs a person's answer · 130 stopped at once by a second Ctrl-C. After 3, 4 and 130 it can be resumed."
 )
-
-
-class AskMode(StrEnum):
-    """Place where a person is asked to decide."""
-
-    CONSOLE = "console"
-    STORE = "store"
-    NEVER = "never"
 
 
 StoreOption = Annotated[
@@ -237,7 +219,7 @@ class RunOptions:
         ),
     ] = None
     ask: Annotated[
-        AskMode | None,
+        Literal["console", "store", "never"] | None,
         typer.Option(
             "--ask",
             help="Ask a person at the console (the default on a terminal), or through the store, where replanning approve"
@@ -256,7 +238,7 @@ class RunOptions:
         self.concurrency = 1 if self.sequential else self.max_concurrency or DEFAULT_CONCURRENCY
         if self.no_ask and self.ask is not None:
             fail("--ask and --no-ask contradict each other; give one of them")
-        self.ask = AskMode.NEVER if self.no_ask else self.ask
+        self.ask = "never" if self.no_ask else self.ask
 
     def resume_options(self) -> list[str]:
         """Return the options that a later `resume` needs as well."""
@@ -455,4 +437,4 @@ def version(*, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"replanning": __version__, "python": platform.python_version(), "platform": platform.platform()})
     else:
-        print_result(f"replanning {__version__} (Python {platform.python_version()})")
+        console().print(f"replanning {__version__} (Python {platform.python_version()})")

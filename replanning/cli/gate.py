@@ -14,7 +14,7 @@ import anyio
 
 from replanning import Answer, Question, ReplanningError, StoreGate, Task
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
-from replanning.cli.app import DIFF_STYLES, AskMode, console, escape_control
+from replanning.cli.app import DIFF_STYLES, RunOptions, console, escape_control
 from replanning.cli.lookup import user_name
 from replanning.errors import Problem, SettingsError
 from replanning.history.reports import candidate_lines
@@ -30,21 +30,20 @@ if TYPE_CHECKING:
 
 
 def create_gate(
-    ask: AskMode | None, store: RunStore, display: Display, *, default_to_terminal: bool, remote_answers: bool = False
+    options: RunOptions, store: RunStore, display: Display, *, remote_answers: bool = False
 ) -> HumanGate | None:
     """Return the gate through which a person is asked; None where no person is asked.
 
     Args:
-        ask: the place where a person is asked; None for the default.
+        options: of the command line.
         store: of the run.
         display: of the run, which leaves the terminal to questions.
-        default_to_terminal: ask at the terminal where `ask` is None.
         remote_answers: people can answer elsewhere as well, such as on an issue.
 
     Raises:
         SettingsError: no person can be asked there.
     """
-    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    ask, at_terminal = options.ask, sys.stdin.isatty() and sys.stderr.isatty()
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
     if ask == "console" and not at_terminal:
         raise SettingsError([Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")])
@@ -53,7 +52,7 @@ def create_gate(
             "nobody could answer: the run is kept in the memory of this process alone; use --ask console or --no-ask"
         )
         raise SettingsError([Problem("--ask", problem)])
-    if ask == "console" or (ask is None and at_terminal and default_to_terminal):
+    if ask == "console" or (ask is None and at_terminal and not options.json):
         display.questions_on_terminal = True
         return ConsoleGate(display, user_name(None))
     return StoreGate() if ask == "store" or remote_answers else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import typer
 
@@ -23,7 +22,6 @@ from replanning.cli.app import (
     fail,
     print_json,
     print_message,
-    print_result,
     refuse,
 )
 from replanning.cli.lookup import command_line, existing_store, find_run, read_settings, split_run
@@ -56,14 +54,6 @@ _epilog = partial(epilog, codes="0 done · 1 there is no such run, revision or r
 _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
 
 
-class HistoryFormat(StrEnum):
-    """Format in which a history is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-
-
 @commands.command(
     epilog=_epilog(
         "replanning history",
@@ -80,7 +70,9 @@ def history(
         ),
     ] = None,
     *,
-    form: Annotated[HistoryFormat, typer.Option("--format", help="The format to print.")] = HistoryFormat.TEXT,
+    form: Annotated[
+        Literal["text", "json", "markdown"], typer.Option("--format", help="The format to print.")
+    ] = "text",
     trigger: Annotated[
         str | None, typer.Option("--trigger", metavar="KIND", help="Only replans with this trigger, as task-failed.")
     ] = None,
@@ -108,7 +100,7 @@ def history(
             expected = f"{hint} " if hint else ""
             fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}")
     if as_json:
-        form = HistoryFormat.JSON
+        form = "json"
     with existing_store(store) as opened:
         if run is not None or not calibration:
             loaded = [_load_history(opened, run)]
@@ -123,16 +115,13 @@ def history(
         if calibration:
             where = f"run {loaded[0].run}" if run is not None else pluralise(len(loaded), "run")
             events = [event for found in filtered for event in found]
-            _print_calibration(events, where, len(loaded), as_json=form is HistoryFormat.JSON)
+            _print_calibration(events, where, len(loaded), as_json=form == "json")
             return
         found, only = loaded[0], filtered[0] if trigger is not None or decision is not None else None
-        match form:
-            case HistoryFormat.JSON:
-                print_json(history_json(found) if only is None else summary_json(found, only))
-            case HistoryFormat.MARKDOWN:
-                _print_report(markdown_report(found, only))
-            case HistoryFormat.TEXT:
-                _print_report(text_report(found, only))
+        if form == "json":
+            print_json(history_json(found) if only is None else summary_json(found, only))
+        else:
+            _print_report(markdown_report(found, only) if form == "markdown" else text_report(found, only))
 
 
 def _load_history(store: RunStore, run: str | None) -> ReplanHistory:
@@ -306,7 +295,7 @@ def history_prune(
     for task in pruned:
         issue = f" of {task.issue_id}" if task.issue_id else ""
         archived = f": {task.archived}" if task.archived else ""
-        print_result(escape_control(f"{task.task_uuid}{issue}, finished {task.finished[:10]}{archived}"))
+        console().print(escape_control(f"{task.task_uuid}{issue}, finished {task.finished[:10]}{archived}"))
     done = "moved" if place.archive_directory else "removed"
     result = f"would be {done}" if dry_run else done
     count = pluralise(len(pruned), "run")

@@ -6,7 +6,7 @@ import getpass
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -138,32 +138,27 @@ def find_question(store: RunStore, name: str | None) -> Question:
         UnknownRun: there is no such run.
         UnknownQuestion: the run has no such question, or it is closed.
     """
-    if name is None:
-        questions = [question for _, open_ in open_questions_by_run(store, None) for question in open_]
-        if not questions:
-            refuse("no run has an open question")
-    else:
-        match = _QUESTION_PATTERN.fullmatch(name)
-        run = find_run(store, match[1] if match else name).run
-        questions = [question for _, open_ in open_questions_by_run(store, run) for question in open_]
-        if match is not None:
-            question_id = QuestionId(f"{run}.{match[2]}")
-            questions = [question for question in questions if question.id == question_id]
-            if not questions:
-                raise closed_error(question_id, replay_records(store.read(run)).ledger)
-        if not questions:
-            refuse(f"run {run!r} has no open question")
+    match = _QUESTION_PATTERN.fullmatch(name or "")
+    run = None if name is None else find_run(store, match[1] if match else name).run
+    questions = [question for open_ in open_questions_by_run(store, run) for question in open_]
+    if match is not None:
+        question_id = QuestionId(f"{run}.{match[2]}")
+        questions = [question for question in questions if question.id == question_id]
+        if run is not None and not questions:
+            raise closed_error(question_id, replay_records(store.read(run)).ledger)
+    if not questions:
+        refuse("no run has an open question" if run is None else f"run {run!r} has no open question")
     if len(questions) > 1:
         ids = ", ".join(question.id for question in questions[:8])
         refuse(f"{len(questions)} questions are open: {ids}; name one of them")
     return questions[0]
 
 
-def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[tuple[RunInfo, list[Question]]]:
-    """Yield each unfinished run, or only the one named, with its open questions."""
+def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
+    """Yield the open questions of each unfinished run, or only of the one named."""
     for info in store.runs():
         if (run is None or info.run == run) and info.status not in FINISHED_STATUSES:
-            yield info, open_questions(store.read(info.run))
+            yield open_questions(store.read(info.run))
 
 
 def check_run_id(run_id: str) -> None:
@@ -197,14 +192,9 @@ def read_settings(path: str | None, *, quiet: bool = False) -> Settings:
     """
     loaded = load_settings(path)
     if not quiet:
-        print_warnings(loaded.warnings)
+        for warning in loaded.warnings:
+            print_message(f"warning: {warning}")
     return loaded.settings
-
-
-def print_warnings(warnings: Iterable[Problem]) -> None:
-    """Print warnings about the settings."""
-    for warning in warnings:
-        print_message(f"warning: {warning}")
 
 
 def read_plan(path: str) -> Plan:
@@ -253,11 +243,7 @@ class IssueNotifier(Protocol):
     """Exporter that writes comments on an issue and tells people how to reply."""
 
     hint: str
-
-    @property
-    def forge(self) -> object:
-        """Return the client of the forge."""
-        ...
+    forge: object
 
 
 def open_notifiers(targets: Sequence[str]) -> list[Exporter]:

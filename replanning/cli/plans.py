@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -26,8 +27,6 @@ from replanning.cli.app import (
     escape_control,
     print_json,
     print_message,
-    print_result,
-    problems_json,
 )
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
@@ -76,15 +75,15 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     except PlanError as error:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
     if as_json:
-        found = {"problems": problems_json(problems), "notes": problems_json(notes)}
+        found = {"problems": list(map(asdict, problems)), "notes": list(map(asdict, notes))}
         print_json({"plan": path, "valid": not problems, **found})
     elif document is None or problems:
         print_message(f"error: {PlanError(problems)}")
     else:
         counts = f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
-        print_result(f"{path} is valid: {counts}")
+        console().print(f"{path} is valid: {counts}")
         for note in notes:
-            print_result(f"note: {escape_control(note.message)}")
+            console().print(f"note: {escape_control(note.message)}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
@@ -188,11 +187,11 @@ def tools(
         parameters = (f"{name}{'?' if name in tool.optional else ''}: {kind}" for name, kind in tool.parameters.items())
         dangerous = ", dangerous" if tool.dangerous else ""
         signature = f"{tool.name}({', '.join(parameters)})"
-        print_result(escape_control(f"{signature}  {tool.kind}{dangerous}  from {row['from']}"))
+        console().print(escape_control(f"{signature}  {tool.kind}{dangerous}  from {row['from']}"))
         details = {"": one_line(tool.description, MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
         for label, text in (details | {"not available: ": row["why"]}).items():
             if text:
-                print_result(escape_control(f"    {label}{text}"))
+                console().print(escape_control(f"    {label}{text}"))
 
 
 class _InvalidTools(PlanError):

@@ -279,7 +279,7 @@ def _carry_out(
             list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
             settings=settings,
             mode="observe" if options.observe else "act",
-            gate=create_gate(options.ask, store, display, default_to_terminal=not options.json),
+            gate=create_gate(options, store, display),
             store=store,
             exporters=exporters,
             environment=environment,

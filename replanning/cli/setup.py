@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import EntryPoint
+from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
 import anyio
 import typer
 
-from replanning import Environment, Settings
+from replanning import Environment
 from replanning.cli.app import (
     ExitCode,
     JsonOption,
@@ -24,10 +23,8 @@ from replanning.cli.app import (
     escape_control,
     print_json,
     print_message,
-    print_result,
-    problems_json,
 )
-from replanning.cli.lookup import print_warnings, read_settings
+from replanning.cli.lookup import read_settings
 from replanning.config import load_settings, misspelt, values
 from replanning.engine.engine import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
@@ -92,11 +89,12 @@ def show(
             {
                 "file": str(loaded.file) if loaded.file is not None else None,
                 "settings": rows,
-                "warnings": problems_json(loaded.warnings),
+                "warnings": list(map(asdict, loaded.warnings)),
             }
         )
         return
-    print_warnings(loaded.warnings)
+    for warning in loaded.warnings:
+        print_message(f"warning: {warning}")
     from rich.text import Text
 
     out = console()
@@ -141,13 +139,14 @@ def check(
     except SettingsError as error:
         problems = [*error.problems, *problems]
     if as_json:
-        found = {"problems": problems_json(problems), "warnings": problems_json(warnings)}
+        found = {"problems": list(map(asdict, problems)), "warnings": list(map(asdict, warnings))}
         print_json({"file": name, "valid": not problems, **found})
     elif problems:
         print_message(f"error: {SettingsError(problems)}")
     else:
-        print_result(f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given")
-        print_warnings(warnings)
+        console().print(f"{name or 'no settings file'}: nothing is wrong; {pluralise(given, 'setting')} given")
+        for warning in warnings:
+            print_message(f"warning: {warning}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
@@ -183,12 +182,46 @@ def providers(
             clients = create_clients(name, settings=loaded) if name == AUTO or is_llm(name) else []
             for number, client in enumerate(clients):
                 selected.setdefault(client.name, (client, "fallback" if number else "used"))
-    inspected = [
-        _inspect_plugin(group, point, used.get(group, []), selected, loaded)
-        for group in PLUGIN_GROUPS
-        for point in installed_plugins(group).values()
-    ]
-    plugins = anyio.run(_probe_models, inspected) if check else [plugin for plugin, _ in inspected]
+    plugins: list[PluginStatus] = []
+    models: list[tuple[PluginStatus, LLMProvider]] = []  # those that can be asked
+    for group in PLUGIN_GROUPS:
+        for point in installed_plugins(group).values():
+            package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+            plugin = PluginStatus(group, point.name, package, point.value, "available")
+            plugins.append(plugin)
+            loadable = False
+            try:  # to load and to create it
+                if group == "providers" and is_llm(point.name):
+                    loadable = True
+                    if point.name not in selected:
+                        # A model that no run would ask goes without the model and address that are set for another.
+                        own = loaded.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
+                        unselected = loaded.model_copy(update={"llm": own})
+                        selected[point.name] = create_clients(point.name, settings=unselected)[0], "available"
+                    client, state = selected[point.name]
+                    plugin.problem = client.unavailable_reason()
+                    plugin.state = "unavailable" if plugin.problem else state
+                    plugin.kind, plugin.model = LANGUAGE_MODEL, client.model
+                    plugin.key = str(getattr(client, "key_variable", ""))
+                    plugin.address = Redactor().text(str(getattr(client, "base_url", "")))
+                    if not plugin.problem:
+                        models.append((plugin, client))
+                    continue
+                create, loadable = load_plugin(group, point.name), True
+                if group in ("providers", "triggers") and point.name != LLM_PROVIDER_PLUGIN:  # which needs a model
+                    create()
+                elif group == "exporters":
+                    anyio.run(create().aclose)
+                if point.name in used.get(group, []):
+                    plugin.state = "used"
+            except PluginError as error:
+                plugin.state, plugin.problem = "unavailable" if loadable else "broken", str(error)
+            except SettingsError as error:  # it works, and needs an option, such as the issue to write to
+                plugin.problem = "; ".join(problem.message for problem in error.problems)
+            except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
+                plugin.state, plugin.problem = "broken", f"it cannot be created: {error!r}"
+    if check:
+        anyio.run(_probe_models, models)
     wanted = [*used["providers"], *(name.partition(":")[0] for name in loaded.llm.fallback)]
     missing = "the settings name it, but it is not installed"
     plugins += [
@@ -216,7 +249,7 @@ def providers(
     raise typer.Exit(ExitCode.FAILED if check and not usable else ExitCode.OK)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PluginStatus:
     """State of one installed plugin.
 
@@ -261,77 +294,23 @@ class PluginStatus:
         return ", ".join(filter(None, parts))
 
 
-def _inspect_plugin(
-    group: str,
-    point: EntryPoint,
-    used: Sequence[str],
-    selected: Mapping[str, tuple[LLMProvider, str]],
-    settings: Settings,
-) -> tuple[PluginStatus, LLMProvider | None]:
-    """Load and create a plugin to find out its state; return it with its client, if it is a language model."""
-    package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
-    plugin = PluginStatus(group, point.name, package, point.value, "available")
-    loadable = False
-    try:
-        if group == "providers" and is_llm(point.name):
-            # A model that no run would ask goes without the model and address that the settings give another.
-            own = settings.llm.model_copy(update={"model": AUTO, "base_url": None, "fallback": ()})
-            unselected = settings.model_copy(update={"llm": own})
-            loadable = True
-            client, state = selected.get(point.name) or (
-                create_clients(point.name, settings=unselected)[0],
-                "available",
-            )
-            problem = client.unavailable_reason()
-            details = replace(
-                plugin,
-                kind=LANGUAGE_MODEL,
-                state="unavailable" if problem else state,
-                problem=problem,
-                model=client.model,
-                key=str(getattr(client, "key_variable", "")),
-                address=Redactor().text(str(getattr(client, "base_url", ""))),
-            )
-            return details, client
-        create, loadable = load_plugin(group, point.name), True
-        if group in ("providers", "triggers") and point.name != LLM_PROVIDER_PLUGIN:  # which needs a language model
-            create()
-        elif group == "exporters":
-            anyio.run(create().aclose)
-    except PluginError as error:
-        return replace(plugin, state="unavailable" if loadable else "broken", problem=str(error)), None
-    except SettingsError as error:  # it works, and needs an option, such as the issue to write to
-        return replace(plugin, problem="; ".join(problem.message for problem in error.problems)), None
-    except Exception as error:  # noqa: BLE001 # a plugin's constructor may raise anything
-        return replace(plugin, state="broken", problem=f"it cannot be created: {error!r}"), None
-    return replace(plugin, state="used" if point.name in used else "available"), None
-
-
-async def _probe_models(inspected: Sequence[tuple[PluginStatus, LLMProvider | None]]) -> list[PluginStatus]:
-    """Ask all available language models at the same time; return the plugins with their answers."""
-    results = [plugin for plugin, _ in inspected]
-    available = {
-        number: client
-        for number, (plugin, client) in enumerate(inspected)
-        if client is not None and plugin.state != "unavailable"
-    }
+async def _probe_models(models: Sequence[tuple[PluginStatus, LLMProvider]]) -> None:
+    """Ask these language models at the same time, and note their answers."""
     clock = Environment().clock
 
-    async def ask(number: int, client: LLMProvider) -> None:
+    async def ask(plugin: PluginStatus, client: LLMProvider) -> None:
         began = clock.now()
         try:
             await client.complete(_PROBE_PROMPT, LLMOptions(max_tokens=16, max_attempts=1))
         except ReplanningError as error:
-            problem = str(error).removeprefix(f"{client.name}: ")
-            results[number] = replace(results[number], answers=False, problem=problem)
+            plugin.answers, plugin.problem = False, str(error).removeprefix(f"{client.name}: ")
         else:
-            results[number] = replace(results[number], answers=True, seconds=round(clock.now() - began, 3))
+            plugin.answers, plugin.seconds = True, round(clock.now() - began, 3)
         finally:
             await client.aclose()
 
-    if available:
-        print_message(f"asking whether they answer: {', '.join(client.name for client in available.values())}")
+    if models:
+        print_message(f"asking whether they answer: {', '.join(client.name for _, client in models)}")
     async with anyio.create_task_group() as group:
-        for number, client in available.items():
-            group.start_soon(ask, number, client)
-    return results
+        for plugin, client in models:
+            group.start_soon(ask, plugin, client)

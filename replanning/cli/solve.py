@@ -16,7 +16,6 @@ from replanning import Environment, Goal, Plan, PlanRun, Settings
 from replanning.cli import lookup
 from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
-    AskMode,
     ExitCode,
     Program,
     RunOptions,
@@ -486,7 +485,7 @@ def _run_planning(
         job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
     )
     on_issue = any(target.partition("=")[0] in lookup.FORGES for target in options.notify or ())
-    reads_replies = on_issue and options.ask != AskMode.NEVER
+    reads_replies = on_issue and options.ask != "never"
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
         shell = ContextShell()
@@ -506,9 +505,7 @@ def _run_planning(
                 library,
                 _with_past_executions(job.request, settings),
                 work=executor,
-                gate=create_gate(
-                    options.ask, store, display, default_to_terminal=not options.json, remote_answers=reads_replies
-                ),
+                gate=create_gate(options, store, display, remote_answers=reads_replies),
                 store=store,
                 exporters=[
                     *([lookup.open_trace_exporter(options.trace)] if options.trace else []),

@@ -29,7 +29,6 @@ from replanning.cli.app import (
     fail,
     print_json,
     print_message,
-    print_result,
     refuse,
 )
 from replanning.cli.gate import is_phase_task, print_question
@@ -262,7 +261,7 @@ def pending(
     with lookup.existing_store(store) as opened:
         only = None if run is None else lookup.find_run(opened, run).run
         by_run = list(lookup.open_questions_by_run(opened, only))
-        waiting = [entry for _, questions in by_run for entry in _pending_questions(opened, questions)]
+        waiting = [entry for questions in by_run for entry in _pending_questions(opened, questions)]
     if as_json:
         print_json(
             [
@@ -481,7 +480,7 @@ def pause(
     if as_json:
         print_json({"run": info.run, "asked": "pause"})
     else:
-        print_result(f"Asked for run {info.run} to be paused; it stops when its running tasks have finished.")
+        console().print(f"Asked for run {info.run} to be paused; it stops when its running tasks have finished.")
 
 
 @commands.command(
@@ -567,9 +566,9 @@ def _report_outcome(
         waits = not outcome and not alive
         print_json({"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None})
     elif outcome:
-        print_result(f"run {info.run} has taken it: {outcome}; see: {lookup.command_line(place, 'why', info.run)}")
+        console().print(f"run {info.run} has taken it: {outcome}; see: {lookup.command_line(place, 'why', info.run)}")
     elif alive:
         see = lookup.command_line(place, "status", info.run)
-        print_result(f"left for run {info.run}, which has not taken it yet; see: {see}")
+        console().print(f"left for run {info.run}, which has not taken it yet; see: {see}")
     else:
-        print_result(f"left for run {info.run}; no process carries it out now, so go on with: {resume}")
+        console().print(f"left for run {info.run}; no process carries it out now, so go on with: {resume}")

@@ -133,17 +133,8 @@ def test_check_names_every_offender(tmp_path: Path, file: Path) -> None:
     assert not told["valid"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "none.yaml: the settings file cannot be read"),
-        ("replanning: [", "none.yaml:2:1: this is not YAML"),
-        ("- 1", "expected a mapping"),
-    ],
-)
-def test_check_of_a_file_that_is_none(tmp_path: Path, text: str | None, message: str) -> None:
-    """A file that is missing, or is no settings file, is told like everything else that is wrong."""
-    if text is not None:
-        (tmp_path / "none.yaml").write_text(text)
-    assert message in cli(tmp_path, "config", "check", "none.yaml", code=2).stderr
+def test_check_of_a_file_that_is_missing(tmp_path: Path) -> None:
+    """A file that cannot be read is told like everything else that is wrong."""
+    told = cli(tmp_path, "config", "check", "none.yaml", code=2).stderr
+    assert "none.yaml: the settings file cannot be read" in told
     assert answer(tmp_path, "config", "check", "none.yaml", code=2)["file"] == "none.yaml"

@@ -16,6 +16,7 @@ from replanning.config import load_settings
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 TEXT = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
 ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| (.*?) \|", TEXT, flags=re.MULTILINE))
+LATER_TRIGGERS = ("goal-unreachable", "resource-changed")
 SAID_IN_WORDS = {"triggers", "provider", "approval.on_timeout", "approval.always_for"}
 
 pytestmark = pytest.mark.skipif(not TEXT, reason="needs the checkout: the page is not installed")
@@ -39,6 +40,9 @@ def test_every_setting_is_on_the_page() -> None:
     """No setting is missing, none is made up, and each has its default beside it."""
     expected = dict(defaults(Settings()))
     assert ROWS.keys() == expected.keys()
+    assert Settings().triggers == ("task-failed", "timeout", "context-changed", "human-request", *LATER_TRIGGERS)
+    assert (Settings().provider, Settings().approval.on_timeout) == (("auto",), None)
+    assert Settings().approval.always_for == ("goal-unreachable",)
     for key in expected.keys() - SAID_IN_WORDS:
         assert (key, ROWS[key]) == (key, expected[key])
 
