@@ -493,10 +493,6 @@ class ReplanCounts(BaseModel):
         """Count a question to the user that accompanies another decision; `add_replan` counts clarification requests."""
         return self.model_copy(update={"clarifications": self.clarifications + 1})
 
-    def add_loop_warning(self, repeated: str) -> ReplanCounts:
-        """Remember that the model was warned about a repetition."""
-        return self.model_copy(update={"warned": (*self.warned, repeated)})
-
     def reset_retries(self, action: str) -> ReplanCounts:
         """Reset the retries of an action that succeeded, and nothing else."""
         return self.model_copy(update={"retries": {a: n for a, n in self.retries.items() if a != action}})

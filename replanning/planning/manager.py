@@ -265,7 +265,7 @@ class ReplanManager:
         if refused.instead_of is not None or (loops and key in self._counts.warned):
             return None
         if loops:
-            self._counts = self._counts.add_loop_warning(key)
+            self._counts = self._counts.model_copy(update={"warned": (*self._counts.warned, key)})
         began = self._clock.now()
         self._notify("deciding")
         request = replace(self._decision_request(refused.phase, prompt_data, refused.cause), refusal=reason)

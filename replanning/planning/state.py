@@ -412,14 +412,6 @@ class PlanningProgress:
         latest = f"{plans[-1].done}/{len(plans[-1].steps)} of plan {plans[-1].number}" if plans else "no plan"
         return f"<PlanningProgress {latest}>"
 
-    @classmethod
-    def from_records(cls, records: Iterable[Record]) -> Self:
-        """Return the progress after these records, which begin with the first."""
-        progress = cls()
-        for record in records:
-            progress.fold(record)
-        return progress
-
     def fold(self, record: Record) -> None:
         """Apply a record; they come in order, and begin with the first."""
         body = record.body

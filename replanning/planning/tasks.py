@@ -356,11 +356,12 @@ def compile_action_plan(
 ) -> tuple[list[Problem], tuple[Task, ...]]:
     """Return the problems of an action plan, after those of its subtasks, or its tasks if there are none.
 
-    The tasks come in the order in which they are to run; independent ones may run at once. The last action of a subtask has the subtask's id, those before it `id-1`, `id-2`
-    …: dependents of the subtask wait for all of them. A fallback strategy that names a tool becomes a fallback. Where
-    some arguments of a tool are not known, the task names no tool: then its metadata states under `planning` the `tool`,
-    the known `arguments`, and the `missing` ones. Every id begins with the prefix, in references as well, so that no id
-    is used again; finished subtasks have the id of the task that did them, and are not planned.
+    The tasks come in the order in which they are to run; independent ones may run at once. The last action of a subtask
+    has the subtask's id, those before it `id-1`, `id-2` …: dependents of the subtask wait for all of them. A fallback
+    strategy that names a tool becomes a fallback. Where some arguments of a tool are not known, the task names no tool:
+    then its metadata states under `planning` the `tool`, the known `arguments`, and the `missing` ones. Every id begins
+    with the prefix, in references as well, so that no id is used again; finished subtasks have the id of the task that
+    did them, and are not planned.
 
     The capacity of resources is not checked where it is not given. Of many subtasks, the actions may serve one batch;
     `earlier` are the tasks of the batches before.

@@ -150,7 +150,7 @@ def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
 
 async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
     """Return actions that fit subtasks and tools; for many subtasks, the model plans them in batches."""
-    plan, target = session.state.plan, _target_phase(task)
+    plan, target = session.state.plan, PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
     finished = {name: name for name in _finished_subtasks(session, task)}
     if plan is not None and keeps_finished(target):
         decomposition = plan.decomposition
@@ -228,10 +228,6 @@ async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObje
     return {"action_plan": merged.model_dump(mode="json"), "subtasks": decomposition.model_dump(mode="json")}
 
 
-def _target_phase(task: Task) -> Phase:
-    return PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING
-
-
 def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
     """Return the live tasks of the plans before that of a phase, by the names of their subtasks."""
     plans = [plan for plan in session.state.plans if plan.task != task.id]
@@ -241,7 +237,7 @@ def _earlier_tasks(session: PlanningSession, task: Task) -> dict[str, str]:
 def _finished_subtasks(session: PlanningSession, task: Task) -> dict[str, str]:
     """Return the live tasks of subtasks that are done or running, unless the replan starts clean, by their names."""
     live = session.run.live
-    if not keeps_finished(_target_phase(task)):
+    if not keeps_finished(PlanningTask.of(task).target or Phase.GOAL_UNDERSTANDING):
         return {}
     entries = {name: live.entry(TaskId(task_id)) for name, task_id in _earlier_tasks(session, task).items()}
     done = {name: e for name, e in entries.items() if is_action_done(live, e) or e.state is TaskState.RUNNING}

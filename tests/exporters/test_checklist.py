@@ -169,14 +169,17 @@ async def test_ticks_of_finished_tasks_are_kept(decision: JsonObject, replies: R
     """A replan that keeps the decomposition keeps the ticks of what is done; what failed, and what is new, has none."""
     records = await journal({"decision:execution": (decision, go_on()), **replies}, Desk({"post": [MISSING]}))
     assert ticks(begun(records, 2)) == {"write": True, "post": False}
-    first, last = PlanningProgress.from_records(records).plans
+    first, last = stages(records)[-1]
     assert (ticks(first)["post"], last.done) == (False, 2)
     done = next(
         n for n, r in enumerate(records) if r.body.kind == "attempt-succeeded" and r.body.task.endswith("v2.post")
     )
     assert not any(ticks(plan).get("post") for plans in stages(records)[:done] for plan in plans)
-    assert repr(PlanningProgress()) == "<PlanningProgress no plan>"
-    assert repr(PlanningProgress.from_records(records)).startswith("<PlanningProgress 2/")
+    progress = PlanningProgress()
+    assert repr(progress) == "<PlanningProgress no plan>"
+    for record in records:
+        progress.fold(record)
+    assert repr(progress).startswith("<PlanningProgress 2/")
 
 
 async def test_a_plan_revision_keeps_ticks() -> None:
@@ -201,20 +204,20 @@ async def test_another_decomposition_starts_clean(decision: JsonObject) -> None:
     """A goal that is taken apart or understood anew begins without any tick, also of tasks of the same name."""
     records = await journal({"decision:execution": (decision, go_on())}, Desk({"post": [MISSING]}))
     assert ticks(begun(records, 2)) == {"write": False, "post": False}
-    assert ticks(PlanningProgress.from_records(records).plans[0]) == {"write": True, "post": False}
+    assert ticks(stages(records)[-1][0]) == {"write": True, "post": False}
 
 
 async def test_a_declared_fallback_ticks_the_task_it_stands_for() -> None:
     """A task whose fallback did it is done."""
     planned = actions(action("write", "write", fallback_strategy="shout"), action("post", "post"))
     records = await journal({"action_sequence": planned}, Desk({"write": [MISSING]}))
-    assert ticks(PlanningProgress.from_records(records).plans[-1]) == {"write": True, "post": True}
+    assert ticks(stages(records)[-1][-1]) == {"write": True, "post": True}
 
 
 async def test_actions_of_one_subtask_are_told_apart() -> None:
     """If several actions serve a subtask, each is an item with its purpose, and the last has the subtask's text."""
     planned = actions(action("write", "write", purpose="Draft it"), action("write", "shout"), action("post", "post"))
-    plan = PlanningProgress.from_records(await journal({"action_sequence": planned})).plans[-1]
+    plan = stages(await journal({"action_sequence": planned}))[-1][-1]
     told = {step.name: step.text for step in plan.steps}
     assert list(told.items()) == [("write-1", "Draft it"), ("write", "Write it"), ("post", "Post it")]
 
