@@ -394,13 +394,17 @@ class ForgeIssue(ABC):
             await self._login()
             text = self._prepared(body)
             maybe_written = text in self._unconfirmed
+            first_page = self._first_page_url(self._comments_path)
             if not maybe_written:
-                self._unconfirmed[text] = await self._existing_ids()
-            earlier = self._unconfirmed[text]
+                path = httpx.URL(first_page).path
+                cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == path]
+                pages = cached or [await self._list_entries(self._comments_path)]
+                self._unconfirmed[text] = frozenset(text_at(entry, "id") for page in pages for entry in page)
+            earlier = self._unconfirmed[text]  # the comments as last read
 
             async def find_existing() -> JsonObject | None:
                 """Return the comment, read with one try for each page."""
-                url = self._first_page_url(self._comments_path)
+                url = first_page
                 for _ in range(MAX_COMMENTS // PAGE_SIZE):
                     page = await self._get_page(url, once=True)
                     for entry in page.entries:
@@ -450,13 +454,6 @@ class ForgeIssue(ABC):
         """Return a text to publish: without the token and without commands to the forge, marked as our own."""
         text = self._redact_token(body)
         return (_SLASH_COMMAND.sub(r"\1&#47;", text) if self._has_slash_commands else text) + AUTHORSHIP_MARKER
-
-    async def _existing_ids(self) -> frozenset[str]:
-        """Return the ids of the comments as last read."""
-        path = httpx.URL(self._first_page_url(self._comments_path)).path
-        cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == path]
-        pages = cached or [await self._list_entries(self._comments_path)]
-        return frozenset(text_at(entry, "id") for page in pages for entry in page)
 
     # Requests
 
@@ -537,8 +534,9 @@ class ForgeIssue(ABC):
         answer = await (ask() if once else self._with_retries(ask))
         if answer.status == 304 and kept is not None:
             # A page that was the last stays unchanged when it fills up and a next one begins.
-            is_full = not kept.next_url and len(kept.entries) >= PAGE_SIZE
-            page = kept._replace(next_url=_following_page_url(url)) if is_full else kept
+            page, number = kept, httpx.URL(url).params.get("page", "1")
+            if not kept.next_url and len(kept.entries) >= PAGE_SIZE and number.isdecimal():
+                page = kept._replace(next_url=str(httpx.URL(url).copy_merge_params({"page": str(int(number) + 1)})))
         else:
             entries = self._parse_json(answer)
             objects = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
@@ -755,13 +753,6 @@ def _next_page_url(url: str, headers: Mapping[str, str]) -> str:
         response = httpx.Response(200, headers={"link": link})
         return _same_origin_url(url, response.links.get("next", {}).get("url", "") or "")
     return ""
-
-
-def _following_page_url(url: str) -> str:
-    """Return the URL of the page after a page."""
-    address = httpx.URL(url)
-    number = address.params.get("page", "1")
-    return str(address.copy_merge_params({"page": str(int(number) + 1)})) if number.isdecimal() else ""
 
 
 def _same_origin_url(url: str, place: str) -> str:

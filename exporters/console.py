@@ -75,18 +75,13 @@ class ConsoleExporter(Exporter):
         return f"<ConsoleExporter to {self._stream if isinstance(self._stream, str) else 'a file'}>"
 
     async def export(self, run: str, record: Record) -> None:
-        """Print a record."""
+        """Print a record as one line, without control characters, cut to `MAX_LINE_CHARS`."""
+        when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
+        words = f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
+        line = "".join(character if character.isprintable() else "�" for character in " ".join(words))
         stream: TextIO = getattr(sys, self._stream) if isinstance(self._stream, str) else self._stream
-        stream.write(f"{format_record(run, record)}\n")
+        stream.write(f"{truncate(line, MAX_LINE_CHARS)}\n")
         stream.flush()
-
-
-def format_record(run: str, record: Record) -> str:
-    """Return a record as one line, without control characters, cut to `MAX_LINE_CHARS`."""
-    when = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")[:-3]
-    words = f"{when} {run} {record.seq} {record.body.kind} {_describe_body(record.body)}".split()
-    line = "".join(character if character.isprintable() else "�" for character in " ".join(words))
-    return truncate(line, MAX_LINE_CHARS)
 
 
 def _describe_body(body: RecordBody) -> str:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from subprocess import PIPE
 from typing import Final
@@ -70,9 +69,20 @@ async def run_shell(call: ToolCall) -> JsonValue:
         raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)
     if exit_code != 0:
-        raise _exit_error(call, exit_code, call.secrets.redact(stderr))
+        stderr = call.secrets.redact(stderr)
+        if exit_code in tool.transient:
+            raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr)
+        not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
+        if exit_code == _EXIT_NOT_FOUND and (missing := re.findall(not_found, stderr, re.MULTILINE)):
+            need = f"the program {missing[-1]!r}, which is not on the PATH"
+            raise ToolUnavailable(tool.name, need, "install it, or use another tool")
+        raise CommandFailed(tool.name, tool.command or "", exit_code, stderr)
     output: JsonObject = {"exit_code": 0, "stdout": stdout.rstrip("\r\n"), "stderr": stderr.rstrip("\r\n")}
-    if (said := _json_in_stdout(stdout.rstrip("\r\n"))) is not None:
+    whole, last = stdout.strip(), stdout.rstrip("\r\n").rpartition("\n")[2].strip()
+    said = parse_json(whole) if whole[:1] in {"{", "["} else None
+    if said is None and last[:1] == "{":
+        said = parse_json(last)
+    if said is not None:
         output["json"] = said
     decoded = {"stdout": (streams[0], stdout), "stderr": (streams[1], stderr)}
     if undecodable := [name for name, (data, text) in decoded.items() if text.encode() != data]:
@@ -93,41 +103,11 @@ def shell_problems(tool: ToolSpec) -> list[str]:
     return problems
 
 
-def _exit_error(call: ToolCall, code: int, stderr: str) -> Exception:
-    tool, command = call.tool, call.tool.command or ""
-    if code in tool.transient:
-        return TransientCommandFailed(tool.name, command, code, stderr)
-    said = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
-    if code == _EXIT_NOT_FOUND and (missing := re.findall(said, stderr, re.MULTILINE)):
-        need = f"the program {missing[-1]!r}, which is not on the PATH"
-        return ToolUnavailable(tool.name, need, "install it, or use another tool")
-    return CommandFailed(tool.name, command, code, stderr)
-
-
-def _json_in_stdout(stdout: str) -> JsonValue:
-    """Return the output as a JSON object or array, or its last line as an object."""
-    whole = parse_json(stdout) if stdout.lstrip()[:1] in {"{", "["} else None
-    if isinstance(whole, dict | list):
-        return whole
-    last = stdout.rpartition("\n")[2]
-    said = parse_json(last) if last.lstrip()[:1] == "{" else None
-    return said if isinstance(said, dict) else None
-
-
 _START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
 """Beginning of every script: it waits until its process group is recorded; then its input is empty.
 
 If we are killed between starting a process and recording it, the read fails and the process ends by itself.
 """
-
-
-@dataclass(slots=True)
-class _OutputBuffer:
-    """Output of a process so far, bounded over both streams together."""
-
-    remaining: int
-    stdout: bytearray = field(default_factory=bytearray)
-    stderr: bytearray = field(default_factory=bytearray)
 
 
 async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, bytes]:
@@ -157,45 +137,42 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
             env={**call.environ, **own, IDEMPOTENCY_KEY_VARIABLE: call.context.idempotency_key},
             start_new_session=True,
         )
-    output = _OutputBuffer(call.output_limit)
+    stdout, stderr = bytearray(), bytearray()
+    is_too_much = False
     try:
         call.context.record_process(process.pid)
         assert process.stdin is not None
         with suppress(anyio.BrokenResourceError, ConnectionError):  # it has ended already: its exit code says why
             await process.stdin.send(b"\n")
             await process.stdin.aclose()
-        exit_code = await _collect_output(process, output, call.grace)
+        async with anyio.create_task_group() as group:
+
+            async def collect(stream: ByteReceiveStream | None, kept: bytearray) -> None:
+                nonlocal is_too_much
+                assert stream is not None
+                with suppress(anyio.BrokenResourceError):
+                    async for chunk in stream:
+                        if len(stdout) + len(stderr) + len(chunk) > call.output_limit:
+                            is_too_much = True
+                            group.cancel_scope.cancel()
+                        else:
+                            kept += chunk
+
+            group.start_soon(collect, process.stdout, stdout)
+            group.start_soon(collect, process.stderr, stderr)
+            await process.wait()
+            # What it printed is in the pipes already. Only a process that left the group can still hold them
+            # open after this, and that one is not waited for.
+            _signal_group(process.pid, signal.SIGKILL)
+            group.cancel_scope.deadline = anyio.current_time() + call.grace
     finally:
         with anyio.CancelScope(shield=True):
             await _terminate_group(process, call.grace)
-    if output.remaining < 0:
+    if is_too_much:
         raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what it printed")
-    return 128 - exit_code if exit_code < 0 else exit_code, bytes(output.stdout), bytes(output.stderr)
-
-
-async def _collect_output(process: Process, output: _OutputBuffer, grace: float) -> int:
-    """Collect the output until the process ends, or it is too much; return the exit code."""
-    exit_code = 0
-    async with anyio.create_task_group() as group:
-
-        async def collect(stream: ByteReceiveStream | None, kept: bytearray) -> None:
-            assert stream is not None
-            with suppress(anyio.BrokenResourceError):
-                async for chunk in stream:
-                    output.remaining -= len(chunk)
-                    if output.remaining < 0:
-                        group.cancel_scope.cancel()
-                    else:
-                        kept += chunk
-
-        group.start_soon(collect, process.stdout, output.stdout)
-        group.start_soon(collect, process.stderr, output.stderr)
-        exit_code = await process.wait()
-        # What it printed is in the pipes already. Only a process that left the group can still hold them
-        # open after this, and that one is not waited for.
-        _signal_group(process.pid, signal.SIGKILL)
-        group.cancel_scope.deadline = anyio.current_time() + grace
-    return exit_code
+    assert process.returncode is not None
+    exit_code = 128 - process.returncode if process.returncode < 0 else process.returncode
+    return exit_code, bytes(stdout), bytes(stderr)
 
 
 async def _terminate_group(process: Process, grace: float) -> None:
