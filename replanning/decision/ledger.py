@@ -256,7 +256,7 @@ class Ledger:
             case _:
                 assert isinstance(body, RunEnded)
                 self.run_end = body
-        if isinstance(body, AlternativesConsidered | DecisionMade | PlanRevised | OutcomeRecorded | QuestionAnswered):
+        if type(body) in _REPLAN_RECORDS:
             self.recent_records.append(body)
 
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
@@ -270,6 +270,8 @@ class Ledger:
         since = now if self._waiting_since is None else self._waiting_since
         return self._waited_seconds + max(0.0, now - since)
 
+
+_REPLAN_RECORDS = {AlternativesConsidered, DecisionMade, PlanRevised, OutcomeRecorded, QuestionAnswered}
 
 LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
     (

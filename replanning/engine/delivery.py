@@ -82,37 +82,32 @@ class _ExporterQueue:
         self._exporter = exporter
         self._closing = False
         self._reported_failures: set[str] = set()
-        self._wakeup: anyio.Event | None = None
-        opening = life.opening_record if life.seq == 1 else None
-        self._queue: deque[Record] = deque([] if opening is None else [opening])
+        self._wakeup = anyio.Event()
+        self._queue: deque[Record] = deque()
+        if life.opening_record is not None and life.seq == 1:
+            self.enqueue(life.opening_record)
 
     def enqueue(self, record: Record) -> None:
         """Queue a record."""
         if len(self._queue) >= MAX_QUEUED_RECORDS:
-            self._record_failure(
-                "full", f"more than {MAX_QUEUED_RECORDS} records wait for it; further ones are dropped"
-            )
+            text = f"more than {MAX_QUEUED_RECORDS} records wait for it; further ones are dropped"
+            self._record_failure("full", text)
             return
         self._queue.append(record)
-        if self._wakeup is not None:
-            self._wakeup.set()
+        self._wakeup.set()
 
     def close(self) -> None:
         """Stop when the queue is empty."""
         self._closing = True
-        if self._wakeup is not None:
-            self._wakeup.set()
+        self._wakeup.set()
 
     async def deliver(self) -> None:
         """Hand over until closed."""
         try:
-            while True:
-                await self.drain()
-                if self._closing:
-                    break
-                self._wakeup = anyio.Event()
+            while not self._closing:
                 await self._wakeup.wait()
-                self._wakeup = None
+                self._wakeup = anyio.Event()
+                await self.drain()
             self.finished = True
         finally:
             self.done.set()
