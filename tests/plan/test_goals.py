@@ -114,13 +114,6 @@ async def test_reached_already() -> None:
     assert bodies(store, run.id, TriggerFired) == []
 
 
-async def test_out_of_reach() -> None:
-    """A goal that nothing can bring about is proven to be out of reach, and the run does not pretend to have reached it."""
-    outcome = await outcome_of(HOUSE, Event(1, goal=["castle"]))
-    assert (outcome.status, len(outcome.done)) == ("failed", 3)
-    assert any(verdict.startswith("proven-unreachable") for verdict in outcome.verdicts)
-
-
 async def test_in_words_alone() -> None:
     """A goal that no facts state makes providers think about the plan when its words change, and is kept otherwise."""
     provider = Proposer(lambda request: [alternative(AddTask(task=Task(id="paint", depends_on=("build",))))])

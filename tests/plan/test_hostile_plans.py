@@ -51,18 +51,13 @@ def document(tasks: list[JsonObject]) -> JsonObject:
 
 
 @pytest.mark.slow
-def test_many_tasks_in_json(in_time):
-    """A chain of 100,000 tasks with references far back is read and checked, and the last task is found at once."""
-    plan = Plan.parse(json.dumps(document(chain(COUNT))), format="json")
-    assert plan.task(f"t{COUNT - 1}").depends_on == (f"t{COUNT - 2}",)
-
-
-@pytest.mark.slow
-def test_many_tasks_in_yaml(in_time):
-    """A YAML file of 100,000 tasks is read."""
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_many_tasks(in_time, form):
+    """A chain of 100,000 tasks is read and checked, and its last task is found at once; in JSON with references far back."""
     tasks = "".join(f"- id: t{i}\n  tool: work\n  arguments: {{n: {i}}}\n" for i in range(COUNT))
-    plan = Plan.parse(f"goal: {{objective: x}}\nsequential: true\ntasks:\n{tasks}")
-    assert plan.tasks[-1].depends_on == (f"t{COUNT - 2}",)
+    yaml = f"goal: {{objective: x}}\nsequential: true\ntasks:\n{tasks}"
+    plan = Plan.parse(yaml if form == "yaml" else json.dumps(document(chain(COUNT))), format=form)
+    assert plan.task(f"t{COUNT - 1}").depends_on == (f"t{COUNT - 2}",)
 
 
 def scattered(i: int) -> JsonObject:
