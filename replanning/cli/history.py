@@ -36,8 +36,8 @@ from replanning.history import (
     text_report,
     why_report,
 )
+from replanning.history.events import calibrate_sources
 from replanning.history.export import edit_json, event_json, history_json, summary_json
-from replanning.history.metrics import calibrate_sources
 from replanning.history.reports import calibration_lines, revision_diffs
 from replanning.history.wording import pluralise
 from replanning.journal import RunStore

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from replanning.exports import report_module
 from replanning.history.diff import PlanDiff
-from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
-from replanning.history.export import export_history, import_history
-from replanning.history.history import ReplanHistory
-from replanning.history.metrics import (
+from replanning.history.events import (
     Calibration,
+    GoalEdit,
+    PlanEdit,
     Prediction,
+    QuestionEntry,
+    ReplanEvent,
     ReplanMetrics,
     calibrate,
     compute_metrics,
 )
+from replanning.history.export import export_history, import_history
+from replanning.history.history import ReplanHistory
 from replanning.history.reports import markdown_report, text_report, why_report
 from replanning.history.status import RunStatusReport, open_questions, run_status
 

@@ -11,8 +11,15 @@ from typing import Self
 from replanning.changes import AbortRun, PlanChange
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.history.diff import PlanDiff, diff_plans
-from replanning.history.events import DroppedTrigger, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
-from replanning.history.metrics import ReplanMetrics, compute_metrics
+from replanning.history.events import (
+    DroppedTrigger,
+    GoalEdit,
+    PlanEdit,
+    QuestionEntry,
+    ReplanEvent,
+    ReplanMetrics,
+    compute_metrics,
+)
 from replanning.journal.records import (
     AlternativesConsidered,
     AnswerRefused,

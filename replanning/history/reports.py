@@ -7,9 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from typing import Final
 
-from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
+from replanning.history.events import Calibration, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent, ReplanMetrics
 from replanning.history.history import ReplanHistory
-from replanning.history.metrics import Calibration, ReplanMetrics
 from replanning.history.wording import (
     change_line,
     edit_author,
@@ -274,8 +273,10 @@ def _entry_section(entry: ReplanEvent | PlanEdit | GoalEdit, diffs: Mapping[int,
         new = f"- **New**: {_escape_inline(goal_line(entry.goal, entry.changed))}"
         return ["## The goal changed", "", when, *by, *reason, new, ""]
     made = f", revision {entry.before} → {entry.after}" if entry.after is not None else ""
-    effect = diffs.get(entry.after or 0, "")
-    block = [*_fenced_diff(effect), ""] if effect else []
+    block: list[str] = []
+    if effect := diffs.get(entry.after or 0, ""):
+        fence = "`" * max([3, *(len(found) + 1 for found in _FENCE.findall(effect))])  # longer than any inside
+        block = [f"{fence}diff", *effect.split("\n"), fence, ""]
     if isinstance(entry, PlanEdit):
         changes = [f"- {_escape_inline(change_line(change))}" for change in entry.changes]
         return [f"## Edit by {edit_author(entry.changes)}{made}", "", when, *reason, *changes, "", *block]
@@ -291,25 +292,19 @@ def _entry_section(entry: ReplanEvent | PlanEdit | GoalEdit, diffs: Mapping[int,
     if entry.all_candidates:
         lines += ["| | alternative | confidence | self-assessment | past success | availability | simplicity |"]
         lines += ["|-|-|-|-|-|-|-|"]
-        lines += [_candidate_row(candidate, entry) for candidate in entry.all_candidates] + [""]
+        for candidate in entry.all_candidates:
+            alternative, score = candidate.alternative, [""] * 5
+            does = "; ".join(change_line(change) for change in alternative.changes) or "no changes"
+            text = _escape_inline(f"{does} ({alternative.source}: {alternative.reason})")
+            mark = "✔" if entry.executed and candidate == entry.chosen else ""
+            if candidate.rejected:
+                mark, text = "✘", f"{text} – rejected: {_escape_inline(candidate.rejected)}"
+            if candidate.score is not None:
+                score = [f"{part:.2f}" for part in astuple(candidate.score)]
+            lines.append(f"| {mark} | {text} | {' | '.join(score)} |")
+        lines.append("")
     return [*lines, *block]
-
-
-def _candidate_row(candidate: Candidate, event: ReplanEvent) -> str:
-    alternative = candidate.alternative
-    does = "; ".join(change_line(change) for change in alternative.changes) or "no changes"
-    said = f"{does} ({alternative.source}: {alternative.reason})"
-    text = _escape_inline(said) + (f" – rejected: {_escape_inline(candidate.rejected)}" if candidate.rejected else "")
-    mark = "✘" if candidate.rejected else "✔" if event.executed and candidate == event.chosen else ""
-    score = [""] * 5 if candidate.score is None else [f"{part:.2f}" for part in astuple(candidate.score)]
-    return f"| {mark} | {text} | {' | '.join(score)} |"
 
 
 def _counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{_escape_inline(name)} {number}" for name, number in counts.items())
-
-
-def _fenced_diff(text: str) -> list[str]:
-    """Return a block of a diff whose fence is longer than any in the text."""
-    fence = "`" * max([3, *(len(found) + 1 for found in _FENCE.findall(text))])
-    return [f"{fence}diff", *text.split("\n"), fence]

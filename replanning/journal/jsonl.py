@@ -210,10 +210,24 @@ class JsonlStore(RunStore):
                 self._close_journal(run)
 
     def _records(self, path: Path, after: int) -> Iterator[Record]:
+        number = 0
         try:
             for number, line in enumerate(read_lines(path), 1):
-                if number > after:
-                    yield _parse_record(path, number, line)
+                if number <= after:
+                    continue
+                match = _RECORD_LINE.fullmatch(line)
+                if match is None:
+                    raise ValueError('not a line {"seq":…,"at":…,"kind":…,"data":…}')
+                seq, at, kind, data = match.groups()
+                record = Record(int(seq), float(at), decode_body(kind.decode("ascii"), data))
+                if record.seq != number:
+                    raise ValueError(f"expected record {number}, got record {record.seq}")
+                yield record
+        except ValueError as error:
+            raise JournalCorrupt(
+                f"{path}, line {number}: {error}; restore the file from a copy, or keep the {number - 1} whole "
+                "lines before it to go on from there"
+            ) from error
         except OSError as error:
             raise store_error(error, path, "be read") from error
 
@@ -263,23 +277,6 @@ class JsonlStore(RunStore):
                 yield
             except OSError as error:
                 raise store_error(error, self._directory, doing) from error
-
-
-def _parse_record(path: Path, number: int, line: bytes) -> Record:
-    try:
-        match = _RECORD_LINE.fullmatch(line)
-        if match is None:
-            raise ValueError('not a line {"seq":…,"at":…,"kind":…,"data":…}')
-        seq, at, kind, data = match.groups()
-        record = Record(int(seq), float(at), decode_body(kind.decode("ascii"), data))
-        if record.seq != number:
-            raise ValueError(f"expected record {number}, got record {record.seq}")
-    except ValueError as error:
-        raise JournalCorrupt(
-            f"{path}, line {number}: {error}; restore the file from a copy, or keep the {number - 1} whole "
-            "lines before it to go on from there"
-        ) from error
-    return record
 
 
 def _parse_outcomes(lines: Iterable[bytes]) -> Iterator[ToolOutcome]:

@@ -29,7 +29,7 @@ from replanning.history import (
     import_history,
     open_questions,
 )
-from replanning.history.metrics import calibrate_sources
+from replanning.history.events import calibrate_sources
 from replanning.journal import (
     AlternativesConsidered,
     Candidate,

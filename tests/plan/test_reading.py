@@ -245,6 +245,8 @@ def test_what_is_found_later_has_its_place(tmp_path, name, text):
     assert found.place.startswith(f"{path}:4:")
     assert found.place.endswith(" tasks[0].tool")
     assert found.message == later.message
+    path.write_text("5", encoding="utf-8")
+    assert [problem.place for problem in locate_problems([later], path)] == [f"{path} tasks[0].tool"]
     path.write_text("tasks: [", encoding="utf-8")
     assert locate_problems([later], path) == [later]
     path.unlink()
