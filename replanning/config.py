@@ -506,7 +506,9 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
         if key in given:
             inner = steps[length:] if _key_index()[key].is_table else []
             path = ".".join([key, *(["*", *inner[1:]] if inner else [])])
-            message, got = error["msg"].removeprefix("Value error, "), _redacted_repr(error["input"])
+            redactor = Redactor()  # twice: a secret is recognised only as long as it is whole
+            got = redactor.text(brief_repr(redactor.value(error["input"])))
+            message = error["msg"].removeprefix("Value error, ")
             match error["type"]:
                 case "value_error":
                     message += f"; got {got}"
@@ -521,11 +523,6 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
     section = ".".join(steps)
     sources = dict.fromkeys(value.source for key, value in given.items() if key.startswith(f"{section}."))
     return Problem(f"{', '.join(sources)} {section}", error["msg"].removeprefix("Value error, "))
-
-
-def _redacted_repr(value: JsonValue) -> str:
-    redactor = Redactor()  # twice: a secret is recognised only as long as it is whole
-    return redactor.text(brief_repr(redactor.value(value)))
 
 
 def _schema_text(schema: JsonObject) -> str:

@@ -103,19 +103,17 @@ class Display:
             self._deferred_lines.append(line)
         elif self._narrator is not None:
             try:
-                self._print_line(line.symbol, escape_control(line.text), line.style)
+                text = f"{line.symbol} {escape_control(line.text)}"
+                if self.console is None:
+                    sys.stderr.write(f"{self.elapsed:7.1f}s {text}\n")
+                    sys.stderr.flush()
+                else:
+                    from rich.text import Text
+
+                    styled = Text.assemble((f"{self.elapsed:6.1f}s ", "dim"), (text, line.style))
+                    self.console.print(styled, soft_wrap=False)
             except OSError:
                 self._narrator = None
-
-    def _print_line(self, symbol: str, text: str, style: str) -> None:
-        if self.console is None:
-            sys.stderr.write(f"{self.elapsed:7.1f}s {symbol} {text}\n")
-            sys.stderr.flush()
-            return
-        from rich.text import Text
-
-        styled = Text.assemble((f"{self.elapsed:6.1f}s ", "dim"), (f"{symbol} {text}", style))
-        self.console.print(styled, soft_wrap=False)
 
     @contextmanager
     def suspend(self) -> Iterator[None]:

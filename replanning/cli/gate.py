@@ -126,37 +126,34 @@ class ConsoleGate:
         if word in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
         if word in ("m", "modify"):
-            return await self._read_changes(question)
+            first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
+            text = json.dumps(list(map(dump_change, first)), indent=2)
+            editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+            try:
+                if editor:
+                    with TemporaryDirectory(prefix="replanning-") as folder:
+                        file = anyio.Path(folder, "changes.json")
+                        await file.write_text(text, encoding="utf-8")
+                        # The editor has the terminal, and goes with the question when time is up.
+                        await anyio.run_process(
+                            [*shlex.split(editor), str(file)], stdin=sys.stdin, stdout=None, stderr=None
+                        )
+                        edited = await file.read_text(encoding="utf-8")
+                else:
+                    out = self._console
+                    out.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
+                    out.print(json.dumps(json.loads(text)), style="dim")
+                    edited = await _read_line()
+                changes = parse_changes(json.loads(edited))
+            except (ReplanningError, ValueError, OSError) as error:
+                self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
+                return None
+            return Answer("modify", self._by, changes=changes)
         if word.isdecimal() and 1 <= int(word) <= count:
             return Answer("approve", self._by, choice=int(word) - 1, comment=comment)
         hint = f"; put a number before your words, such as: 1 {escape_control(line)}" if line and count else ""
         self._console.print(f"{word!r} is not an answer{hint}", style="red")
         return None
-
-    async def _read_changes(self, question: Question) -> Answer | None:
-        first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
-        text = json.dumps(list(map(dump_change, first)), indent=2)
-        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
-        try:
-            if editor:
-                with TemporaryDirectory(prefix="replanning-") as folder:
-                    file = anyio.Path(folder, "changes.json")
-                    await file.write_text(text, encoding="utf-8")
-                    # The editor has the terminal, and goes with the question when time is up.
-                    await anyio.run_process(
-                        [*shlex.split(editor), str(file)], stdin=sys.stdin, stdout=None, stderr=None
-                    )
-                    edited = await file.read_text(encoding="utf-8")
-            else:
-                out = self._console
-                out.print("Changes as JSON on one line, for example (set EDITOR to use an editor):")
-                out.print(json.dumps(json.loads(text)), style="dim")
-                edited = await _read_line()
-            changes = parse_changes(json.loads(edited))
-        except (ReplanningError, ValueError, OSError) as error:
-            self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
-            return None
-        return Answer("modify", self._by, changes=changes)
 
     def _time_left(self, question: Question) -> str:
         if question.deadline is None:

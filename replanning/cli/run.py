@@ -62,8 +62,6 @@ _PAIR_PATTERN: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
 DEFAULT_FOLDER: Final = "replanning-demo"
 
-_DEMO_FILES: Final = Path(__file__).with_name("demo")
-
 _INTRODUCTION: Final = """\
 A real plan, on real files: Python sources are packed, checked and reported on, several commands at once.
 Three things go wrong on the way:
@@ -73,10 +71,6 @@ Three things go wrong on the way:
 The plan is repaired each time, while everything else goes on. The plan can be changed and run again:
   {again}
 """
-
-_ZPAQ_MISSING: Final = "the step 'pack' needs the program zpaq, which is not on this machine"
-
-_ZPAQ_INSTALLED: Final = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
 
 
 @commands.command(
@@ -163,9 +157,10 @@ def demo(
     place = _prepare_folder(folder)
     if not options.quiet:
         again = f"cd {shlex.quote(str(place))} && replanning run plan.yaml"  # its commands use relative paths
-        print_message(
-            _INTRODUCTION.format(first=_ZPAQ_INSTALLED if shutil.which("zpaq") else _ZPAQ_MISSING, again=again)
-        )
+        first = "the step 'pack' needs the program zpaq, which is not on this machine"
+        if shutil.which("zpaq"):
+            first = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
+        print_message(_INTRODUCTION.format(first=first, again=again))
     # Its python3 is the one that runs this program, so that the demo needs nothing else on the PATH.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     options.store, options.providers = str(place / ".replanning" / "history.db"), ["repair"]
@@ -197,7 +192,7 @@ def _prepare_folder(folder: str | None) -> Path:
             fail(f"the demo cannot write to {str(place)!r}: {error.strerror or error}")
         place = Path(mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
         (place / "build").mkdir()
-    for file in _DEMO_FILES.iterdir():
+    for file in Path(__file__).with_name("demo").iterdir():
         if file.is_file():
             shutil.copyfile(file, place / file.name)
     # What the demo works on: modules of Python's standard library, and this package.

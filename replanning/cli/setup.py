@@ -242,7 +242,18 @@ def providers(
         for plugin in plugins:
             state = "no answer" if plugin.answers is False else plugin.state
             style = _STATE_STYLES.get(state, "")
-            table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, escape_control(plugin.details))
+            details = [plugin.problem or plugin.value]
+            if plugin.kind == LANGUAGE_MODEL and plugin.state != "broken":
+                has_key = plugin.key in os.environ and plugin.key not in plugin.problem
+                details = [
+                    plugin.model or "no model",
+                    f"at {plugin.address}" if plugin.address else "",
+                    f"key in {plugin.key}" if has_key else "",
+                    plugin.problem,
+                    f"answers in {plugin.seconds:.1f} s" if plugin.answers else "",
+                ]
+            shown = escape_control(", ".join(filter(None, details)))
+            table.add_row(plugin.group, plugin.name, Text(state, style), plugin.package, shown)
         console().print(table)
     answers = [(plugin.state, plugin.answers) for plugin in plugins if plugin.answers is not None]
     usable = any(answered for _, answered in answers) and ("used", False) not in answers
@@ -281,17 +292,6 @@ class PluginStatus:
     address: str = ""
     answers: bool | None = None
     seconds: float | None = None
-
-    @property
-    def details(self) -> str:
-        """Return a description in words."""
-        if self.kind != LANGUAGE_MODEL or self.state == "broken":
-            return self.problem or self.value
-        parts = [self.model or "no model", f"at {self.address}" if self.address else ""]
-        parts += [f"key in {self.key}" if self.key in os.environ and self.key not in self.problem else "", self.problem]
-        if self.answers:
-            parts.append(f"answers in {self.seconds:.1f} s")
-        return ", ".join(filter(None, parts))
 
 
 async def _probe_models(models: Sequence[tuple[PluginStatus, LLMProvider]]) -> None:

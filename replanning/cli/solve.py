@@ -170,15 +170,10 @@ def solve(
     """
     if dry_run and run_id is not None:
         fail("--dry-run keeps no run that --run-id could name: leave one of them out")
-    if issue is not None:
-        if goal is not None or file is not None or issue_id:
-            fail("--issue states the goal: leave out --goal, FILE and --issue-id")
-        comment = not (no_comment or dry_run)
-        job, issue_target = _read_issue(issue, tools, llm, quiet=options.quiet, comment=comment)
-        if comment:
-            options.notify = [*(options.notify or ()), issue_target]
-    else:
-        job = _read_goal(goal, file, tools, llm, quiet=options.quiet, issue_id=issue_id)
+    if issue is not None and (goal is not None or file is not None or issue_id):
+        fail("--issue states the goal: leave out --goal, FILE and --issue-id")
+    comment = not (no_comment or dry_run)
+    job = _read_job(goal, file, tools, llm, options, issue=issue, issue_id=issue_id, comment=comment)
     options.providers = [llm] if llm else None
     if dry_run:
         raise typer.Exit(_make_plan(job, options))
@@ -208,7 +203,7 @@ def plan(
     options: RunOptions,
 ) -> None:
     """Have a language model make a plan for a goal in words, and print it; nothing is executed."""
-    job = _read_goal(goal, file, tools, llm, quiet=options.quiet)
+    job = _read_job(goal, file, tools, llm, options)
     if save is not None:  # before a model is asked and paid
         problem = ""
         if save.is_dir():
@@ -247,52 +242,47 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
 # The goal and its tools
 
 
-def _read_goal(
-    goal: str | None, file: Path | None, tools: Path | None, llm: str | None, *, quiet: bool, issue_id: str = ""
+def _read_job(
+    goal: str | None,
+    file: Path | None,
+    tools: Path | None,
+    llm: str | None,
+    options: RunOptions,
+    *,
+    issue: str | None = None,
+    issue_id: str = "",
+    comment: bool = False,
 ) -> _Job:
-    """Read the goal and the tools that the command line names.
+    """Read the goal, from the command line or from an issue, and the tools that may be used.
 
     Raises:
-        SettingsError: an option is missing, or there is one too many.
+        SettingsError: an option is missing, or there is one too many; or the issue is not named correctly, or cannot
+            be written.
         PlanError: a file cannot be read, or its tools are not valid.
+        ForgeError: the issue cannot be read.
     """
-    if (goal is None) == (file is None):
+    if issue is None and (goal is None) == (file is None):
         what = "give the goal in words with --goal, or in a FILE" + (", and not both" if file is not None else "")
         raise SettingsError([Problem("--goal", what)])
-    library = _read_tools(tools, quiet=quiet)
-    text = lookup.read_text_argument(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")
-    text = text.strip()
-    if not text or len(text) > MAX_GOAL_CHARS:
-        problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
-        place, what = ("--goal", "it") if file is None else ("FILE", str(file))
-        raise SettingsError([Problem(place, f"{what} {problem}")])
-    return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
-
-
-def _read_tools(file: Path | None, *, quiet: bool) -> Plan:
-    if file is None:
+    if tools is None:
         problem = "name a YAML file whose section `tools` describes the tools, as in a plan file"
         raise SettingsError([Problem("--tools", problem)])
-    library = read_tools(file)
-    if not quiet:
+    library = read_tools(tools)
+    if not options.quiet:
         for note in check_machine(library):
             print_message(f"note: {note.message}")
         for tool in library.tools:
             if tool.dangerous and (reason := danger_reason(tool)):
                 asked = f"a person is asked before tool {tool.name!r} is used: {reason}"
                 print_message(f"note: {asked}; `dangerous: false` turns that off")
-    return library
-
-
-def _read_issue(issue: str, tools: Path | None, llm: str | None, *, quiet: bool, comment: bool) -> tuple[_Job, str]:
-    """Read the goal in an issue; return it with the `--notify` target that writes there.
-
-    Raises:
-        SettingsError: the issue is not named correctly, or cannot be written.
-        PlanError: the file of tools cannot be read, or its tools are not valid.
-        ForgeError: the issue cannot be read.
-    """
-    library = _read_tools(tools, quiet=quiet)
+    if issue is None:
+        text = lookup.read_text_argument(file, "FILE") if file is not None else decode_argument(goal or "", "--goal")
+        text = text.strip()
+        if not text or len(text) > MAX_GOAL_CHARS:
+            problem = f"has more than {MAX_GOAL_CHARS} characters" if text else "is empty"
+            place, what = ("--goal", "it") if file is None else ("FILE", str(file))
+            raise SettingsError([Problem(place, f"{what} {problem}")])
+        return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
     name = issue.strip()
     family = "gitlab" if name.startswith("gitlab:") or "!" in name or "/-/" in name else "github"
     exporter = lookup.create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
@@ -301,18 +291,20 @@ def _read_issue(issue: str, tools: Path | None, llm: str | None, *, quiet: bool,
     forge = exporter.forge
     if comment and (problem := forge.write_error()):
         raise SettingsError([Problem("--issue", f"{problem}; to only read the issue, use --no-comment")])
-    if not quiet:
+    if not options.quiet:
         print_message(f"reading {name}")
 
-    async def fetch() -> tuple[TaskRequest, tuple[str, ...]]:
+    async def fetch() -> _Job:
         try:
-            comments = tuple(comment.id for comment in await forge.comments())
-            return await forge.issue(), comments
+            seen = tuple(comment.id for comment in await forge.comments())
+            return _Job(await forge.issue(), library, llm, seen)
         finally:
             await forge.aclose()
 
-    request, comments = anyio.run(fetch)
-    return _Job(request, library, llm, comments), f"{family}={request.issue_id}"
+    job = anyio.run(fetch)
+    if comment:
+        options.notify = [*(options.notify or ()), f"{family}={job.request.issue_id}"]
+    return job
 
 
 # Earlier runs

@@ -40,11 +40,13 @@ _EXIT_CODES: Final = {
     "needs_human": ExitCode.NEEDS_HUMAN,
 }
 
-_STATUS_STYLES: Final = {"succeeded": "bold green", "paused": "bold yellow", "needs_human": "bold yellow"}
+_STATUS_LOOKS: Final = {
+    "succeeded": ("✓", "bold green"),
+    "paused": ("‖", "bold yellow"),
+    "needs_human": ("?", "bold yellow"),
+}
 
 _STATE_STYLES: Final = {"DONE": "green", "SKIPPED": "dim", "FAILED": "red", "BLOCKED": "red"}
-
-_STATUS_SYMBOLS: Final = {"succeeded": "✓", "paused": "‖", "needs_human": "?"}
 
 
 class _Revision(NamedTuple):
@@ -175,7 +177,7 @@ class RunSummary:
     def _show(self) -> None:
         out = console()
         result = self.result
-        mark, style = _STATUS_SYMBOLS.get(result.status, "✗"), _STATUS_STYLES.get(result.status, "bold red")
+        mark, style = _STATUS_LOOKS.get(result.status, ("✗", "bold red"))
         count = len(self._revisions)
         out.print()
         out.print(f"{mark} {result.status}: {escape_control(result.reason)}", style=style)
@@ -183,7 +185,26 @@ class RunSummary:
         out.print(f"  run {result.run} · {pluralise(count, 'revision')} · {self._elapsed:.1f} s{spent}")
         if count:
             self._show_plan_comparison(out)
-            self._show_revisions(out)
+            out.print("\nWhat changed in the plan, and why", style="bold")
+            for revision in self._revisions[:MAX_REVISIONS_SHOWN]:
+                revised, candidate = revision.revised, revision.candidate
+                out.print(f"\n  revision {revised.number}: {escape_control(revised.reason)}", style="magenta")
+                for trigger in revision.triggers:
+                    out.print(f"    because  {escape_control(trigger_line(trigger))}")
+                source = f", proposed by {candidate.alternative.source}" if candidate else ""
+                by = revised.by if revised.by != "edit" else edit_author(revised.changes)
+                out.print(f"    decided  by {by}{source}")
+                if candidate is not None and candidate.score is not None:
+                    others = revision.other_candidates
+                    beside = f"; {pluralise(others, 'other candidate')}" if others else ""
+                    out.print(f"    with     {format_score(candidate.score)}{beside}")
+                lines = revision.diff.splitlines()
+                for line in lines[:MAX_DIFF_LINES]:
+                    out.print(f"    {escape_control(line)}", style=DIFF_STYLES.get(line[:1], "dim"))
+                if len(lines) > MAX_DIFF_LINES:
+                    out.print(f"    … and {pluralise(len(lines) - MAX_DIFF_LINES, 'more line')}", style="dim")
+            if len(self._revisions) > MAX_REVISIONS_SHOWN:
+                out.print(f"  … and {pluralise(len(self._revisions) - MAX_REVISIONS_SHOWN, 'more revision')}")
         out.print("\nWhere to look", style="bold")
         if result.unjournaled:
             out.print("  history  is not complete: the store failed, and the run went on without it", style="yellow")
@@ -217,7 +238,14 @@ class RunSummary:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for heading in ("  task", "before", "", "after", ""):
             table.add_column(heading)
-        for before, after in self._task_comparison():
+        live = self.live
+        rows: list[tuple[Task | None, list[TaskEntry]]] = [
+            (task, current_entries(live, live.entry(task.id))) for task in self._original_plan.tasks
+        ]
+        seen = {entry.id for _, after in rows for entry in after} | {task.id for task in self._original_plan.tasks}
+        new = [entry for entry in live if entry.id not in seen and not entry.replaced_by and not entry.removed]
+        rows += [(None, new)] if new else []
+        for before, after in rows:
             changed = before is None or before.id in retried or [entry.id for entry in after] != [before.id]
             style = "bold magenta" if changed else ""
             for number, entry in enumerate(after):
@@ -235,40 +263,6 @@ class RunSummary:
                 )
         out.print("\nThe plan before and after\n", style="bold")
         out.print(table)
-
-    def _task_comparison(self) -> Iterator[tuple[Task | None, list[TaskEntry]]]:
-        """Yield each task of the original plan with the tasks that replace it now, then the new tasks."""
-        live = self.live
-        seen: set[str] = set()
-        for task in self._original_plan.tasks:
-            after = current_entries(live, live.entry(task.id))
-            seen |= {task.id, *(entry.id for entry in after)}
-            yield task, after
-        added = [entry for entry in live if entry.id not in seen and not entry.replaced_by and not entry.removed]
-        if added:
-            yield None, added
-
-    def _show_revisions(self, out: Console) -> None:
-        out.print("\nWhat changed in the plan, and why", style="bold")
-        for revision in self._revisions[:MAX_REVISIONS_SHOWN]:
-            revised, candidate = revision.revised, revision.candidate
-            out.print(f"\n  revision {revised.number}: {escape_control(revised.reason)}", style="magenta")
-            for trigger in revision.triggers:
-                out.print(f"    because  {escape_control(trigger_line(trigger))}")
-            source = f", proposed by {candidate.alternative.source}" if candidate else ""
-            by = revised.by if revised.by != "edit" else edit_author(revised.changes)
-            out.print(f"    decided  by {by}{source}")
-            if candidate is not None and candidate.score is not None:
-                count = revision.other_candidates
-                others = f"; {pluralise(count, 'other candidate')}" if count else ""
-                out.print(f"    with     {format_score(candidate.score)}{others}")
-            lines = revision.diff.splitlines()
-            for line in lines[:MAX_DIFF_LINES]:
-                out.print(f"    {escape_control(line)}", style=DIFF_STYLES.get(line[:1], "dim"))
-            if len(lines) > MAX_DIFF_LINES:
-                out.print(f"    … and {pluralise(len(lines) - MAX_DIFF_LINES, 'more line')}", style="dim")
-        if len(self._revisions) > MAX_REVISIONS_SHOWN:
-            out.print(f"  … and {pluralise(len(self._revisions) - MAX_REVISIONS_SHOWN, 'more revision')}")
 
     def _next_steps(self) -> Iterator[tuple[str, str]]:
         """Yield commands that are useful now, each with a description."""
