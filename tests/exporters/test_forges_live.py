@@ -1,15 +1,24 @@
-"""The real GitHub or GitLab, where an issue and a token for it are given in the environment.
+"""Forges that others wrote: the real GitHub or GitLab, and a mock server made from GitHub's own description of its API.
 
+The real ones are asked where an issue and a token for it are given in the environment.
 `REPLANNING_E2E_ISSUE` names the issue, as `--issue` takes it; the token stands in `GITHUB_TOKEN` or `GITLAB_TOKEN`,
 and the address of a server of one's own in `GITHUB_API_URL` or `GITLAB_API_URL`. Comments are written below that issue
 and stay there.
+
+The mock server is an npm package, installed into a temporary folder and started as a process. It checks every request by
+the description, and answers with GitHub's examples, or with whatever else the description allows.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 
+import httpx
 import pytest
 
 from replanning import Environment
@@ -19,6 +28,8 @@ from replanning.exporters.gitlab import GitLabIssue
 from replanning.exporters.notices import Notifier
 from replanning.planning import Steering
 from replanning.testing import VirtualClock
+from tests.support.forges import TOKEN
+from tests.support.npm import PATIENCE, npm_program
 from tests.support.planning import Model, coordinator
 
 VARIABLE = "REPLANNING_E2E_ISSUE"
@@ -72,3 +83,105 @@ async def test_a_run(forge: GitHubIssue | GitLabIssue) -> None:
         (checklist,) = [one for one in await forge.comments() if one.id not in there]
         assert checklist.body.count("- [x]") == 2
         await Steering(planning, forge).poll()
+
+
+# The mock server
+
+PACKAGE = "@stoplight/prism-cli"
+VERSION = "5.14.2"
+DESCRIPTION = Path(__file__).parents[3] / "shared" / "data" / "specs" / "github-issue-comments.openapi.json"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that starts the mock server, as installed; a line that says what is missing, where it cannot be."""
+    if not DESCRIPTION.exists():
+        pytest.skip(f"GitHub's description of its API is not at {DESCRIPTION}")
+    return npm_program(PACKAGE, VERSION, "index.js", tmp_path_factory.mktemp("prism"))
+
+
+@pytest.fixture(scope="module")
+def mock(program: list[str]) -> Iterator[Callable[..., str]]:
+    """Starts the mock server, once for each kind of answers; gives its address."""
+    started: dict[tuple[str, ...], tuple[subprocess.Popen[str], str]] = {}
+
+    def start(*options: str) -> str:
+        if options in started:
+            return started[options][1]
+        command = [*program, "mock", "-h", "127.0.0.1", "-p", "0", *options, str(DESCRIPTION)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        said: list[str] = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"is listening on (http://\S+)", line):
+                started[options] = process, found[1]
+                return found[1]
+        raise AssertionError(f"it does not listen: {''.join(said)}")
+
+    yield start
+    for process, _ in started.values():
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+class Preferring(httpx.AsyncHTTPTransport):
+    """Asks the mock server for one of the answers that the description has."""
+
+    def __init__(self, method: str, status: int) -> None:
+        super().__init__()
+        self._method, self._status = method, status
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == self._method and "/issues/" in request.url.path:
+            request.headers["prefer"] = f"code={self._status}"
+        return await super().handle_async_request(request)
+
+
+def github(url: str, **more: object) -> GitHubIssue:
+    """An issue of this server."""
+    return GitHubIssue("octocat/Hello-World#1347", token=TOKEN, base_url=url, environ={}, **more)  # type: ignore[arg-type]
+
+
+async def test_requests_fit_the_description_of_github(mock: Callable[..., str]) -> None:
+    """Comments are read, created and edited by requests that fit GitHub's description, and its answers are understood."""
+    async with aclosing(github(mock("--errors"))) as forge:
+        (comment,) = await forge.comments()
+        assert (comment.id, comment.author, comment.body, comment.role) == ("1", "octocat", "Me too", "COLLABORATOR")
+        assert (comment.own, comment.notice, comment.bot) == (False, False, False)
+        assert await forge.may_steer(comment)
+        assert await forge.post("hello") == "1"
+        await forge.edit("1", "hello again")
+
+
+async def test_by_the_description_of_github(mock: Callable[..., str]) -> None:
+    """An issue as GitHub describes it becomes a request; what the server does not have is left out."""
+    async with aclosing(github(mock("--errors", "--ignoreExamples"))) as forge:
+        request = await forge.issue()
+        assert request.issue_id == "octocat/Hello-World#1347"
+        assert request.title == "Widget creation fails in Safari on OS X 10.8"
+        assert request.text.endswith("browser bug?")
+        assert len(request.comments) == 1
+        assert not {"files", "readme", "description"} & set(request.repository)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_whatever_the_description_allows(mock: Callable[..., str], seed: int) -> None:
+    """Whatever answers GitHub's description allows, fields that may lack or be null among them, are taken."""
+    async with aclosing(github(mock("--errors", "-d", "--seed", str(seed)))) as forge:
+        for comment in await forge.comments():
+            assert comment.at.tzinfo is not None
+            assert isinstance(await forge.may_steer(comment), bool)
+        assert (await forge.issue()).issue_id == "octocat/Hello-World#1347"
+        assert await forge.post("hello")
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [("GET", 404), ("GET", 410), ("POST", 403), ("POST", 410), ("POST", 422)]
+)
+async def test_refusals_of_the_description(mock: Callable[..., str], method: str, status: int) -> None:
+    """The refusals that GitHub describes are errors at once, with their status."""
+    async with aclosing(github(mock(), transport=Preferring(method, status))) as forge:
+        with pytest.raises(ForgeError) as caught:
+            await (forge.comments() if method == "GET" else forge.post("hello"))
+        assert (caught.value.status, caught.value.final) == (status, True)

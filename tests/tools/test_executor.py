@@ -122,16 +122,6 @@ async def test_default_timeout(where):
             done.set()
 
 
-async def test_failures_of_a_kind_pass_through():
-    """What a kind raises reaches the orchestrator as it is."""
-
-    async def fail(given: ToolCall) -> JsonValue:
-        raise TimeoutError("of my own")
-
-    with pytest.raises(TimeoutError, match="of my own"):
-        await call(spec(kind="mine"), kinds={"mine": fail})
-
-
 def test_reprs():
     """An executor says how many tools and which kinds it has, and secrets only how many they are."""
     secrets = Secrets({"A": "s3cr3t"})
