@@ -662,30 +662,31 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     ready = await _resolve_task(session, task, context) if is_action(task) else task  # else a person added it
     context.arguments = ready.arguments
     output = await work(ready, context)
-    if not session.tool_loop_only:
-        name = session.state.name_of(session.run.live.entry(task.id).root)
-        json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
-        settings, every = session.settings.reflection, session.config.judge_on == "every_action"
-        done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
-        number = done + 1 + len(session.tasks_in_reflection)
-        due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
-        error = reported_failure(json_output)
-        if due or error or every:
-            session.tasks_in_reflection.add(task.id)
-            try:
-                action = action_data(task, name, session.state.calls.get(context.attempt_id))
-                data: JsonObject = {**session.prompt_data(task), "action": action, "result": json_output}
-                if error:
-                    data["errors"] = f"the tool did not fail, but its output says so: {error}"
-                found: Reflection | None = None
-                if due or (error and settings.enabled and settings.trigger_on_error):
-                    found = await reflect(session, context.attempt_id, name, data)
-                succeeded = found is not None and found.status == "success" and not found.plan_revision_needed
-                if due or every or not succeeded:
-                    await _decide(session, task, context, name, data)
-            finally:
-                session.tasks_in_reflection.discard(task.id)
-        session.manager.action_succeeded(name)
+    if session.tool_loop_only:
+        return output
+    name = session.state.name_of(session.run.live.entry(task.id).root)
+    json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
+    settings, every = session.settings.reflection, session.config.judge_on == "every_action"
+    done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
+    number = done + 1 + len(session.tasks_in_reflection)
+    due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
+    error = reported_failure(json_output)
+    if due or error or every:
+        session.tasks_in_reflection.add(task.id)
+        try:
+            action = action_data(task, name, session.state.calls.get(context.attempt_id))
+            data: JsonObject = {**session.prompt_data(task), "action": action, "result": json_output}
+            if error:
+                data["errors"] = f"the tool did not fail, but its output says so: {error}"
+            found: Reflection | None = None
+            if due or (error and settings.enabled and settings.trigger_on_error):
+                found = await reflect(session, context.attempt_id, name, data)
+            succeeded = found is not None and found.status == "success" and not found.plan_revision_needed
+            if due or every or not succeeded:
+                await _decide(session, task, context, name, data)
+        finally:
+            session.tasks_in_reflection.discard(task.id)
+    session.manager.action_succeeded(name)
     return output
 
 
