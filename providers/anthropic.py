@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, NonNegativeInt
@@ -75,7 +74,22 @@ class AnthropicProvider(HTTPLLMProvider):
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Request a message."""
         optional = {"temperature": "temperature"} | ({} if options.schema is None else {"schema": "tool"})
-        make_body = partial(_request_body, prompt, options)
+
+        def make_body(left_out: frozenset[str]) -> JsonObject:
+            body: JsonObject = {
+                "model": options.model,
+                "max_tokens": options.max_tokens,
+                "messages": [{"role": "user", "content": prompt}],
+            }
+            if options.schema is not None and "schema" not in left_out:
+                schema = json_schema(options.schema)
+                tool: JsonObject = {"name": _ANSWER_TOOL, "description": "Give the answer.", "input_schema": schema}
+                body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": _ANSWER_TOOL}}
+            if "temperature" not in left_out:
+                body["temperature"] = min(options.temperature or 0.0, 1.0)  # the most that it takes
+            system = system_prompt(options, schema_in_prompt="schema" in left_out)
+            return body | ({"system": system} if system else {})
+
         response = await self.post_with_downgrade("/v1/messages", make_body, optional, options)
         answer = self.parse(response, _MessageResponse)
         usage = answer.usage
@@ -89,19 +103,3 @@ class AnthropicProvider(HTTPLLMProvider):
             finish=_FINISH_REASONS.get(answer.stop_reason, "other"),
             request_id=response.request_id,
         )
-
-
-def _request_body(prompt: str, options: LLMOptions, left_out: frozenset[str]) -> JsonObject:
-    body: JsonObject = {
-        "model": options.model,
-        "max_tokens": options.max_tokens,
-        "messages": [{"role": "user", "content": prompt}],
-    }
-    if options.schema is not None and "schema" not in left_out:
-        schema = json_schema(options.schema)
-        tool: JsonObject = {"name": _ANSWER_TOOL, "description": "Give the answer.", "input_schema": schema}
-        body |= {"tools": [tool], "tool_choice": {"type": "tool", "name": _ANSWER_TOOL}}
-    if "temperature" not in left_out:
-        body["temperature"] = min(options.temperature or 0.0, 1.0)  # the most that it takes
-    system = system_prompt(options, schema_in_prompt="schema" in left_out)
-    return body | ({"system": system} if system else {})

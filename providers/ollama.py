@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, ClassVar, Final
 
 import httpx
@@ -93,7 +92,23 @@ class OllamaProvider(HTTPLLMProvider):
     async def request(self, prompt: str, options: LLMOptions) -> Completion:
         """Request an answer."""
         optional = {} if options.schema is None else {"schema": "format"}
-        make_body = partial(self._request_body, prompt, options)
+
+        def make_body(left_out: frozenset[str]) -> JsonObject:
+            body: JsonObject = {"model": options.model, "stream": False}
+            if options.schema is not None and "schema" not in left_out:
+                body["format"] = json_schema(options.schema)
+            settings: JsonObject = {"temperature": options.temperature, "num_predict": options.max_tokens}
+            answer_tokens = options.max_tokens or 0
+            prompt_tokens = (
+                self.estimate(prompt, options).tokens - answer_tokens
+            ) // 2  # estimated as one for each byte
+            needed = prompt_tokens + answer_tokens
+            if needed > _DEFAULT_CONTEXT_TOKENS:
+                settings["num_ctx"] = 2 ** (needed - 1).bit_length()
+            system = system_prompt(options, schema_in_prompt="schema" in left_out)
+            messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
+            return body | {"options": settings, "messages": [*messages, {"role": "user", "content": prompt}]}
+
         response = await self.post_with_downgrade("/api/chat", make_body, optional, options)
         chat = self.parse(response, _ChatResponse)
         return self.completion(
@@ -113,17 +128,3 @@ class OllamaProvider(HTTPLLMProvider):
         result = self.parse(response, _EmbeddingResponse)
         completion = self.completion(text, "", options, model=result.model, input_tokens=result.prompt_eval_count)
         return result.embeddings[0], completion
-
-    def _request_body(self, prompt: str, options: LLMOptions, left_out: frozenset[str]) -> JsonObject:
-        body: JsonObject = {"model": options.model, "stream": False}
-        if options.schema is not None and "schema" not in left_out:
-            body["format"] = json_schema(options.schema)
-        settings: JsonObject = {"temperature": options.temperature, "num_predict": options.max_tokens}
-        answer_tokens = options.max_tokens or 0
-        prompt_tokens = (self.estimate(prompt, options).tokens - answer_tokens) // 2  # estimated as one for each byte
-        needed = prompt_tokens + answer_tokens
-        if needed > _DEFAULT_CONTEXT_TOKENS:
-            settings["num_ctx"] = 2 ** (needed - 1).bit_length()
-        system = system_prompt(options, schema_in_prompt="schema" in left_out)
-        messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
-        return body | {"options": settings, "messages": [*messages, {"role": "user", "content": prompt}]}

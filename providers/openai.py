@@ -6,7 +6,6 @@ import base64
 import re
 import struct
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt
@@ -113,7 +112,30 @@ class OpenAIProvider(HTTPLLMProvider):
             optional["system"] = ".role"
         if options.schema is not None:
             optional["schema"] = ""
-        make_body = partial(self._request_body, prompt, options)
+
+        def make_body(left_out: frozenset[str]) -> JsonObject:
+            # OpenAI has a new name for the limit of tokens, which few other services know.
+            has_new_name = (self.base_url == OpenAIProvider.default_url) is ("limit" not in left_out)
+            limit = "max_completion_tokens" if has_new_name else "max_tokens"
+            body: JsonObject = {"model": options.model, limit: options.max_tokens}
+            system = system_prompt(options, schema_in_prompt="schema" in left_out)
+            if options.schema is not None and "schema" not in left_out:
+                strict = strict_schema(options.schema)
+                schema: JsonObject = {
+                    "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[:64],  # as services accept it
+                    "schema": strict or json_schema(options.schema),
+                    "strict": strict is not None,
+                }
+                body["response_format"] = {"type": "json_schema", "json_schema": schema}
+            if "temperature" not in left_out:
+                body["temperature"] = options.temperature
+            messages: list[JsonValue] = [{"role": "user", "content": prompt}]
+            if system and "system" in left_out:
+                messages = [{"role": "user", "content": f"{system}\n\n{prompt}"}]
+            elif system:
+                messages.insert(0, {"role": "system", "content": system})
+            return body | {"messages": messages}
+
         response = await self.post_with_downgrade("/chat/completions", make_body, optional, options)
         chat = self.parse(response, _ChatCompletion)
         message, usage = chat.choices[0].message, chat.usage or _TokenUsage()
@@ -141,24 +163,3 @@ class OpenAIProvider(HTTPLLMProvider):
             request_id=response.request_id,
         )
         return result.data[0].embedding, completion
-
-    def _request_body(self, prompt: str, options: LLMOptions, left_out: frozenset[str]) -> JsonObject:
-        # OpenAI has a new name for the limit of tokens, which few other services know.
-        has_new_name = (self.base_url == OpenAIProvider.default_url) is ("limit" not in left_out)
-        limit = "max_completion_tokens" if has_new_name else "max_tokens"
-        body: JsonObject = {"model": options.model, limit: options.max_tokens}
-        system = system_prompt(options, schema_in_prompt="schema" in left_out)
-        if options.schema is not None and "schema" not in left_out:
-            strict = strict_schema(options.schema)
-            schema: JsonObject = {
-                "name": re.sub(r"[^A-Za-z0-9_-]", "_", options.schema.__name__)[:64],  # as services accept it
-                "schema": strict or json_schema(options.schema),
-                "strict": strict is not None,
-            }
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        if "temperature" not in left_out:
-            body["temperature"] = options.temperature
-        if system and "system" in left_out:
-            system, prompt = "", f"{system}\n\n{prompt}"
-        messages: list[JsonValue] = [{"role": "system", "content": system}] if system else []
-        return body | {"messages": [*messages, {"role": "user", "content": prompt}]}
