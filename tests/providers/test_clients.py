@@ -26,7 +26,7 @@ from replanning.providers.local import LocalProvider
 from replanning.providers.ollama import OllamaProvider
 from replanning.providers.openai import OpenAIProvider
 from tests.support.llm_clients import CLIENTS, KEY, City, Network, client, fails, said
-from tests.support.llm_server import ScriptedLLMServer
+from tests.support.llm_server import LLMServerReply, ScriptedLLMServer, ServerReply
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 EXCHANGES = DATA / "provider_exchanges_open.jsonl.gz"
@@ -194,6 +194,33 @@ async def test_requests_fit_the_published_description(kind) -> None:
     assert objections("CreateEmbeddingRequest", embedding) == []
     wrong = chats[0] | {"temperature": "warm", "messages": []}
     assert len(objections("CreateChatCompletionRequest", wrong)) >= 2
+
+
+@pytest.mark.integration
+@described
+def test_scripted_server_fits_the_published_description() -> None:
+    """What the scripted server of other tests answers in the form of OpenAI fits OpenAI's own description of its API."""
+    declined, cut = (ServerReply.answer("no", finish=finish) for finish in ("refusal", "length"))
+    script: list[LLMServerReply] = [
+        "five",
+        declined,
+        cut,
+        {"sum": 5},
+        *map(ServerReply.error, (400, 401, 404, 429, 500)),
+    ]
+    asked = {"model": "m", "messages": [USER], "tool_choice": {"type": "function", "function": {"name": "total"}}}
+    with (
+        ScriptedLLMServer(script) as server,
+        httpx.Client(base_url=server.url, headers={"authorization": "Bearer k"}) as http,
+    ):
+        answers = [http.post("/v1/chat/completions", json=asked) for _ in script]
+        models = http.get("/v1/models").json()
+        vectors = http.post("/v1/embeddings", json={"model": "m", "input": ["a"]}).json()
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 400, 401, 404, 429, 500]
+    kinds = ["CreateChatCompletionResponse"] * 4 + ["ErrorResponse"] * 5
+    told = [*zip(kinds, (answer.json() for answer in answers), strict=True)]
+    told += [("ListModelsResponse", models), ("CreateEmbeddingResponse", vectors)]
+    assert [found for kind, body in told for found in objections(kind, body)] == []
 
 
 ULM = '{"name": "Ulm", "people": 126000}'

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import socket
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -157,7 +155,7 @@ LLMServerReply = ScriptStep | ServerReply | BaseModel | JsonValue
 or None for the default reply to requests for embeddings and models."""
 
 
-def response_body(request: LLMRequest, reply: ServerReply, models: Sequence[str] = ()) -> bytes:
+def response_body(request: LLMRequest, reply: ServerReply) -> bytes:
     """Return a reply in the form of the API that was asked."""
     if reply.body is not None:
         return reply.body
@@ -168,7 +166,7 @@ def response_body(request: LLMRequest, reply: ServerReply, models: Sequence[str]
     elif reply.content is not None:
         document = reply.content
     else:
-        document = _embeddings(request) if request.kind == "embeddings" else _models(request.api, models)
+        document = _embeddings(request) if request.kind == "embeddings" else _models(request.api)
     return json.dumps(document, ensure_ascii=False).encode()
 
 
@@ -234,19 +232,16 @@ def _embeddings(request: LLMRequest) -> object:
     count = sum(map(estimate_tokens, texts))
     if request.api == "ollama":
         return {"model": request.model, "embeddings": vectors, "prompt_eval_count": count}
-    if request.body.get("encoding_format") == "base64":
-        vectors = [base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() for vector in vectors]
     data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "model": request.model, "data": data, "usage": usage}
 
 
-def _models(api: LLMApi, names: Sequence[str]) -> object:
+def _models(api: LLMApi) -> object:
     if api == "ollama":
-        common = {"modified_at": _CREATED_TEXT, "size": 1, "digest": "0" * 64, "details": {"format": "gguf"}}
-        return {"models": [{"name": name, "model": name, **common} for name in names]}
-    fields = {"object": "model", "created": _CREATED, "owned_by": "replanning"}
-    return {"object": "list", "data": [{"id": name, **fields} for name in names]}
+        return {"models": [{"name": "scripted-1", "model": "scripted-1", "modified_at": _CREATED_TEXT}]}
+    model = {"id": "scripted-1", "object": "model", "created": _CREATED, "owned_by": "replanning"}
+    return {"object": "list", "data": [model]}
 
 
 def _request_id(request: LLMRequest) -> str:
@@ -285,15 +280,9 @@ class ScriptedLLMServer(ThreadingHTTPServer):
     daemon_threads = False  # closing waits for the threads
     request_queue_size = 128
 
-    def __init__(
-        self,
-        script: Sequence[LLMServerReply] | Callable[[LLMRequest], LLMServerReply] = (),
-        *,
-        models: Sequence[str] = ("scripted-1",),
-    ) -> None:
+    def __init__(self, script: Sequence[LLMServerReply] | Callable[[LLMRequest], LLMServerReply] = ()) -> None:
         super().__init__(("127.0.0.1", 0), _ConnectionHandler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.models = models
         self.requests: list[LLMRequest] = []
         self.connections: dict[Any, int] = {}
         self.script = script
@@ -405,7 +394,7 @@ class _ConnectionHandler(BaseHTTPRequestHandler):
                     raise reply.error
                 reply = reply.value
             sent = reply if isinstance(reply, ServerReply) else ServerReply(content=reply)  # type: ignore[arg-type]  # what a script returns is its own business
-            data = response_body(request, sent, self.server.models)
+            data = response_body(request, sent)
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - the script is a test's code; the answer says what is wrong
