@@ -204,9 +204,10 @@ def test_a_real_model_is_measured_beside_its_targets(monkeypatch):
 
 
 def test_benchmarks_without_their_data_say_what_is_missing(tmp_path):
-    """Without the published data, a benchmark that needs it says which files are missing and exits with 1."""
+    """Without the published data, a benchmark says which files are missing and how to get them, and exits with 1."""
     command = [sys.executable, "-m", "benchmarks", "planbench", "--data", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 1
     assert "planbench is left out: planbench_t6_blocksworld.jsonl" in run.stderr
+    assert "python -m benchmarks fetch" in run.stderr
     assert "Traceback" not in run.stderr

@@ -12,16 +12,7 @@ from typer.main import get_command
 
 from replanning import __version__
 from replanning.cli.app import app
-from tests.support.cli import (
-    ENVIRONMENT,
-    REPAIRED,
-    REPAIRED_TASKS,
-    answer,
-    cli,
-    lines,
-    process,
-    write_plan,
-)
+from tests.support.cli import ENVIRONMENT, REPAIRED, REPAIRED_TASKS, answer, cli, lines, process, write_plan
 
 
 def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

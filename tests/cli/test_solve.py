@@ -24,19 +24,7 @@ from tests.support.cli import (
     write_settings,
     write_tools,
 )
-from tests.support.planning import (
-    ISSUE,
-    Replies,
-    action,
-    done,
-    go_on,
-    replan,
-    revision,
-    saved,
-    summary,
-    use,
-    written,
-)
+from tests.support.planning import ISSUE, Replies, action, done, go_on, replan, revision, saved, summary, use, written
 
 WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
 TOOLS = [

@@ -28,6 +28,7 @@ from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import RunId
 from replanning.testing import FlakyStore, ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.support.questions import asking, dialogue, proposing, two_ways
+from tests.support.resume import cut
 from tests.support.runs import Proposer, alternative, bodies, chain, failing, plan
 
 APPROVE = Answer("approve", by="ada")
@@ -315,16 +316,6 @@ async def test_only_the_first_answer_counts() -> None:
 # Crashes and store failures
 
 
-def copied(records: Sequence[Record], clock: VirtualClock) -> MemoryStore:
-    """Return a store as a process leaves it that ends after these records."""
-    store = MemoryStore()
-    lease = store.create(RunId("run-1"), "gone", clock.now(), 1.0)
-    for record in records:
-        store.append(lease, record)
-    store.release(lease)
-    return store
-
-
 TWICE = plan(Task(id="a", idempotent=True), Task(id="b", depends_on=("a",), idempotent=True))
 
 
@@ -359,7 +350,7 @@ async def test_crash_at_any_record(answer: Answer | None, outcome: str, status: 
         async with VirtualClock() as clock:
             clock.advance(1000)
             gate = ScriptedGate([answer] if answer else [])
-            engine = asking(clock, gate=gate, store=copied(records[:end], clock), approval={"on_timeout": outcome})
+            engine = asking(clock, gate=gate, store=cut(records[:end]), approval={"on_timeout": outcome})
             result = await engine.attach(SequentialOrchestrator(failing())).resume("run-1")
         assert (result.status, len(result.revisions)) == (status, revisions), f"after {records[end - 1]}"
         assert len(bodies(engine.store, "run-1", QuestionAsked)) == 1

@@ -9,15 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import (
-    Alternative,
-    Answer,
-    PlanRun,
-    ReplanningError,
-    ReplanRequest,
-    RunResult,
-    Task,
-)
+from replanning import Alternative, Answer, PlanRun, ReplanningError, ReplanRequest, RunResult, Task
 from replanning.changes import AddTask, ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.journal import MemoryStore
 from replanning.testing import (

@@ -16,15 +16,7 @@ from replanning.journal import AlternativesConsidered
 from replanning.llm import FallbackLLM
 from replanning.llm.provider import GuardedLLM
 from replanning.plan import JsonObject, TaskId
-from replanning.testing import (
-    LLMReply,
-    ScriptedExecutor,
-    ScriptedLLM,
-    VirtualClock,
-    hangs,
-    raises,
-    virtual_environment,
-)
+from replanning.testing import LLMReply, ScriptedExecutor, ScriptedLLM, VirtualClock, hangs, raises, virtual_environment
 from tests.support.invariants import invariant_violations
 from tests.support.llm import somebodys_plugins
 from tests.support.llm_server import ScriptedLLMServer

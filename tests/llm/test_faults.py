@@ -155,7 +155,7 @@ class FaultyService(httpx.AsyncBaseTransport):
 
     def whole(self, random: Random, request: LLMRequest) -> bytes:
         """The body of an answer, of which the counts of tokens may be nonsense."""
-        data = response_body(request, ServerReply.answer(self.says(random, request)))
+        data = response_body(request, ServerReply(self.says(random, request)))
         if not self.liar or random.random() < 0.5:
             return data
         answer = json.loads(data)
@@ -301,7 +301,12 @@ async def test_real_connections_do_not_leak() -> None:
         random = Random(request.number)
         said, status = says(random, request), random.choice((400, 401, 429, 500, 503, 529))
         error = ServerReply.error(status, retry_after=random.choice((0, 0.1, 60)))
-        broken = (ServerReply.truncated(), ServerReply.cut(), ServerReply.cut(keep=30), ServerReply.raw("<html>"))
+        broken = (
+            ServerReply("not read", keep=9),
+            ServerReply.cut(),
+            ServerReply.cut(keep=30),
+            ServerReply(body=b"<html>"),
+        )
         fine = (said, returns(said, after=0.05), returns(said, after=2))
         return random.choice((*fine, error, error, *broken, hangs()))
 

@@ -29,8 +29,9 @@ from replanning.journal import (
 )
 from replanning.planning import PlanningHistoryStore, PlanningState
 from tests.support.coding import RIGHT, Coder, commits, repository
-from tests.support.crash import RUN, Process, check_kept, journal
+from tests.support.crash import Process, check_kept, journal
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
+from tests.support.resume import RUN
 
 KILLS = 20
 KILLS_PER_RUN: Final = 7

@@ -200,7 +200,7 @@ async def test_requests_fit_the_published_description(kind) -> None:
 @described
 def test_scripted_server_fits_the_published_description() -> None:
     """What the scripted server of other tests answers in the form of OpenAI fits OpenAI's own description of its API."""
-    declined, cut = (ServerReply.answer("no", finish=finish) for finish in ("refusal", "length"))
+    declined, cut = (ServerReply("no", finish=finish) for finish in ("refusal", "length"))
     script: list[LLMServerReply] = [
         "five",
         declined,

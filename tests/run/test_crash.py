@@ -33,8 +33,8 @@ from replanning.journal import (
 )
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
-from tests.support.crash import PATIENCE, RUN, STORES, Process, check_kept, journal, text
-from tests.support.resume import cut
+from tests.support.crash import PATIENCE, STORES, Process, check_kept, journal, text
+from tests.support.resume import RUN, cut
 from tests.support.runs import make_engine, perform, plan
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are recognised on Linux alone")

@@ -33,15 +33,7 @@ from replanning.journal import (
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
-from tests.support.runs import (
-    again,
-    bodies,
-    chain,
-    failing,
-    make_engine,
-    perform,
-    plan,
-)
+from tests.support.runs import again, bodies, chain, failing, make_engine, perform, plan
 
 
 class Refusing(MemoryStore):

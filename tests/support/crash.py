@@ -14,11 +14,10 @@ from typing import Any, Final, Self
 
 from replanning.errors import UnknownRun
 from replanning.journal import JsonlStore, Record, SqliteStore, dump_body
-from replanning.plan import RunId
 from tests.support.invariants import invariant_violations
+from tests.support.resume import RUN
 
 ROOT: Final = Path(__file__).parents[2]
-RUN: Final = RunId("run-1")
 STORES: Final = {"sqlite": SqliteStore, "jsonl": JsonlStore}
 PATIENCE: Final = 60.0
 """Seconds after which a process that neither writes nor ends is taken to hang."""

@@ -1,10 +1,7 @@
-"""A program that runs a plan of real work, to be killed at any moment and started again until the plan ends.
+"""Program that runs or resumes a plan of real work, to be killed at any moment: KIND PLACE RUN EFFECTS TICKS.
 
-    python -m tests.support.crash_child KIND PLACE RUN EFFECTS TICKS
-
-When it is given a line on its input, it opens the run, or resumes it where the store has it. On the pipe TICKS it
-says a line before and after each record that it writes; its output is how the run ended, as JSON. The variable
-LEASE shortens the lease of a run that it opens.
+It waits for a line on its input, tells on the pipe TICKS of each record before and after writing it, and prints how
+the run ended. The variable LEASE shortens the lease.
 """
 
 from __future__ import annotations
@@ -16,16 +13,7 @@ from contextlib import closing
 
 import anyio
 
-from replanning import (
-    Answer,
-    CallbackGate,
-    Environment,
-    Plan,
-    RunResult,
-    Task,
-    TaskContext,
-    TransientError,
-)
+from replanning import Answer, CallbackGate, Environment, Plan, RunResult, Task, TaskContext, TransientError
 from replanning.errors import RunOwned
 from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
 from replanning.plan import RunId

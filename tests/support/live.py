@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -242,19 +243,12 @@ def _state(entry: TaskEntry, now: float | None) -> TaskState:
 
 
 def _counts(live: LivePlan, now: float | None) -> dict[TaskState, int]:
-    counts = dict.fromkeys(TaskState, 0) if now is not None else dict(live.counts)
-    for entry in live if now is not None else ():
-        counts[_state(entry, now)] += 1
-    return counts
+    if now is None:
+        return dict(live.counts)
+    return dict.fromkeys(TaskState, 0) | Counter(_state(entry, now) for entry in live)
 
 
 # Consistency, recomputed from tasks, states and links alone
-
-
-def inconsistencies(live: LivePlan) -> list[str]:
-    """Return the inconsistencies of a live plan, recomputed from tasks, states and links alone."""
-    checks = (_count_errors, _task_errors, _claim_errors, _queue_errors, _index_errors)
-    return [line for check in checks for line in check(live)]
 
 
 def satisfied(live: LivePlan, task_id: str) -> bool:
@@ -266,10 +260,13 @@ def satisfied(live: LivePlan, task_id: str) -> bool:
     return entry.state in (TaskState.DONE, TaskState.SKIPPED)
 
 
-def _count_errors(live: LivePlan) -> Iterable[str]:
-    counts = dict.fromkeys(TaskState, 0)
-    for entry in live:
-        counts[entry.state] += 1
+def inconsistencies(live: LivePlan) -> list[str]:
+    """Return the inconsistencies of a live plan, recomputed from tasks, states and links alone."""
+    return list(_inconsistencies(live))
+
+
+def _inconsistencies(live: LivePlan) -> Iterable[str]:
+    counts = dict.fromkeys(TaskState, 0) | Counter(entry.state for entry in live)
     if counts != live.counts:
         yield f"states are counted as {live.counts}, there are {counts}"
     wanted = [e.id for e in live if not (e.parent or e.removed or e.task.optional or satisfied(live, e.id))]
@@ -281,66 +278,56 @@ def _count_errors(live: LivePlan) -> Iterable[str]:
     claims = sum(bool(entry.claim) for entry in live)
     if claims != live.claimed_count:
         yield f"{live.claimed_count} claims are counted, there are {claims}"
-
-
-def _task_errors(live: LivePlan) -> Iterable[str]:
-    for entry in live:
-        missing = sum(not satisfied(live, dep) for dep in entry.task.depends_on)
-        if missing != entry.unsatisfied_dependencies:
-            yield f"{entry!r} waits for {missing}"
-        if satisfied(live, entry.id) is not entry.satisfied:
-            yield f"{entry!r} says it is satisfied: {entry.satisfied}"
-        if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
-            yield f"{entry!r} waits for {missing} and is {entry.state}"
-        if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing:
-            yield f"{entry!r} ran before what it depends on"
-        top = entry
-        while top.parent is not None:
-            top = top.parent
-        if top.id != entry.root:
-            yield f"{entry!r} has root {entry.root}, not {top.id}"
-
-
-def _claim_errors(live: LivePlan) -> Iterable[str]:
     running = {e.id for e in live if e.state is TaskState.RUNNING and e.task.tool and live.plan.facts is not None}
     if set(live.running_actions) != running:
         yield f"under way are {set(live.running_actions)}, with tools run {running}"
-    for entry in live:
-        if entry.claim and entry.state is not TaskState.READY:
-            yield f"{entry!r} is handed out and {entry.state}"
-        if (entry.attempt is None) is (entry.state is TaskState.RUNNING):
-            yield f"{entry!r} is {entry.state} in attempt {entry.attempt}"
-        if (entry.reserved is not None) and not (entry.claim or entry.state is TaskState.RUNNING):
-            yield f"{entry!r} is {entry.state} and has {entry.reserved}"
-        if entry.priority != entry.task.priority:
-            yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
-
-
-def _queue_errors(live: LivePlan) -> Iterable[str]:
     places = [(entry.priority, entry.order) for entry in live]
     if len(set(places)) != len(places):
         yield f"two tasks have one place: {places}"
-    queued = {(priority, order, name) for priority, order, name, _ in live.ready_queue}
     for entry in live:
-        if entry.state is TaskState.READY and not entry.claim and not entry.hold_count:
-            parked = entry.id in live.parked
-            if not parked and (entry.priority, entry.order, entry.id) not in queued:
-                yield f"{entry!r} is ready and nobody will be given it"
-            if parked and usable(live, entry):
-                yield f"{entry!r} is ready and put aside although it could run"
-        due = entry.not_before if entry.state is TaskState.BACKOFF else None
-        if due is not None and (live.deadlines.next_due() is None or live.deadlines.next_due() > due):
-            yield f"{entry!r} waits until {due}, and nobody will look then"
+        yield from _task_errors(live, entry)
 
 
-def _index_errors(live: LivePlan) -> Iterable[str]:
-    for entry in live:
-        over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
-        if entry.task.tool and (entry.id in live.dependency_index.resource_users.get(entry.task.tool, ())) is over:
-            yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(live.dependency_index.resource_users[entry.task.tool])}"
-        reads = "context.go" in str(entry.task.arguments) or "context.go" in (entry.task.when or "")
-        if (entry.id in live.dependency_index.context_readers.get("go", ())) is not reads:
-            yield f"{entry!r} reads context.go: {reads}; readers are {list(live.dependency_index.context_readers.get('go', ()))}"
+def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
+    missing = sum(not satisfied(live, dep) for dep in entry.task.depends_on)
+    if missing != entry.unsatisfied_dependencies:
+        yield f"{entry!r} waits for {missing}"
+    if satisfied(live, entry.id) is not entry.satisfied:
+        yield f"{entry!r} says it is satisfied: {entry.satisfied}"
+    if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
+        yield f"{entry!r} waits for {missing} and is {entry.state}"
+    if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing:
+        yield f"{entry!r} ran before what it depends on"
+    top = entry
+    while top.parent is not None:
+        top = top.parent
+    if top.id != entry.root:
+        yield f"{entry!r} has root {entry.root}, not {top.id}"
+    if entry.claim and entry.state is not TaskState.READY:
+        yield f"{entry!r} is handed out and {entry.state}"
+    if (entry.attempt is None) is (entry.state is TaskState.RUNNING):
+        yield f"{entry!r} is {entry.state} in attempt {entry.attempt}"
+    if (entry.reserved is not None) and not (entry.claim or entry.state is TaskState.RUNNING):
+        yield f"{entry!r} is {entry.state} and has {entry.reserved}"
+    if entry.priority != entry.task.priority:
+        yield f"{entry!r} has priority {entry.priority}, its document says {entry.task.priority}"
+    if entry.state is TaskState.READY and not entry.claim and not entry.hold_count:
+        parked = entry.id in live.parked
+        if not parked and all(place[:3] != (entry.priority, entry.order, entry.id) for place in live.ready_queue):
+            yield f"{entry!r} is ready and nobody will be given it"
+        if parked and usable(live, entry):
+            yield f"{entry!r} is ready and put aside although it could run"
+    due = entry.not_before if entry.state is TaskState.BACKOFF else None
+    if due is not None and (live.deadlines.next_due() is None or live.deadlines.next_due() > due):
+        yield f"{entry!r} waits until {due}, and nobody will look then"
+    over = entry.state in (TaskState.DONE, TaskState.SKIPPED, TaskState.CANCELLED, TaskState.REPLACED_BY_REPLAN)
+    users = live.dependency_index.resource_users.get(entry.task.tool or "", ())
+    if entry.task.tool and (entry.id in users) is over:
+        yield f"{entry!r} is {entry.state}; users of {entry.task.tool!r} are {list(users)}"
+    reads = "context.go" in str(entry.task.arguments) or "context.go" in (entry.task.when or "")
+    readers = live.dependency_index.context_readers.get("go", ())
+    if (entry.id in readers) is not reads:
+        yield f"{entry!r} reads context.go: {reads}; readers are {list(readers)}"
 
 
 def usable(live: LivePlan, entry: TaskEntry) -> bool:

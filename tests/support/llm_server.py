@@ -112,7 +112,7 @@ def _content_text(content: Any) -> str:
     return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServerReply:
     """Reply beyond text and JSON; `body` replaces the whole body, of which the first `keep` bytes are sent."""
 
@@ -128,22 +128,9 @@ class ServerReply:
     closes_connection: bool = False
 
     @classmethod
-    def answer(cls, content: BaseModel | JsonValue, **fields: Any) -> Self:
-        return cls(content=content, **fields)
-
-    @classmethod
     def error(cls, status: int, message: str = "", *, retry_after: float | None = None) -> Self:
         headers = {} if retry_after is None else {"retry-after": str(retry_after)}
         return cls(status=status, message=message or f"made to fail with {status}", headers=headers)
-
-    @classmethod
-    def raw(cls, body: str | bytes, *, status: int = 200, content_type: str = "application/json") -> Self:
-        data = body.encode() if isinstance(body, str) else body
-        return cls(body=data, status=status, headers={"content-type": content_type})
-
-    @classmethod
-    def truncated(cls, *, keep: int = 40) -> Self:
-        return cls(content="This is never read.", keep=keep)
 
     @classmethod
     def cut(cls, *, keep: int = 0) -> Self:

@@ -1,9 +1,7 @@
-"""A server of the Model Context Protocol, made with its official SDK: over stdin and stdout, or over HTTP.
+"""MCP server made with the official SDK, over pipes or HTTP, where it says its port in the first line.
 
-Run it as `python mcp_server.py [--http] [--down FILE] [--pulse PIPE] [--child] [--apart] [--restless] [--changing]`. While
-FILE exists, it ends as soon as it is started. The pipe is held open as long as it lives, and shows what it is doing. With `--child` it starts
-a process that outlives it and holds the pipe as well; with `--apart` that is one in a session of its own, and with
-`--restless` one that goes on as another all the time. With `--changing` its tools change. Over HTTP it says its port in the first line that it prints.
+With `--down FILE` it ends at once while the file exists; `--pulse PIPE` is held open as long as it lives, also by the
+process that outlives it with `--child`: in a session of its own (`--apart`), or changing all the time (`--restless`).
 """
 
 from __future__ import annotations
@@ -83,14 +81,11 @@ def made(pulse: int | None, *, changing: bool = False) -> MCPServer:
 def main() -> None:
     """Serve until the client leaves, or somebody ends it."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--http", action="store_true")
+    for flag in ("--http", "--child", "--apart", "--restless", "--changing"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--down", type=Path)
     parser.add_argument("--pulse", type=Path)
-    parser.add_argument("--child", action="store_true")
-    parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--restless", action="store_true")
-    parser.add_argument("--changing", action="store_true")
     options = parser.parse_args()
     if options.down is not None and options.down.exists():
         sys.exit("its database is being repaired")

@@ -1,9 +1,6 @@
-"""Program that runs a coding task in planning mode, to be killed at any moment and started again.
+"""Program that runs a coding task in planning mode, to be killed at any moment: PLACE RUN FOLDER TICKS.
 
-    python -m tests.support.planning_crash_child PLACE RUN FOLDER TICKS
-
-It asks the model that its environment names. On the pipe TICKS it says a line before and after each record that it
-writes; its output is how the run stands, as JSON.
+It tells on the pipe TICKS of each record before and after writing it, and prints how the run stands.
 """
 
 from __future__ import annotations
@@ -26,8 +23,6 @@ from tests.support.coding import OBJECTIVE, tools
 from tests.support.crash_child import store_at
 from tests.support.invariants import replay_differences
 
-CALLS = 200
-
 
 def settings() -> Settings:
     """Return settings without waiting; questions stay open, and each kill may cost a retry."""
@@ -36,7 +31,7 @@ def settings() -> Settings:
         "execution": {"max_action_retries": 20},
         "global": {"max_total_replans": 40},
     }
-    return Settings.model_validate({"planning": {"replanning": replanning}, "budget": {"calls": CALLS}})
+    return Settings.model_validate({"planning": {"replanning": replanning}, "budget": {"calls": 200}})
 
 
 async def solve(store: RunStore, run: str, folder: Path) -> tuple[RunResult, list[str]]:

@@ -33,10 +33,13 @@ from replanning.errors import NotRunning, StoreError
 from replanning.journal import JsonlStore, MemoryStore, PlanRevised, SqliteStore
 from replanning.journal.records import QuestionVerdict
 from replanning.plan import RunId
+from replanning.run import Work
 from replanning.testing import VirtualClock
+from tests.support.crash import text
 from tests.support.invariants import RunModel, invariant_violations, replay_differences
 from tests.support.live import inconsistencies
 from tests.support.resume import RUN, cut
+from tests.support.runs import perform
 from tests.support.simulation_world import REAL_SHAPES, World
 
 BLOCK: Final = 100
@@ -98,10 +101,7 @@ def answer_some(world: World, engine: ReplanningEngine) -> None:
 
 def text_of(records: journal.RunStore, run_id: RunId = RUN) -> list[str]:
     """The journal, one line a record."""
-    return [
-        f"{record.seq} {record.at!r} {record.body.kind} {journal.dump_body(record.body)}"
-        for record in records.read(run_id)
-    ]
+    return list(map(text, records.read(run_id)))
 
 
 def _is_over(records: journal.RunStore, run_id: RunId) -> bool:
@@ -131,20 +131,14 @@ async def _drive(world: World, engine: ReplanningEngine, leave_at: int, outer: a
         group.start_soon(world.happen, engine, run)
         async with anyio.create_task_group() as workers:
             for _ in range(world.workers):
-                workers.start_soon(_report if world.reporting else _pull, world, run)
+                workers.start_soon(_report if world.reporting else perform, run, world.work)
         group.cancel_scope.cancel()
     if leave_at and how == "raise" and run._lifecycle.end is None:
         raise Left
     return stuck
 
 
-async def _pull(world: World, run: PlanRun) -> None:
-    async for task in run.ready():
-        async with run.attempt(task) as attempt:
-            attempt.output = await world.work(task, attempt.context)
-
-
-async def _report(world: World, run: PlanRun) -> None:
+async def _report(run: PlanRun, work: Work) -> None:
     """Work as an orchestrator of another kind does, that only reports."""
     async for task in run.ready():
         try:
@@ -152,7 +146,7 @@ async def _report(world: World, run: PlanRun) -> None:
         except (NotRunning, StoreError):
             continue
         try:
-            output = await world.work(task, TaskContext(run, task, attempt))
+            output = await work(task, TaskContext(run, task, attempt))
         except Exception as error:  # noqa: BLE001 - whatever work raises is reported
             run.failed(attempt, error)
         else:
