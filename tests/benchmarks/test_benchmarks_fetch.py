@@ -164,7 +164,7 @@ def test_of_another_form(
 
 def test_without_network(tmp_path: Path) -> None:
     """Where nothing can be reached, the command says so in a line and ends with 1."""
-    command = [sys.executable, "-m", "benchmarks", "fetch", "--data", tmp_path, "--from", "http://127.0.0.1:9"]
+    command = [sys.executable, "-m", "benchmarks", "fetch", "--data", str(tmp_path), "--from", "http://127.0.0.1:9"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "cannot be reached" in done.stderr

@@ -357,25 +357,22 @@ async def goes_on(records: list[Record], **noted: float | str) -> None:
 
 @LINUX
 @pytest.mark.parametrize(
-    ("key", "noted"), [("unknown", {}), (f"{RUN}/a", {"born": 1.0}), (f"{RUN}/a#continued-2", {"born": 1.0})]
+    ("key", "noted", "end"),
+    [
+        ("unknown", {}, -signal.SIGKILL),
+        (f"{RUN}/a", {"born": 1.0}, -signal.SIGKILL),
+        (f"{RUN}/a#continued-2", {"born": 1.0}, -signal.SIGKILL),
+        (f"{RUN}/b", {"born": 1.0}, None),
+        ("run-2/a", {"born": 1.0}, None),
+        (f"{RUN}/a2", {"born": 1.0}, None),
+        (f"{RUN}/a", {"born": 1.0, "host": "elsewhere"}, None),
+    ],
 )
-async def test_known_by_its_birth_or_its_key(key: str, noted: dict[str, float]) -> None:
-    """A process group that was noted is killed; if its first process is another by now, if it works for the attempt."""
+async def test_known_by_its_birth_or_its_key(key: str, noted: dict[str, Any], end: int | None) -> None:
+    """A noted group is killed, also by another first process that works for the attempt; others are left alone."""
     with process_of(key) as process:
         await goes_on(await noting(process.pid), **noted)
-        assert process.wait(PATIENCE) == -signal.SIGKILL
-
-
-@LINUX
-@pytest.mark.parametrize(
-    ("key", "noted"),
-    [(f"{RUN}/b", {}), ("run-2/a", {}), (f"{RUN}/a2", {}), (f"{RUN}/a", {"host": "elsewhere"})],
-)
-async def test_others_are_left_alone(key: str, noted: dict[str, str]) -> None:
-    """A process that only has the number of one that was noted, or has it on another machine, is not touched."""
-    with process_of(key) as process:
-        await goes_on(await noting(process.pid), born=1.0, **noted)
-        assert process.poll() is None
+        assert (process.wait(PATIENCE) if end else process.poll()) == end
 
 
 @LINUX
