@@ -298,13 +298,8 @@ class ReplanningEngine:
         watch = self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
         try:
             on_message = partial(_handle_answer_message, life, questions)
-            async with run_services(
-                run,
-                [begin],
-                on_message=on_message,
-                on_resume=partial(self.monitor.redetect, run.id),
-                before_close=close,
-            ):
+            on_resume = partial(self.monitor.redetect, run.id)
+            async with run_services(run, [begin], on_message=on_message, on_resume=on_resume, before_close=close):
                 yield run
         finally:
             del self._open_runs[run.id]

@@ -310,19 +310,10 @@ class Replanner:
     def _record_decision(self, replan: ReplanId, triggers: Sequence[Trigger], decision: Decision, began: float) -> None:
         life = self._lifecycle
         if life.end is None:
-            life.commit(
-                DecisionMade(
-                    replan,
-                    tuple(trigger.id for trigger in triggers),
-                    decision.kind,
-                    decision.rule,
-                    decision.reason,
-                    decision.chosen,
-                    "observe" if self._observe_only else "policy",
-                    decision.blocks,
-                    life.clock.now() - began,
-                )
-            )
+            ids = tuple(trigger.id for trigger in triggers)
+            by = "observe" if self._observe_only else "policy"
+            how = decision.kind, decision.rule, decision.reason, decision.chosen, by, decision.blocks
+            life.commit(DecisionMade(replan, ids, *how, duration=life.clock.now() - began))
 
     def _resolved_triggers(self, triggers: Sequence[Trigger], changes: Sequence[PlanChange]) -> Sequence[Trigger]:
         """Return the triggers that applied changes have settled; changes may leave out some of the tasks."""
