@@ -217,11 +217,7 @@ def _as_json(value: object) -> JsonValue:
 
 
 def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
-    """Return the values of a file; problems of its sections are added to `problems`.
-
-    Raises:
-        SettingsError: it cannot be read, or is not YAML.
-    """
+    """Return the values of a file; problems of its sections are added to `problems`."""
     try:
         text = read_text_file(path, noun="settings file", max_size=MAX_SIZE)
         document = read_document(text, format="yaml", source=str(path)) or {}
@@ -255,8 +251,6 @@ def _file_values(path: Path, problems: list[Problem]) -> dict[str, _Value]:
 _PREFIX: Final = "REPLANNING_"
 _DELIMITER: Final = "__"
 _MAX_NAME_CHARS: Final = 200
-_UNSPLIT_FIELDS: Final = ("patterns",)
-"""Lists whose items may contain commas."""
 
 VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     # An alias stands before the name that takes precedence over it.
@@ -315,7 +309,7 @@ class _Variables(EnvSettingsSource):
             return decoded
         if field is None or "tuple[" not in str(field.annotation):
             return value
-        if field_name in _UNSPLIT_FIELDS:
+        if field_name == "patterns":  # expressions may contain commas
             return [value]
         return [name for part in value.split(",") if (name := part.strip())]
 

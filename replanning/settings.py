@@ -86,11 +86,8 @@ class DecisionSettings(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        low, middle, high = (
-            self.user_confirmation_threshold,
-            self.min_confidence_threshold,
-            self.immediate_execution_threshold,
-        )
+        low, middle = self.user_confirmation_threshold, self.min_confidence_threshold
+        high = self.immediate_execution_threshold
         if not low <= middle <= high:
             raise ValueError(
                 "expected user_confirmation_threshold <= min_confidence_threshold <= immediate_execution_threshold,"

@@ -66,8 +66,6 @@ REPLY_HINT: Final = (
 
 _MAX_OBJECTIVE_CHARS: Final = 100
 
-_UNFINISHED_STATUSES: Final = ("paused", "needs_human", "running")
-
 _MODEL_NOTE: Final = "model"
 """Type of the note about the language model that the command line names for a run."""
 
@@ -253,14 +251,7 @@ def _read_job(
     issue_id: str = "",
     comment: bool = False,
 ) -> _Job:
-    """Read the goal, from the command line or from an issue, and the tools that may be used.
-
-    Raises:
-        SettingsError: an option is missing, or there is one too many; or the issue is not named correctly, or cannot
-            be written.
-        PlanError: a file cannot be read, or its tools are not valid.
-        ForgeError: the issue cannot be read.
-    """
+    """Read the goal, from the command line or from an issue, and the tools that may be used."""
     if issue is None and (goal is None) == (file is None):
         what = "give the goal in words with --goal, or in a FILE" + (", and not both" if file is not None else "")
         raise SettingsError([Problem("--goal", what)])
@@ -316,11 +307,6 @@ def _existing_run(
     """Return the id of the run to continue or to start, if it is known, and the model that was named for it.
 
     Without an id it is the last run for the same issue, if it is not finished.
-
-    Raises:
-        SettingsError: there is a run of that id with another goal.
-        NotRunning: the run was aborted.
-        StoreError: the store cannot be read.
     """
     try:
         opened = lookup.open_store(place, must_exist=True)
@@ -330,8 +316,8 @@ def _existing_run(
         statuses = {str(info.run): info.status for info in store.runs()}
         if run_id is None and request.issue_id:
             earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
-            last = next((run for run in reversed(earlier) if run in statuses), "")
-            if statuses.get(last) in _UNFINISHED_STATUSES:
+            last = next((run for run in reversed(earlier) if run in statuses), None)
+            if last is not None and statuses[last] not in lookup.FINISHED_STATUSES:
                 ways = "and is continued; --run-id begins another"
                 print_message(f"run {last} of {request.issue_id} is not finished, {ways}")
                 return last, _recorded_model(store.read(RunId(last)))
@@ -379,11 +365,7 @@ def _recorded_model(records: Iterable[Record]) -> str | None:
 
 
 def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> int:
-    """Make a plan without executing it; print it or write it into a file, and return the exit code.
-
-    Raises:
-        ReplanningError: planning cannot be started.
-    """
+    """Make a plan without executing it; print it or write it into a file, and return the exit code."""
     made: Plan | None = None
     questions: list[str] = []
 
