@@ -116,28 +116,25 @@ class Condition:
                 return -cast("float", number)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self._value(item, roots) for item in items]
-            case ast.Compare():
-                return self._compare(node, roots)
+            case ast.Compare(left=first, ops=operators, comparators=comparators):
+                left = self._value(first, roots)
+                for compared, comparator in zip(operators, comparators, strict=True):
+                    right = self._value(comparator, roots)
+                    try:
+                        holds = _COMPARISON_OPERATORS[type(compared)](left, right)
+                    except TypeError:
+                        reason = f"{ast.unparse(node)!r} compares {json_type_name(left)} with {json_type_name(right)}"
+                        raise ExpressionError(f"{_name(self.text)}: {reason}") from None
+                    if not holds:
+                        return False
+                    left = right
+                return True
         # `_validate_node` let nothing else pass
         lookup = cast("ast.Attribute | ast.Subscript", node)
         try:
             return get_item(self._value(lookup.value, roots), cast("str | int", _literal_key(lookup)))
         except LookupError as error:
             raise ExpressionError(f"{_name(self.text)}: {ast.unparse(node)} {error.args[0]}") from None
-
-    def _compare(self, node: ast.Compare, roots: Mapping[str, object]) -> bool:
-        left = self._value(node.left, roots)
-        for op, comparator in zip(node.ops, node.comparators, strict=True):
-            right = self._value(comparator, roots)
-            try:
-                holds = _COMPARISON_OPERATORS[type(op)](left, right)
-            except TypeError:
-                reason = f"{ast.unparse(node)!r} compares {json_type_name(left)} with {json_type_name(right)}"
-                raise ExpressionError(f"{_name(self.text)}: {reason}") from None
-            if not holds:
-                return False
-            left = right
-        return True
 
 
 def _validate_node(node: ast.expr, text: str, start: int, depth: int) -> None:
