@@ -12,11 +12,9 @@ from replanning import (
     PlanMonitor,
     ReplanningEngine,
     ReplanRequest,
-    Retry,
     Task,
     TaskContext,
     TaskState,
-    TransientError,
 )
 from replanning.changes import AbortRun, AddTask, PlanChange, RemoveTask, ReplaceTask, RetryTask, SkipTask
 from replanning.engine import MonitorNotice
@@ -370,16 +368,6 @@ async def test_failing_detector_is_contained() -> None:
     result = await engine.execute(chain("a"), failing("a"))
     (contained,) = bodies(engine.store, result.run, ErrorContained)
     assert (result.status, "task-failed" in contained.where) == ("failed", True)
-
-
-async def test_retries_come_first(clock: VirtualClock) -> None:
-    """A trigger follows only when the retries of the task itself are used up; every task has its own."""
-    provider = Proposer(again)
-    work = ScriptedExecutor({"a~2": returns(), "b~2": returns()}, default=raises(TransientError("busy")))
-    tasks = (Task(id="a"), Task(id="b", retry=Retry(max_attempts=2)))
-    result = await make_engine(provider, clock=clock).execute(plan(*tasks), work)
-    assert result.status == "succeeded"
-    assert sorted(request.triggers[0].attempts for request in provider.requests) == [2, 3]
 
 
 async def test_unknown_provider() -> None:
