@@ -457,27 +457,51 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     dependents = _earliest_steps(
         [s for s in kept if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)], kept
     )
-    if not repair.actions:
-        return (*_rewire_dependencies(kept, removed, inherited, (), view), *_remove_changes(removed.values(), view))
     is_new = isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new_task_ids for i in removed)
-    if not removed or is_new:
-        chain = _task_chain(None, repair, view, reserved_ids)
-        chain = (chain[0].model_copy(update={"depends_on": inherited}), *chain[1:])
-        added = [AddTask(task=task) for task in chain[:-1]]
-        added.append(AddTask(task=chain[-1], before=dependents))
-        rewired = _rewire_dependencies(kept, removed, (chain[-1].id,), (), view)
-        return (*added, *rewired, *_remove_changes(removed.values(), view))
-    # The bridge replaces the step that failed, else the last one that it makes superfluous.
-    target = next((step for step in removed.values() if not step.startable), repair.removed_steps[-1])
-    own = view.task(target.id).task.depends_on
-    lead = () if tuple(own) == inherited else (ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}),)
-    superfluous = {step_id: step for step_id, step in removed.items() if step_id != target.id}
-    return (
-        *lead,
-        ReplaceTask(task_id=target.id, tasks=_task_chain(target, repair, view, reserved_ids)),
-        *_rewire_dependencies(kept, superfluous, (target.id,), dependents, view),
-        *_remove_changes(superfluous.values(), view),
-    )
+    # The bridge replaces the step that failed, else the last one that it makes superfluous; or it is added.
+    target: StripsStep | None = None
+    if repair.actions and removed and not is_new:
+        target = next((step for step in removed.values() if not step.startable), repair.removed_steps[-1])
+    # New tasks, each after the previous one; repetitions of a step are copies of its task.
+    used = {action.tool for action in repair.actions}
+    steps = (step for step in (*repair.remainder.suffix, *repair.remainder.prefix) if step.tool in used)
+    repeated = {action_key(step.tool, step.arguments): step for step in steps}
+    chain: list[Task] = []
+    for action in repair.actions:
+        new_id = view.unused_id(view.task(target.id).root if target is not None else action.tool, reserved_ids)
+        reserved_ids.add(new_id)
+        depends_on = (chain[-1].id,) if chain else ()
+        step = repeated.get(action.key)
+        if step is not None:
+            chain.append(view.task(step.id).task.model_copy(update={"id": new_id, "depends_on": depends_on}))
+        else:
+            chain.append(Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on))
+    changes: list[PlanChange] = []
+    instead, late = inherited, set[str]()
+    if target is not None:
+        if view.task(target.id).task.depends_on != inherited:
+            changes.append(ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}))
+        changes.append(ReplaceTask(task_id=target.id, tasks=tuple(chain)))
+        del removed[target.id]
+        instead, late = (target.id,), set(dependents)
+    elif chain:
+        chain[0] = chain[0].model_copy(update={"depends_on": inherited})
+        changes += [AddTask(task=task) for task in chain[:-1]]
+        changes.append(AddTask(task=chain[-1], before=dependents))
+        instead = (chain[-1].id,)
+    for step in kept:
+        old = view.task(step.id).task.depends_on
+        new = [dep for dep in old if dep not in removed]
+        if len(new) < len(old) or step.id in late:
+            new = list(dict.fromkeys([*new, *instead]))
+        if new != list(old) and not step.running:
+            changes.append(ModifyTask(task_id=step.id, fields={"depends_on": list(new)}))
+    for step in removed.values():
+        if view.task(step.id).root == step.id:
+            changes.append(RemoveTask(task_id=step.id))
+        else:  # its lineage must be satisfied
+            changes.append(SkipTask(task_id=step.id, reason="the repair makes it superfluous"))
+    return tuple(changes)
 
 
 def merge_changes(first: Sequence[PlanChange], more: Sequence[PlanChange], view: PlanView) -> Iterator[PlanChange]:
@@ -496,52 +520,6 @@ def merge_changes(first: Sequence[PlanChange], more: Sequence[PlanChange], view:
             merged.append(change)
     merged += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
     yield from (*first, *more) if view.check(merged) else merged
-
-
-def _task_chain(
-    target: StripsStep | None, repair: Repair, view: AnyPlanView, reserved_ids: set[str]
-) -> tuple[Task, ...]:
-    """Return new tasks for actions, each after the previous one; repetitions of a step are copies of its task."""
-    used = {action.tool for action in repair.actions}
-    steps = (step for step in (*repair.remainder.suffix, *repair.remainder.prefix) if step.tool in used)
-    repeated = {action_key(step.tool, step.arguments): step for step in steps}
-    tasks: list[Task] = []
-    for action in repair.actions:
-        new_id = view.unused_id(view.task(target.id).root if target is not None else action.tool, reserved_ids)
-        reserved_ids.add(new_id)
-        depends_on = (tasks[-1].id,) if tasks else ()
-        step = repeated.get(action.key)
-        if step is not None:
-            tasks.append(view.task(step.id).task.model_copy(update={"id": new_id, "depends_on": depends_on}))
-        else:
-            tasks.append(Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on))
-    return tuple(tasks)
-
-
-def _rewire_dependencies(
-    kept: Iterable[StripsStep],
-    removed: dict[str, StripsStep],
-    instead: Sequence[str],
-    dependents: Sequence[str],
-    view: AnyPlanView,
-) -> Iterator[PlanChange]:
-    """Yield the changes by which remaining tasks depend on others instead of the removed ones."""
-    late = set(dependents)
-    for step in kept:
-        old = view.task(step.id).task.depends_on
-        new = [dep for dep in old if dep not in removed]
-        if len(new) < len(old) or step.id in late:
-            new = list(dict.fromkeys([*new, *instead]))
-        if new != list(old) and not step.running:
-            yield ModifyTask(task_id=step.id, fields={"depends_on": list(new)})
-
-
-def _remove_changes(removed: Iterable[StripsStep], view: AnyPlanView) -> Iterator[PlanChange]:
-    for step in removed:
-        if view.task(step.id).root == step.id:
-            yield RemoveTask(task_id=step.id)
-        else:  # its lineage must be satisfied
-            yield SkipTask(task_id=step.id, reason="the repair makes it superfluous")
 
 
 def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
