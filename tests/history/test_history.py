@@ -73,16 +73,6 @@ async def test_replan_is_one_event() -> None:
     assert history.entry(1) == event
 
 
-async def test_executed_is_truthful(clock: VirtualClock) -> None:
-    """What was only considered, or only would have been done, is not recorded as executed."""
-    watching = ReplanningEngine([Proposer(again)], mode="observe", environment=environment(clock))
-    result = await watching.execute(chain("a"), failing("a"))
-    observed = watching.history(result.run).filter(trigger="task-failed")
-    kept = (await history_of(chain("a"), "a", propose=lambda request: [])).filter(trigger="task-failed")
-    assert [(e.decision, e.by, e.executed, e.outcome) for e in observed] == [("execute", "observe", False, "unknown")]
-    assert [(e.decision, e.rule, e.executed) for e in kept] == [("keep", "no-alternative", False)]
-
-
 @pytest.mark.parametrize(
     ("answer", "decision", "rule", "chosen", "executed"),
     [
