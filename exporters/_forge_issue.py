@@ -32,6 +32,7 @@ from replanning.http import (
     is_valid_token,
     read_body,
     retry_after_seconds,
+    same_origin_url,
     url_problem,
 )
 from replanning.plan import JsonObject
@@ -246,12 +247,8 @@ class ForgeIssue(ABC):
         """Return the headers of requests, with the token."""
 
     @abstractmethod
-    async def may_steer(self, comment: ForgeComment) -> bool:
-        """Return whether the author of a comment may steer the run: a member of the project, and not a program.
-
-        Raises:
-            ForgeError: the author's role cannot be read.
-        """
+    async def _is_member(self, comment: ForgeComment) -> bool:
+        """Return whether the author of a comment is a member of the project."""
 
     @abstractmethod
     def _is_bot(self, entry: JsonObject, author: str) -> bool:
@@ -306,6 +303,16 @@ class ForgeIssue(ABC):
         """
         async with self._call():
             return await self._fetch_comments()
+
+    async def may_steer(self, comment: ForgeComment) -> bool:
+        """Return whether the author of a comment may steer the run: a member of the project, and not a program.
+
+        Raises:
+            ForgeError: the author's role cannot be read.
+        """
+        if comment.bot or comment.notice:
+            return False
+        return comment.own or comment.author.lower() in self._trusted or await self._is_member(comment)
 
     async def _fetch_issue(self) -> JsonObject:
         return as_object(await self._get(self._path))
@@ -623,7 +630,7 @@ class ForgeIssue(ABC):
                 raise ForgeError(f"{self._label}: {problem}", status=response.status_code)
             answer = ApiResponse(response.status_code, response.headers, data)
             is_redirect = answer.status in _REDIRECT_STATUSES
-            target = _same_origin_url(url, answer.headers.get("location", "")) if is_redirect else ""
+            target = same_origin_url(url, answer.headers.get("location", "")) if is_redirect else ""
             if not target or redirects == _MAX_REDIRECTS:  # the token is not sent to another host
                 break
             url, redirects = target, redirects + 1
@@ -751,20 +758,5 @@ def _next_page_url(url: str, headers: Mapping[str, str]) -> str:
         return str(httpx.URL(url).copy_merge_params({"page": number}))
     if link := headers.get("link"):
         response = httpx.Response(200, headers={"link": link})
-        return _same_origin_url(url, response.links.get("next", {}).get("url", "") or "")
+        return same_origin_url(url, response.links.get("next", {}).get("url", "") or "")
     return ""
-
-
-def _same_origin_url(url: str, place: str) -> str:
-    """Return the absolute URL of a link or redirect; empty if it is missing, invalid, the same, or on another host."""
-    try:
-        there = str(httpx.URL(url).join(place))
-        is_ours = _origin(there) == _origin(url)
-    except (httpx.InvalidURL, ValueError):  # ValueError: an impossible host name
-        return ""
-    return there if is_ours and there != url else ""
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    address = httpx.URL(url)
-    return address.scheme, address.host, address.port

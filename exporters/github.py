@@ -61,11 +61,8 @@ class GitHubIssue(ForgeIssue):
         headers = {"accept": "application/vnd.github+json, application/json", "x-github-api-version": "2022-11-28"}
         return {**headers, "authorization": f"Bearer {self._token}"} if self._token else headers
 
-    async def may_steer(self, comment: ForgeComment) -> bool:
-        """Return whether the author of a comment may steer the run: a member of the project, and not a program."""
-        if comment.bot or comment.notice:
-            return False
-        return comment.own or comment.role in _MEMBER_ROLES or comment.author.lower() in self._trusted
+    async def _is_member(self, comment: ForgeComment) -> bool:
+        return comment.role in _MEMBER_ROLES
 
     async def _fetch_issue(self) -> JsonObject:
         entry = await super()._fetch_issue()

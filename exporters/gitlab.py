@@ -69,33 +69,20 @@ class GitLabIssue(ForgeIssue):
     def _headers(self) -> dict[str, str]:
         return {"private-token": self._token} if self._token else {}
 
-    async def may_steer(self, comment: ForgeComment) -> bool:
-        """Return whether the author of a comment may steer the run: a Developer or higher, and not a program.
-
-        Raises:
-            ForgeError: the author's role cannot be read.
-        """
-        if comment.bot or comment.notice:
-            return False
-        if comment.own or comment.author.lower() in self._trusted:
-            return True
+    async def _is_member(self, comment: ForgeComment) -> bool:
+        """Return whether the author is a Developer or higher."""
         person = self._user_ids.get(comment.author)
-        if person is None:
-            return False
-        if person not in self._membership:
-            async with self._call():
-                self._membership[person] = await self._is_member(person)
-        return self._membership[person]
-
-    async def _is_member(self, person: str) -> bool:
-        try:
-            member = as_object(await self._get(f"{self._project_path}/members/all/{person}"))
-        except ForgeError as error:
-            if error.status != 404:  # GitLab reports strangers as not found
-                raise
-            return False
-        level = member.get("access_level")
-        return isinstance(level, int) and level >= _DEVELOPER_LEVEL and text_at(member, "state") in ("", "active")
+        if person is not None and person not in self._membership:
+            try:
+                async with self._call():
+                    member = as_object(await self._get(f"{self._project_path}/members/all/{person}"))
+            except ForgeError as error:
+                if error.status != 404:  # GitLab reports strangers as not found
+                    raise
+                member = {}
+            level, state = member.get("access_level"), text_at(member, "state")
+            self._membership[person] = isinstance(level, int) and level >= _DEVELOPER_LEVEL and state in ("", "active")
+        return person is not None and self._membership[person]
 
     def _readme_path(self, project: JsonObject) -> str:
         name = text_at(project, "readme_url").rpartition("/")[2] or "README.md"

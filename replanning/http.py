@@ -205,6 +205,16 @@ def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:
     return 0.0
 
 
+def same_origin_url(url: str, place: str) -> str:
+    """Return the absolute URL of a link or redirect; empty if it is missing, invalid, the same, or on another host."""
+    try:
+        start, there = httpx.URL(url), httpx.URL(url).join(place)
+        is_ours = (there.scheme, there.host, there.port) == (start.scheme, start.host, start.port)
+    except (httpx.InvalidURL, ValueError):  # ValueError: an impossible host name
+        return ""
+    return str(there) if is_ours and str(there) != url else ""
+
+
 def is_valid_token(token: str) -> bool:
     """Return whether a key or token has only characters that such a thing can have."""
     return token.isascii() and token.isprintable() and " " not in token

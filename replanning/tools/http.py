@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 from pydantic import JsonValue
 
-from replanning.http import read_body
+from replanning.http import read_body, same_origin_url
 from replanning.plan.json_values import iter_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
@@ -293,8 +293,9 @@ class HttpToolRunner:
                     raise ToolOutputTooLarge(call.tool.name, call.output_limit, "the answer")
                 if problem:
                     raise HttpUnreachable(call.tool.name, request.redacted, problem)
-                target = _redirect_target(url, response)
-                if request.method not in _SAFE_METHODS or target is None or hops == _MAX_REDIRECTS:
+                is_redirect = request.method in _SAFE_METHODS and response.has_redirect_location
+                target = same_origin_url(url, response.headers["location"]) if is_redirect else ""
+                if not target or hops == _MAX_REDIRECTS:
                     return response, body
                 url, hops = target, hops + 1
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
@@ -330,17 +331,6 @@ def _retry_after(response: httpx.Response) -> float | None:
     try:
         return max(0.0, float(email.utils.mktime_tz(until) - email.utils.mktime_tz(now)))
     except (ValueError, OverflowError):  # a date that no calendar has
-        return None
-
-
-def _redirect_target(url: str, response: httpx.Response) -> str | None:
-    """Return the target of a redirect that keeps scheme, host and port; None for any other."""
-    if not response.has_redirect_location:
-        return None
-    try:
-        target = urljoin(url, response.headers["location"])
-        return target if urlsplit(url)[:2] == urlsplit(target)[:2] else None
-    except ValueError:  # no address at all
         return None
 
 
