@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from replanning import TaskState
 from replanning.errors import ExpressionError, NoResult, UnknownTask
-from replanning.journal import AttemptSucceeded, ConditionEvaluated, ResourceUpdated
+from replanning.journal import AttemptSucceeded, ConditionEvaluated
 from replanning.live.graph import MAX_LOOKAHEAD, Deadlines, ResourcePool, TaskEntry
 from tests.support.live import (
     JournaledPlan,
@@ -138,19 +138,6 @@ def test_lookahead_is_bounded() -> None:
     run = after(journaled(busy, *large, small, resources={"cpu": 2}), "start busy")
     assert claimed(run.live) == []
     assert claimed(after(run, skip("l0")).live) == ["small"]
-
-
-def test_parked_until_something_changes() -> None:
-    """A task without its tool or capacity is parked until that changes."""
-    tasks = task("a", tool="gone"), task("b", resources={"cpu": 2})
-    run = journaled(*tasks, tools=[tool("gone", available=False)], resources={"cpu": 2})
-    run.fold(ResourceUpdated("cpu", capacity=1))
-    assert claimed(run.live) == []
-    assert run.live.quiescent
-    run.fold(ResourceUpdated("gone", available=True))
-    assert claimed(run.live) == ["a"]
-    run.fold(ResourceUpdated("cpu", capacity=2))
-    assert claimed(run.live) == ["a", "b"]
 
 
 def test_advance() -> None:

@@ -100,17 +100,6 @@ def test_outcomes() -> None:
     assert list(run.live.outcomes["pip"]) == [True] * MAX_OUTCOMES_PER_TOOL
 
 
-def test_starting_what_was_not_handed_out() -> None:
-    """An attempt may be reported of a task that was not pulled: it takes its resources all the same."""
-    run = journaled(*(task(i, resources={"cpu": 1}) for i in "ab"), resources={"cpu": 1})
-    after(run, "start b")
-    assert (run.live.pool.used, claimed(run.live)) == ({"cpu": 1.0}, [])
-    run.end("b#1")
-    entry = run.live.claim_next()
-    run.start("a")
-    assert (entry, run.live.pool.used) == (run.live.entry("a"), {"cpu": 1.0})
-
-
 NONSENSE: list[journal.RecordBody] = [
     journal.AttemptStarted("a#2", "a", 2),
     journal.AttemptStarted("x#1", "ghost", 1),

@@ -139,13 +139,6 @@ def test_results_and_arguments() -> None:
         view.evaluate("results.b")
 
 
-def test_trying_changes() -> None:
-    """A view checks changes without applying them."""
-    view = PlanView(example().live)
-    assert list(map(str, view.check([skip("ghost")]))) == ["changes[0]: there is no task 'ghost'"]
-    assert view.check([skip("a")]) == ()
-
-
 def test_unused_ids() -> None:
     """An unused id derives from another, was never used, and stays short."""
     run = example()

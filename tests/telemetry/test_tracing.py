@@ -441,18 +441,6 @@ async def test_without_an_engine() -> None:
     assert opened.trace is None
 
 
-async def test_disabled_engine_traces_the_same() -> None:
-    """With replanning switched off, the spans of a plan without trouble are the same."""
-    trees = []
-    for replanning in (True, False):
-        spans = Spans()
-        async with VirtualClock() as clock:
-            engine = make_engine(clock=clock, tracer_provider=spans.provider)
-            await engine.execute(chain("a", "b"), failing(), replanning=replanning)
-        trees.append(spans.tree())
-    assert trees[0] == trees[1]
-
-
 class Breaking(SpanProcessor):
     """Raises whenever a span begins or ends."""
 
