@@ -330,7 +330,8 @@ class LivePlan(TaskGraph):
                 self.release([self.entries[i] for i in self._holds_by_question.pop(body.question, ())])
             case DecisionMade():
                 self._end_tasks(body.blocks, TaskEvent.BLOCK, body.reason)
-            case RunEnded():
+            case _:
+                assert isinstance(body, RunEnded)
                 self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
 
     def _end_tasks(self, task_ids: Sequence[TaskId], event: TaskEvent, reason: str) -> None:

@@ -458,8 +458,7 @@ class Lifecycle:
                 finally:
                     if first:
                         self._claims_since_checkpoint = 0
-                if self.end is not None:
-                    break
+                continue
             self._claims_since_checkpoint += 1
             if (
                 self.store_available
