@@ -231,13 +231,11 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         raise _InvalidTools(error.problems) from None
     if not planning and document.get("tasks"):
         return plan
-    marked = tuple(
-        tool
-        if "dangerous" in tool.model_fields_set
-        else tool.model_copy(update={"dangerous": bool(danger_reason(tool))})
-        for tool in plan.tools
-    )
-    return plan.model_copy(update={"tools": marked})
+    tools = list[ToolSpec]()
+    for tool in plan.tools:  # a tool of a server that is not marked leaves it to the server
+        harmful = "dangerous" not in tool.model_fields_set and danger_reason(tool)
+        tools.append(tool.model_copy(update={"dangerous": True}) if harmful else tool)
+    return plan.model_copy(update={"tools": tuple(tools)})
 
 
 async def discover_tools(executor: ToolExecutor, plan: Plan, *, quiet: bool = False) -> Plan:
