@@ -268,39 +268,8 @@ class PlanningState(_StateModel):
     def fold(self, record: Record) -> None:
         """Apply a record; those that do not concern planning mode change nothing."""
         self.seq = record.seq
-        body = record.body
-        if isinstance(body, PlanningNoted):
-            self._on_noted(body.type, body.data)
-        elif isinstance(body, QuestionAsked):
-            changes = tuple(change for candidate in body.candidates for change in candidate.alternative.changes)
-            for task in target_task_ids(changes):
-                held = self.held.get(task)
-                if held is not None and held.verdict in ("", "withdrawn"):  # else it is about something else
-                    self.questions[body.question] = task
-        elif isinstance(body, QuestionAnswered) and body.question in self.questions:
-            held = self.held[self.questions[body.question]]
-            held.verdict = body.verdict
-            if held.why == "clarification" and held.is_approved and body.comment:
-                self.clarified.append(Clarification(questions=held.questions, answer=body.comment))
-        elif isinstance(body, AttemptSucceeded | AttemptFailed | AttemptTimedOut):
-            if body.task.partition("~")[0] in list(Phase):
-                return
-            succeeded = self.actions[body.task] = isinstance(body, AttemptSucceeded)
-            self.errors += not succeeded
-            self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
-        elif isinstance(body, ResourceUpdated):
-            self.unavailable_tools.pop(body.name, None)
-            if body.available is False:
-                self.unavailable_tools[body.name] = body.reason
-        elif isinstance(body, RunEnded) and body.status in ("failed", "aborted") and self.completion is None:
-            done = sum(self.actions.values())  # the model could not summarise it, such as without budget
-            current = f"actions done: {done}; replans made: {self.counts.total}"
-            failed, revisions = len(self.actions) - done, self.counts.plan_revisions
-            self.completion = intervention_data(body.reason, current, done=done, failed=failed, revisions=revisions)
-
-    def _on_noted(self, kind: str, data: JsonObject) -> None:
-        match kind:
-            case "replan":
+        match record.body:
+            case PlanningNoted(type="replan", data=data):
                 note = ReplanNote.model_validate(data, strict=False)
                 self.stage, self.counts, self.latest = note.stage, note.counts, note.considered or self.latest
                 if note.stage == "applying" and note.considered is not None:
@@ -311,26 +280,53 @@ class PlanningState(_StateModel):
                         self.records[ids.index(note.record.replan_id)] = note.record
                     else:
                         self.records.append(note.record)
-            case "judged":
+            case PlanningNoted(type="judged", data=data):
                 self.judged[str(data["task"])] = Consideration.model_validate(data["considered"], strict=False)
-            case "output":
+            case PlanningNoted(type="output", data=data):
                 output = self.outputs[str(data["task"])] = _as_object(data["value"])
                 self.phase_outputs[str(data["phase"])] = output
-            case "plan":
+            case PlanningNoted(type="plan", data=data):
                 plan = PlanVersion.model_validate(data, strict=False)
                 # A plan whose installation was interrupted is made again.
                 self.plans = [*(one for one in self.plans if one.task != plan.task), plan]
-            case "held":
+            case PlanningNoted(type="held", data=data):
                 held = TaskHold.model_validate(data, strict=False)
                 self.held[held.task] = held
-            case "assumed":
+            case PlanningNoted(type="assumed", data=data):
                 self.clarified.append(Clarification.model_validate(data, strict=False))
-            case "call":
+            case PlanningNoted(type="call", data=data):
                 self.calls[str(data["task"])] = _as_object(data["arguments"])
-            case "reflection":
+            case PlanningNoted(type="reflection", data=data):
                 self.reflections.append(data)
-            case "completion":
+            case PlanningNoted(type="completion", data=data):
                 self.completion = data
+            case QuestionAsked(question=question, candidates=candidates):
+                changes = tuple(change for candidate in candidates for change in candidate.alternative.changes)
+                for task in target_task_ids(changes):
+                    asked = self.held.get(task)
+                    if asked is not None and asked.verdict in ("", "withdrawn"):  # else it is about something else
+                        self.questions[question] = task
+            case QuestionAnswered() as answer if answer.question in self.questions:
+                held = self.held[self.questions[answer.question]]
+                held.verdict = answer.verdict
+                if held.why == "clarification" and held.is_approved and answer.comment:
+                    self.clarified.append(Clarification(questions=held.questions, answer=answer.comment))
+            case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as end:
+                if end.task.partition("~")[0] not in list(Phase):
+                    succeeded = self.actions[end.task] = isinstance(end, AttemptSucceeded)
+                    self.errors += not succeeded
+                    self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
+            case ResourceUpdated(name=name, available=available, reason=reason):
+                self.unavailable_tools.pop(name, None)
+                if available is False:
+                    self.unavailable_tools[name] = reason
+            case RunEnded(status="failed" | "aborted") as ended if self.completion is None:
+                done = sum(self.actions.values())  # the model could not summarise it, such as without budget
+                current = f"actions done: {done}; replans made: {self.counts.total}"
+                failed, revisions = len(self.actions) - done, self.counts.plan_revisions
+                self.completion = intervention_data(
+                    ended.reason, current, done=done, failed=failed, revisions=revisions
+                )
 
     @property
     def plan(self) -> PlanVersion | None:
