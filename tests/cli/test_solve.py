@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from tests.support.cli import (
     write_settings,
     write_tools,
 )
-from tests.support.planning import ISSUE, Replies, action, done, go_on, replan, revision, saved, summary, use, written
+from tests.support.planning import ISSUE, action, done, go_on, replan, revision, saved, summary, use, written
 
 WRITE = {"name": "write", "kind": "shell", "command": "echo {text} >> log", "parameters": {"text": "string"}}
 TOOLS = [
@@ -48,69 +47,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 # Plans and their execution
-
-TEST = "import unittest, sums\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(sums.add(2, 3), 5)\n"
-RIGHT = "def add(a, b):\n    return a + b\n"
-CODING_TOOLS = [
-    {
-        "name": "write-file",
-        "kind": "shell",
-        "command": "printf %s {content} > {path}",
-        "parameters": {"path": "string", "content": "string"},
-    },
-    {"name": "run-tests", "kind": "shell", "command": f"{sys.executable} -B -m unittest -q test_sums"},
-    {"name": "see-it-fail", "kind": "shell", "command": f"! {sys.executable} -B -m unittest -q test_sums"},
-    {
-        "name": "commit",
-        "kind": "shell",
-        "command": "git add test_sums.py sums.py && git -c user.name=a -c user.email=a@b commit -q -m 'Add sums'",
-    },
-]
-UNCLEAR = go_on(
-    clarification_needed=True, clarification_questions=["Integers only?"], assumptions_to_make=["any numbers"]
-)
-GREEN, COMMIT = (action(name, tool, arguments={}) for name, tool in (("green", "run-tests"), ("commit", "commit")))
-CODE = planned(
-    action("test", "write-file", arguments={"path": "test_sums.py", "content": TEST}),
-    action("red", "see-it-fail", arguments={}),
-    action("code", "write-file", arguments={"path": "sums.py"}),
-    GREEN,
-    COMMIT,
-)
-CODING: Replies = {
-    **CODE,
-    "task_decomposition": ({"subtasks": [{"id": "everything", "description": "all"}]}, CODE["task_decomposition"]),
-    "decision:task_decomposition": (replan("task_redecomposition"), go_on()),
-    "decision:goal_understanding": (UNCLEAR, go_on()),
-    "execution": {
-        "current_task": "code",
-        **use("write-file", path="sums.py", content="def add(a, b):\n    return a - b\n"),
-    },
-    "decision:execution": (go_on(), replan("partial_replan"), go_on()),
-    "revision": revision(
-        action("repair", "write-file", arguments={"path": "sums.py", "content": RIGHT}), GREEN, COMMIT
-    ),
-}
-
-
-def test_a_coding_task(tmp_path: Path) -> None:
-    """A test is written, fails, passes and is committed, past a question, a bad decomposition and a wrong program."""
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    write_tools(tmp_path, *CODING_TOOLS)
-    with planning_server(CODING) as server:
-        solved = cli(tmp_path, *SOLVE, **server.environ())
-
-    assert (tmp_path / "sums.py").read_text() == RIGHT
-    log = subprocess.run(["git", "log", "--format=%s"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert log.stdout == "Add sums\n"
-    for text in (
-        "assumed: any numbers",
-        "task_decomposition: task_redecomposition decided, executed",
-        "execution: partial_replan decided, executed",
-        "planned and judged by openai (",
-    ):
-        assert text in solved.stderr
-    assert "✓ succeeded" in solved.stdout
 
 
 def test_a_plan_is_printed_and_saved_and_runs(folder: Path) -> None:
