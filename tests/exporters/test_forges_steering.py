@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -360,22 +361,6 @@ async def test_a_store_that_fails_loses_no_reply(fake, clock):
     assert scene.ignored() == []
 
 
-class Broken:
-    """Issue whose comments cannot be read."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error, self.asked = error, 0
-
-    async def comments(self) -> Sequence[Any]:
-        """Fail."""
-        self.asked += 1
-        raise self.error
-
-    async def may_steer(self, comment: Any) -> bool:
-        """Nobody may."""
-        return False
-
-
 @github
 @pytest.mark.parametrize(
     ("error", "asked"),
@@ -384,10 +369,15 @@ class Broken:
 async def test_how_often_is_asked(fake, clock, error, asked):
     """After a final failure polling stops; else it waits as long as the forge demands, or longer each time."""
     scene = Scene(fake, clock, UNCLEAR, notifies=False)
-    broken = Broken(error)
-    scene.steering = Steering(scene.planning, broken, on_message=scene.told.append)
+    looks: list[float] = []
+
+    async def comments() -> Sequence[Any]:
+        looks.append(clock.now())
+        raise error
+
+    scene.steering = Steering(scene.planning, SimpleNamespace(comments=comments), on_message=scene.told.append)
     assert await scene.play()
-    assert broken.asked == asked
+    assert len(looks) == asked
     assert scene.told == [f"comments cannot be read: {error}"]
 
 
