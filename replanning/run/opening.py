@@ -375,7 +375,7 @@ async def run_services(
     services: Sequence[Callable[[anyio.abc.TaskGroup], None]] = (),
     *,
     on_message: MessageHandler | None = None,
-    on_resume: Callable[[ResumeState], None] | None = None,
+    on_resume: Callable[[ResumeState], None] = lambda past: None,
     before_close: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[PlanRun]:
     """Keep the services of a run going while the caller's body works on it.
@@ -396,8 +396,7 @@ async def run_services(
         if life.end is None and past is not None:  # finish what the end of the earlier process has cut off
             waited = max(0.0, life.clock.now() - past.stopped_at)
             life.commit_or_defer(RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__))
-            if on_resume is not None:
-                on_resume(past)
+            on_resume(past)
             outcomes.recheck(past.last_cause)
             for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
                 assert entry.attempt is not None
