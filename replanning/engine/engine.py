@@ -19,7 +19,7 @@ from replanning.decision.request import AlternativeProvider, Answer, HumanGate, 
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.generator import AlternativeGenerator
 from replanning.engine.monitor import PlanMonitor
-from replanning.engine.questions import Questions
+from replanning.engine.questions import RESUMABLE_STATUSES, Questions
 from replanning.engine.replanner import Replanner
 from replanning.environment import Environment
 from replanning.errors import (
@@ -61,9 +61,6 @@ LLM_PROVIDER_PLUGIN: Final = "llm"
 _CLOSE_SECONDS: Final = 2.0
 
 ProviderSpec = AlternativeProvider | LLMProvider | str
-
-RESUMABLE_STATUSES: Final = ("paused", "needs_human")
-"""Statuses of runs that can be resumed."""
 
 Mode = Literal["act", "observe"]
 
@@ -188,14 +185,18 @@ class ReplanningEngine:
         return run.result
 
     def pending(self, run_id: str | None = None) -> list[Question]:
-        """Return the questions that wait for a person, of one run or of all, also of runs of other processes."""
+        """Return the questions that wait for a person, of one run or of all, also of runs of other processes.
+
+        Any thread may call it.
+        """
         pending: list[Question] = []
-        for run, questions in self._open_runs.values():
-            life = run._lifecycle
-            if life.end is None or life.end.status in RESUMABLE_STATUSES:
-                pending += map(questions.question, life.ledger.open_questions.values())
+        here: set[RunId] = set()
+        for run, questions in list(self._open_runs.values()):
+            with suppress(NotRunning):  # its loop ended, and the store has its questions
+                pending += run._lifecycle.loop.call(questions.pending)
+                here.add(run.id)
         for info in self.store.runs():
-            elsewhere = info.run not in self._open_runs and run_id in (None, info.run)
+            elsewhere = info.run not in here and run_id in (None, info.run)
             if elsewhere and (info.status == "running" or info.status in RESUMABLE_STATUSES):
                 pending += open_questions(self.store.read(info.run))
         return [question for question in pending if run_id in (None, question.run)]
@@ -220,8 +221,8 @@ class ReplanningEngine:
     ) -> None:
         """Answer a question, of a run in this process or elsewhere.
 
-        For a run in this process the answer is carried out before this returns; otherwise it is left for the
-        run's owner, or for the process that resumes it.
+        For a run in this process the answer is carried out before this returns, by the run's event loop if this is
+        another thread; otherwise it is left for the run's owner, or for the process that resumes it.
 
         Raises:
             UnknownQuestion: no such question is open.
@@ -232,9 +233,10 @@ class ReplanningEngine:
         answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
         run_id = RunId(question_id.rpartition(".q")[0])
         run, questions = self._open_runs.get(run_id, (None, None))
-        if run is not None and questions is not None and run._lifecycle.end is None:
-            questions.answer(QuestionId(question_id), answer)
-            return
+        if run is not None and questions is not None:
+            with suppress(NotRunning):  # it has ended, or its loop has
+                run._lifecycle.loop.call(questions.answer, QuestionId(question_id), answer)
+                return
         # The answer, which fits the plan as far as the store shows, is left in the inbox of the run.
         try:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))

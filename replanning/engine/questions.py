@@ -50,6 +50,9 @@ from replanning.plan.types import QuestionId, ReplanId, TaskId
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle
 
+RESUMABLE_STATUSES: Final = ("paused", "needs_human")
+"""Statuses of runs that can be resumed."""
+
 AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
@@ -161,6 +164,12 @@ class Questions:
         )
         life.commit(asked)
         self._present(asked)
+
+    def pending(self) -> list[Question]:
+        """Return the open questions, unless the run is over for good."""
+        life = self._lifecycle
+        over = life.end is not None and life.end.status not in RESUMABLE_STATUSES
+        return [] if over else [self.question(asked) for asked in life.ledger.open_questions.values()]
 
     def question(self, asked: QuestionAsked) -> Question:
         """Return a question as gates and people see it."""

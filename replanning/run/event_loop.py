@@ -1,4 +1,4 @@
-"""Use of the event loop: isolation of users' code, turns for other tasks, and one timer for all alarms of a run."""
+"""Use of the event loop: isolation of users' code, turns for other tasks, calls from other threads, and one timer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Final, TypeVar
+from threading import Thread, get_ident
+from typing import ClassVar, Final, ParamSpec, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 
 from replanning.environment import Clock
-from replanning.errors import ReplanningError
+from replanning.errors import NotRunning, ReplanningError
 
 ResultT = TypeVar("ResultT")
+
+Parameters = ParamSpec("Parameters")
 
 
 class CancelledWithin(Exception):
@@ -60,6 +64,46 @@ def error_message(error: BaseException) -> str:
         return str(error) or describe_error(error)
     except Exception:  # noqa: BLE001 - it is users' code
         return describe_error(error)
+
+
+class LoopThread:
+    """The thread of the event loop that runs now, to which other threads hand their calls.
+
+    Attributes:
+        closed: true once no more calls are taken from other threads.
+    """
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._token = anyio.lowlevel.current_token()
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<LoopThread {self._thread}{' closed' if self.closed else ''}>"
+
+    def call(
+        self, function: Callable[Parameters, ResultT], *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> ResultT:
+        """Call a function in this thread, whatever thread this is called from, which waits for the result.
+
+        Raises:
+            NotRunning: this is another thread, and the loop takes no more calls; the function was not called.
+        """
+        if get_ident() == self._thread:
+            return function(*args, **kwargs)
+        if not self.closed:
+            try:
+                return anyio.from_thread.run_sync(partial(function, *args, **kwargs), token=self._token)
+            except anyio.RunFinishedError:
+                self.closed = True
+        raise NotRunning("the run was left, and its event loop takes no more calls from other threads")
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Have a function called in this thread, without waiting: a finalizer may run in a thread that the loop waits for."""
+        if get_ident() == self._thread or self.closed:
+            function()
+        else:
+            Thread(target=self.call, args=(function,), daemon=True).start()
 
 
 StepWrapper = Callable[[Iterator[None]], Iterator[None]]

@@ -69,7 +69,7 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
-from replanning.run.event_loop import Timer, describe_error, error_message
+from replanning.run.event_loop import LoopThread, Timer, describe_error, error_message
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
@@ -142,6 +142,7 @@ class Lifecycle:
         lease_ttl: seconds for which the lease holds unless it is renewed.
 
     Attributes:
+        loop: the thread in which all of this happens.
         seq: the number of the last record.
         store_available: false while nothing may be written: the store fails, or another process owns the run.
         unjournaled: whether the store has failed and the run continues without it.
@@ -182,6 +183,7 @@ class Lifecycle:
         self.settings = settings
         self.redactor = redactor
         self.spans = spans
+        self.loop = LoopThread()
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
         self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_RECORDS}
         self.listeners: list[Observer] = []
@@ -870,7 +872,7 @@ class RunMeter:
             BudgetExceeded: it does not fit the rest of the budget; nothing was sent.
         """
         life = self._lifecycle
-        release = life.ledger.budget_tracker.reserve(call.estimate)
+        release = life.loop.call(life.ledger.budget_tracker.reserve, call.estimate)
         used = call.estimate
         try:
             with life.spans.chat_span(call) as traced:
@@ -885,7 +887,7 @@ class RunMeter:
             used = Usage(calls=1) if used is call.estimate else used
             raise
         finally:
-            life.charge(used, provider=self._provider)
+            life.loop.call(life.charge, used, provider=self._provider)
             release()
 
 

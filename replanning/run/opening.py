@@ -435,6 +435,7 @@ async def run_services(
                     await before_close()
             group.cancel_scope.cancel()
     finally:
+        life.loop.closed = True
         life.spans.close(failure)
         outcomes.save()
         with suppress(Exception):  # the lease runs out by itself

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Final, Never, Self
+from typing import Concatenate, Final, Never, Self
 
 import anyio
 
@@ -39,7 +39,7 @@ from replanning.plan.messages import brief_repr
 from replanning.plan.references import normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
-from replanning.run.event_loop import CancelledWithin, is_cancelled
+from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
 from replanning.run.lifecycle import Lifecycle, RunMeter
 from replanning.run.processes import host_id, process_start_time
 
@@ -68,11 +68,26 @@ class RunResult:
     unjournaled: bool = False
 
 
+def in_loop_thread(
+    method: Callable[Concatenate[PlanRun, Parameters], ResultT],
+) -> Callable[Concatenate[PlanRun, Parameters], ResultT]:
+    """Have calls of a method from other threads executed in the thread of the run's event loop."""
+
+    @wraps(method)
+    def call(run: PlanRun, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultT:
+        return run._lifecycle.loop.call(method, run, *args, **kwargs)
+
+    return call
+
+
 class PlanRun:
     """One execution of one plan, from which workers pull and to which they report.
 
     Made by `ReplanningEngine.open`, and without an engine by `open_run`. An edit is one revision, which counts as
     an edit and not as a replan.
+
+    Any thread may report, observe, edit, pause and ask for replanning: a call from another thread waits until the event
+    loop of the run has executed it, and raises what it raises there. Once the run was left, it is `NotRunning`.
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -184,6 +199,7 @@ class PlanRun:
         """Execute a task: journal, deadline, cancellation; an exception of the body is a failure."""
         return Attempt(self, task)
 
+    @in_loop_thread
     def started(self, task_id: str) -> AttemptId:
         """Report that a ready task is being executed.
 
@@ -205,6 +221,7 @@ class PlanRun:
             raise NotRunning(f"{life.stop_reason}: no attempt can start")
         return life.start(entry)
 
+    @in_loop_thread
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
         """Report the output of an attempt: JSON, or a value that the codec turns into JSON.
 
@@ -215,6 +232,7 @@ class PlanRun:
         """
         self._lifecycle.succeeded(attempt_id, output)
 
+    @in_loop_thread
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
         """Report that an attempt failed; the task is run again, or a trigger follows.
 
@@ -223,6 +241,7 @@ class PlanRun:
         """
         self._lifecycle.failed(attempt_id, error)
 
+    @in_loop_thread
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Report the usage of work or of a provider, to be counted against the budget."""
         self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
@@ -233,6 +252,7 @@ class PlanRun:
         await self._lifecycle.ended.wait()
         return self.result
 
+    @in_loop_thread
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when all running attempts have finished."""
         if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
@@ -241,6 +261,7 @@ class PlanRun:
 
     # Observations
 
+    @in_loop_thread
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
         """Report facts that were seen to hold, or to hold no longer.
 
@@ -254,6 +275,7 @@ class PlanRun:
         if new or gone:
             self._record_observation(FactsObserved(new, gone))
 
+    @in_loop_thread
     def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
         """Report values of the context that have changed or are gone; unchanged ones are ignored.
 
@@ -270,6 +292,7 @@ class PlanRun:
         if new or gone:
             self._record_observation(ContextUpdated(new, gone))
 
+    @in_loop_thread
     def change_resource(
         self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
     ) -> None:
@@ -279,6 +302,7 @@ class PlanRun:
             return
         self._record_observation(ResourceUpdated(name, capacity, available, self._redactor.text(reason)))
 
+    @in_loop_thread
     def change_goal(
         self,
         *,
@@ -320,6 +344,7 @@ class PlanRun:
         if changed or message:
             self._record_observation(GoalChanged(goal, changed, redact(reason), redact(by), message))
 
+    @in_loop_thread
     def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
         """Ask for replanning.
 
@@ -339,8 +364,14 @@ class PlanRun:
         self._lifecycle.commit_or_defer(body)
         self._lifecycle.after_observation()
 
+    @in_loop_thread
+    def _record_process(self, attempt_id: AttemptId, group: int) -> None:
+        if attempt_id in self._lifecycle.running:
+            self._lifecycle.commit(ProcessStarted(attempt_id, host_id(), group, process_start_time(group)))
+
     # Editing
 
+    @in_loop_thread
     def apply(self, changes: Sequence[PlanChange], *, reason: str = "", expected_revision: int | None = None) -> int:
         """Apply changes by hand: all or none; one revision.
 
@@ -385,6 +416,7 @@ class PlanRun:
         """Return a meter that counts calls of a language model against the budget of the run, and traces them."""
         return RunMeter(self._lifecycle, provider)
 
+    @in_loop_thread
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
         """Put a note of planning mode on record, without secrets; the plan stays as it is.
 
@@ -492,7 +524,7 @@ class TaskContext:
 
     def charge(self, *, calls: int = 0, tokens: int = 0, money: float = 0.0) -> None:
         """Count usage against the budget."""
-        self._run._lifecycle.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
+        self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
 
     def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
         """Report values of the context that have changed or are gone."""
@@ -510,9 +542,7 @@ class TaskContext:
 
     def record_process(self, group: int) -> None:
         """Journal a process group that the work started, to be killed if this process dies."""
-        life = self._run._lifecycle
-        if self.attempt_id in life.running:
-            life.commit(ProcessStarted(self.attempt_id, host_id(), group, process_start_time(group)))
+        self._run._record_process(self.attempt_id, group)
 
 
 Work = Callable[[Task, TaskContext], Awaitable[object]]
@@ -605,7 +635,7 @@ class Attempt:
     def cancel(self) -> None:
         """Stop the body; nothing that it still reports is accepted."""
         self.cancelled = True
-        self._scope.cancel()
+        self._lifecycle.loop.call(self._scope.cancel)
 
     async def __aenter__(self) -> Self:
         life = self._lifecycle
@@ -671,7 +701,7 @@ class ReadyTasks:
 
     def __del__(self) -> None:
         if self._entry is not None and self._entry.claim == self._claim:
-            self._lifecycle.requeue(self._entry, self._claim)
+            self._lifecycle.loop.post(partial(self._lifecycle.requeue, self._entry, self._claim))
 
 
 class Worker:
