@@ -42,6 +42,7 @@ from replanning.plan.document import Plan
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import load_plugin
+from replanning.run.failures import IsTransient
 from replanning.run.lifecycle import Codec, Lifecycle
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
@@ -91,6 +92,8 @@ class ReplanningEngine:
         tracer_provider: receives spans; when left out, that of an exporter, or the globally configured one.
         meter_provider: receives metrics; likewise.
         codec: turns outputs that are not JSON into JSON.
+        is_transient: says of an exception of work whether it may pass, so that the task is run again, where neither the
+            library recognises that nor `retry.on` names it.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class ReplanningEngine:
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         codec: Codec | None = None,
+        is_transient: IsTransient | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.mode: Mode = mode
@@ -126,7 +130,7 @@ class ReplanningEngine:
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
         telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
-        self._run_factory = RunFactory(self.store, self.settings, environment, redactor, codec, telemetry)
+        self._run_factory = RunFactory(self.store, self.settings, environment, redactor, codec, is_transient, telemetry)
         self._open_runs: dict[RunId, tuple[PlanRun, Questions]] = {}
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from types import GenericAlias
@@ -165,6 +166,22 @@ class Goal(StrictModel):
             raise PlanError(validation_problems(error, Goal)) from None
 
 
+_CLASS_PATTERN: Final = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
+
+
+def _check_retryable(value: object) -> object:
+    is_class = isinstance(value, str) and re.match(_CLASS_PATTERN, value)
+    if is_class or (isinstance(value, int) and 400 <= value <= 599):
+        return value
+    raise ValueError("expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599")
+
+
+_Retryable = Annotated[
+    Annotated[int, Field(ge=400, le=599)] | Annotated[str, Field(pattern=_CLASS_PATTERN)],
+    BeforeValidator(_check_retryable),
+]
+
+
 class Retry(StrictModel):
     """Attempts at a task after transient errors, and the delay between them."""
 
@@ -175,6 +192,10 @@ class Retry(StrictModel):
     exponential: StrictBool = Field(default=True, description="Double the delay after each attempt.")
     jitter: StrictBool = Field(
         default=True, description="Vary the delay at random, so that retries do not come all at once."
+    )
+    on: Items[_Retryable] = Field(
+        default=(),
+        description="Further errors that may pass: classes of exceptions by name (httpx.ReadTimeout), HTTP statuses.",
     )
 
 

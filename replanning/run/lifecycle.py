@@ -25,12 +25,10 @@ from replanning.errors import (
     LeaseLost,
     LLMRequestRejected,
     LLMUnavailable,
-    NotAccepted,
     NotRunning,
     OutputError,
     RecordNotSerializable,
     StoreError,
-    TransientError,
     UnknownAttempt,
 )
 from replanning.journal.records import (
@@ -69,7 +67,8 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
-from replanning.run.event_loop import LoopThread, Timer, describe_error, error_message
+from replanning.run.event_loop import LoopThread, Timer, describe_error
+from replanning.run.failures import IsTransient, failure_from, schedule_retry
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
@@ -139,6 +138,7 @@ class Lifecycle:
         redactor: takes secrets out of everything that is recorded.
         spans: traces the run.
         codec: turns outputs that are not JSON into JSON.
+        is_transient: says of an exception that is not recognised whether it may pass.
         lease_ttl: seconds for which the lease holds unless it is renewed.
 
     Attributes:
@@ -168,6 +168,7 @@ class Lifecycle:
         redactor: Redactor,
         spans: RunTracer,
         codec: Codec | None,
+        is_transient: IsTransient | None,
         lease_ttl: float,
     ) -> None:
         self.run_id = lease.run
@@ -200,6 +201,7 @@ class Lifecycle:
         self._budget_exceeded_reason = ledger.budget_tracker.exceeded_reason()
         self._chance = environment.chance
         self._codec = codec
+        self._is_transient = is_transient
         self._waiters: deque[anyio.Event] = deque()
         self._claims_since_checkpoint = 0
         self._last_record_at = records[-1].at
@@ -610,7 +612,8 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "failed")
         if entry is None:
             return
-        failure = error if isinstance(error, Failure) else failure_from(error)
+        on, idempotent = (entry.task.retry or self.settings.retry).on, entry.task.idempotent
+        failure = error if isinstance(error, Failure) else failure_from(error, on, idempotent, self._is_transient)
         message, kind = failure.message, failure.kind
         if kind == "unfinished" and entry.continuations + 1 >= (most := self.settings.judge.max_iterations):
             message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
@@ -965,84 +968,3 @@ class OutcomeCollector:
         if self._outcomes:
             with suppress(Exception):  # a third party's store may raise anything
                 self._lifecycle.store.add_outcomes(self._outcomes)
-
-
-# Failures of attempts, and automatic retries
-
-_MAX_DELAY_SECONDS: Final = 3600.0
-
-_MAX_DOUBLINGS: Final = 62
-"""By then every delay has reached the maximum, and a float still holds it."""
-
-_TRANSPORT_ERRORS: Final = frozenset({"NetworkError", "ConnectTimeout", "PoolTimeout", "RemoteProtocolError"})
-
-_MAX_MESSAGE_CHARS: Final = 8_000
-
-
-def failure_from(error: BaseException | str) -> Failure:
-    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are.
-
-    Transient are TransientError, connection errors, HTTP 429 and 5xx, and a failing store. Errors of other libraries are
-    recognised by their attributes (`status_code`, also of their `response`) and by their class, never by the words in
-    them.
-    """
-    if isinstance(error, str):
-        failure = Failure("Error", error)
-    elif isinstance(error, NotAccepted):
-        failure = Failure("NotAccepted", error_message(error), kind=error.kind)
-    elif isinstance(error, BaseExceptionGroup):
-        parts = [failure_from(part) for part in error.exceptions]
-        message = f"{error_message(error)}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
-        failure = Failure(type(error).__name__, message, all(part.transient for part in parts))
-    else:
-        status = getattr(error, "status_code", None)
-        if status is None:
-            status = getattr(getattr(error, "response", None), "status_code", None)
-        transient = isinstance(error, TransientError | ConnectionError | StoreError)
-        if not transient and isinstance(status, int):
-            transient = status == 429 or 500 <= status <= 599
-        elif not transient:
-            transient = any(
-                base.__name__ in _TRANSPORT_ERRORS and base.__module__.startswith(("httpx", "httpcore"))
-                for base in type(error).__mro__
-            )
-        failure = Failure(type(error).__name__, error_message(error), transient)
-    message, half = failure.message, _MAX_MESSAGE_CHARS // 2
-    if len(message) <= _MAX_MESSAGE_CHARS:
-        return failure
-    left_out = f"\n[... {len(message) - 2 * half} characters left out ...]\n"
-    return replace(failure, message=f"{message[:half]}{left_out}{message[-half:]}")
-
-
-def schedule_retry(
-    entry: TaskEntry, failure: Failure, settings: Settings, *, now: float, chance: float
-) -> tuple[float | None, bool]:
-    """Decide when a task is run again after a failed attempt.
-
-    Args:
-        entry: the task, whose attempt has failed.
-        failure: the failure.
-        settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
-        now: seconds since the epoch.
-        chance: a number in [0, 1) that spreads the delay.
-
-    Returns:
-        The time of the next attempt or None, and whether the task's retries are used up.
-    """
-    if failure.kind == "unfinished":
-        return now, False
-    if failure.kind in ("rejected", "blocked"):  # a judge's verdict, which says that the task is not run again
-        return None, True
-    if failure.kind == "interrupted":
-        return (now, False) if entry.task.idempotent else (None, True)
-    policy = entry.task.retry or settings.retry
-    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
-    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
-    if policy.jitter:
-        delay *= 0.5 + chance
-    due = now + min(delay, _MAX_DELAY_SECONDS)
-    if repeatable and entry.attempts_in_round < policy.max_attempts:
-        return due, False
-    if entry.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
-        return due, True
-    return None, True

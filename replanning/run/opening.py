@@ -41,6 +41,7 @@ from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import StepWrapper, gc_paused, yielding
+from replanning.run.failures import IsTransient
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.run import PlanRun
@@ -69,6 +70,7 @@ class RunFactory:
         environment: time, chance and ids.
         redactor: takes secrets out of plans, observations and outputs.
         codec: turns outputs that are not JSON into JSON.
+        is_transient: says of an exception that is not recognised whether it may pass.
         telemetry: makes spans and metrics.
         lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often.
     """
@@ -78,6 +80,7 @@ class RunFactory:
     environment: Environment = field(default_factory=Environment)
     redactor: Redactor = field(default_factory=Redactor)
     codec: Codec | None = None
+    is_transient: IsTransient | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
     lease_ttl: float = DEFAULT_LEASE_TTL
 
@@ -232,6 +235,7 @@ class RunFactory:
             redactor=self.redactor,
             spans=spans,
             codec=self.codec,
+            is_transient=self.is_transient,
             lease_ttl=self.lease_ttl,
         )
         spans.watch(life)

@@ -21,6 +21,7 @@ from replanning.plan.json_values import iter_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
+from replanning.run.failures import is_transient_status
 from replanning.tools.call import (
     HOLE_DELIMITER,
     MARKED_HOLE,
@@ -187,7 +188,6 @@ def _scalar_text(name: str, value: JsonValue) -> str:
     return argument_text(name, value)
 
 
-_TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
 _MAX_REDIRECTS: Final = 5
 _CHARSET_PREFIXES: Final = tuple("utf us-ascii iso-8859 latin windows- cp125 koi8 gb big5 shift euc".split())  # noqa: SIM905 - a tuple would take a line each
 """Accepted charsets: some of Python's other codecs are no text, or slow on purpose."""
@@ -239,7 +239,7 @@ class HttpToolRunner:
         response, body = await self._fetch(call, request)
         status, text, is_decodable = response.status_code, *_decode_text(response, body)
         if not response.is_success:
-            is_transient = status in _TRANSIENT_STATUSES or status >= 500 or status in call.tool.transient
+            is_transient = is_transient_status(status) or status in call.tool.transient
             advice = ""
             if response.has_redirect_location:
                 target = call.secrets.redact(response.headers["location"])

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import socket
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+from urllib.error import HTTPError, URLError
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Retry, Settings, Task
-from replanning.journal import Failure
+from replanning import Plan, ReplanningEngine, Retry, Settings, Task
+from replanning.errors import PlanError, TransientError
+from replanning.journal import AttemptFailed, Failure
 from replanning.plan import TaskId
-from replanning.run.lifecycle import failure_from, schedule_retry
+from replanning.plan.document import plan_schema
+from replanning.run.failures import failure_from, schedule_retry
 from tests.support.live import journaled
+from tests.support.runs import bodies, plan
 
 PASSING = Failure("OSError", "reset", transient=True)
 LASTING = Failure("ValueError", "wrong")
@@ -36,11 +48,137 @@ def test_what_may_pass_is_tried_again() -> None:
     assert after(LASTING) == (None, True)
 
 
-@pytest.mark.parametrize(("status", "passes"), [(401, False), (404, False), (429, True), (503, True)])
-def test_errors_of_http(status: int, passes: bool) -> None:
-    """Whether an error of a library for HTTP may pass is told by its status."""
-    error = type("HttpError", (Exception,), {"status_code": status})
-    assert failure_from(error()).transient is passes
+def error(path: str, *bases: str, **attributes: object) -> Exception:
+    """Return an error of a class that is made like those of a client, which need not be installed."""
+    kinds: tuple[type, ...] = (Exception,)
+    for name in (*reversed(bases), path):
+        module, _, last = name.rpartition(".")
+        kinds = (type(last, kinds, {"__module__": module}),)
+    made: Exception = kinds[0]("it went wrong")
+    made.__dict__.update(attributes)
+    return made
+
+
+def sqlite_busy() -> Exception:
+    """Return the error of a real database that another connection writes to."""
+    place = "file:busy?mode=memory&cache=shared"
+    with closing(sqlite3.connect(place, uri=True)) as first, closing(sqlite3.connect(place, uri=True)) as second:
+        first.execute("create table t (x)")
+        first.execute("insert into t values (1)")
+        try:
+            second.execute("select * from t")
+        except sqlite3.OperationalError as busy:
+            return busy
+    raise AssertionError("the table is not locked")
+
+
+TRANSIENT = [
+    TransientError("busy"),
+    ConnectionResetError(),
+    OSError(errno.ENETUNREACH, "no route"),
+    TimeoutError(errno.ETIMEDOUT, "no connection"),
+    socket.gaierror(-3, "try again"),
+    URLError(ConnectionRefusedError()),
+    HTTPError("http://x", 503, "", None, None),  # type: ignore[arg-type]
+    httpx.ConnectError("refused"),
+    httpx.ConnectTimeout("late"),
+    httpx.HTTPStatusError("", request=httpx.Request("GET", "http://x"), response=httpx.Response(429)),
+    sqlite_busy(),
+    sqlite3.OperationalError("database is locked"),
+    error("sqlalchemy.exc.OperationalError", orig=sqlite3.OperationalError("database is locked")),
+    error("aiohttp.client_exceptions.ClientConnectorError", "aiohttp.client_exceptions.ClientConnectionError"),
+    error("aiohttp.client_exceptions.ClientResponseError", status=502),
+    error("requests.exceptions.ConnectTimeout", "requests.exceptions.ConnectionError"),
+    error("requests.exceptions.HTTPError", response=SimpleNamespace(status_code=500)),
+    error("urllib3.exceptions.MaxRetryError", reason=error("urllib3.exceptions.NewConnectionError")),
+    error("psycopg.errors.SerializationFailure", "psycopg.OperationalError"),
+    error("psycopg2.OperationalError"),
+    error("botocore.exceptions.EndpointConnectionError", "botocore.exceptions.ConnectionError"),
+    error("botocore.exceptions.ClientError", response={"Error": {"Code": "ThrottlingException"}}),
+    error("botocore.exceptions.ClientError", response={"ResponseMetadata": {"HTTPStatusCode": 500}}),
+    error("openai.APITimeoutError", "openai.APIConnectionError"),
+    error("anthropic.APIConnectionError"),
+    error("openai.RateLimitError", "openai.APIStatusError", status_code=429),
+    error("google.api_core.exceptions.ServiceUnavailable", code=503),
+]
+
+TIMEOUTS = [
+    TimeoutError(),
+    httpx.ReadTimeout("late"),
+    error("aiohttp.ServerTimeoutError", "aiohttp.ClientConnectionError"),
+    error("requests.exceptions.ReadTimeout", "requests.exceptions.Timeout"),
+    error("botocore.exceptions.ReadTimeoutError"),
+]
+
+PERMANENT = [
+    KeyError("url"),
+    TypeError("no"),
+    type("Hostile", (Exception,), {"response": property(lambda self: 1 / 0)})(),
+    URLError("unknown url type: x"),
+    HTTPError("http://x", 404, "", None, None),  # type: ignore[arg-type]
+    sqlite3.OperationalError("no such table: t"),
+    error("botocore.exceptions.ClientError", response={"Error": {"Code": "AccessDenied"}}),
+    error("aiohttp.ClientConnectorCertificateError", "aiohttp.ClientSSLError", "aiohttp.ClientConnectionError"),
+    error("requests.exceptions.SSLError", "requests.exceptions.ConnectionError"),
+    error("psycopg.errors.InvalidPassword", "psycopg.OperationalError"),
+    error("openai.BadRequestError", status_code=400),
+    error("anthropic.AuthenticationError", status_code=401),
+    error("app.Odd", status_code="429", code=1),
+    error("app.ConnectionError"),
+]
+
+
+@pytest.mark.parametrize("raised", [*TRANSIENT, *TIMEOUTS, *PERMANENT], ids=lambda e: f"{type(e).__module__}-{e!r}")
+def test_which_errors_may_pass(raised: Exception) -> None:
+    """Errors of the common clients are told by class, code and status; after a timeout the task must be idempotent."""
+    assert failure_from(raised).transient is (raised in TRANSIENT)
+    assert failure_from(raised, idempotent=True).transient is (raised not in PERMANENT)
+
+
+def test_further_errors_that_may_pass() -> None:
+    """A task names classes, by their own names or with their packages, and statuses; a group passes if all of it does."""
+    late, missing = httpx.ReadTimeout("late"), error("app.web.Missing", "app.web.Problem", status=404)
+    for name in ("ReadTimeout", "httpx.ReadTimeout", "TransportError"):
+        assert failure_from(late, [name]).transient
+        assert not failure_from(missing, [name]).transient
+    for one in (404, "Problem", "app.Problem", "app.web.Missing"):
+        assert failure_from(missing, [one]).transient
+        assert not failure_from(ExceptionGroup("both", [missing, KeyError("url")]), [one]).transient
+    assert failure_from(ExceptionGroup("both", [missing, ConnectionError()]), [404]).transient
+
+
+def test_retryable_errors_are_checked() -> None:
+    """What is neither the name of a class nor the status of an error is refused, and the schema of plans says so."""
+    with pytest.raises(PlanError) as refused:
+        Plan.parse("goal: {objective: g}\ntasks: [{id: a, retry: {on: [503, 200, true, 'two words', httpx.]}}]")
+    expected = "expected a class of exceptions, such as httpx.ReadTimeout, or an HTTP status from 400 to 599"
+    problems = [str(problem).partition(" ")[2] for problem in refused.value.problems]
+    wrong = enumerate(("200", "True", "'two words'", "'httpx.'"), 1)
+    assert problems == [f"tasks[0].retry.on[{i}]: {expected}, got {value}" for i, value in wrong]
+    schema: Any = plan_schema()["$defs"]
+    assert [one["type"] for one in schema["Retry"]["properties"]["on"]["items"]["anyOf"]] == ["integer", "string"]
+
+
+async def test_a_run_retries_what_it_is_told() -> None:
+    """The plan and the predicate of the engine decide about errors that are not recognised; a failing one says no."""
+
+    def busy(problem: Exception) -> bool:
+        return {"busy": True, "full": False}[str(problem)]
+
+    quick = {"delay": 0, "jitter": False}
+    tasks = [Task(id=name, retry=Retry(**quick)) for name in ("busy", "full", "odd")]  # type: ignore[arg-type]
+    named = Task(id="named", retry=Retry(on=["LookupError"], **quick))  # type: ignore[arg-type]
+    engine = ReplanningEngine([], is_transient=busy)
+    calls: Counter[str] = Counter()
+
+    async def work(task: Task, context: object) -> None:
+        calls[task.id] += 1
+        raise KeyError("url") if task.id == "named" else ValueError(task.id)
+
+    result = await engine.execute(plan(*tasks, named), work)
+    assert calls == {"busy": 3, "full": 1, "odd": 1, "named": 3}
+    failures = {body.task: body.failure.message for body in bodies(engine.store, result.run, AttemptFailed)}
+    assert failures["odd"] == "odd (whether it may pass cannot be told: KeyError('odd'))"
 
 
 def test_threshold() -> None:

@@ -1,0 +1,181 @@
+"""Failures of attempts: the record of an exception, whether it may pass, and when its task is run again."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Final
+
+from replanning.errors import NotAccepted, StoreError, TransientError
+from replanning.journal.records import Failure
+from replanning.live.graph import TaskEntry
+from replanning.run.event_loop import describe_error, error_message
+from replanning.settings import Settings
+
+IsTransient = Callable[[Exception], bool]
+"""Says whether an exception that is not recognised may pass."""
+
+_MAX_DELAY_SECONDS: Final = 3600.0
+
+_MAX_DOUBLINGS: Final = 62
+"""By then every delay has reached the maximum, and a float still holds it."""
+
+_MAX_MESSAGE_CHARS: Final = 8_000
+
+_MAX_WRAPPED_ERRORS: Final = 5
+
+_STATUS_FIELDS: Final = ("status_code", "status", "code", "http_status")
+
+_NETWORK_ERRNOS: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT)
+
+_VERDICTS: Final[dict[str, str]] = {
+    f"{package}.{name}": verdict
+    for verdict, packages, names in (
+        ("transient", "builtins requests botocore redis", "ConnectionError ConnectionClosedError"),
+        ("transient", "http requests", "IncompleteRead ChunkedEncodingError RetryError"),
+        ("transient", "urllib3", "NewConnectionError ConnectTimeoutError EmptyPoolError ProtocolError ResponseError"),
+        ("transient", "httpx httpx2 httpcore httpcore2", "NetworkError ConnectTimeout PoolTimeout RemoteProtocolError"),
+        ("transient", "aiohttp", "ClientConnectionError ClientPayloadError ConnectionTimeoutError"),
+        ("transient", "socket psycopg psycopg2 openai anthropic", "gaierror OperationalError APIConnectionError"),
+        ("timeout", "builtins requests urllib3 botocore redis", "TimeoutError Timeout ReadTimeoutError"),
+        ("timeout", "httpx httpx2 httpcore httpcore2 aiohttp", "TimeoutException ServerTimeoutError"),
+        ("permanent", "aiohttp requests urllib3 botocore", "ClientSSLError SSLError ServerFingerprintMismatch"),
+        ("permanent", "psycopg psycopg2 redis", "InvalidPassword AuthenticationError"),
+    )
+    for package in packages.split()
+    for name in names.split()
+}
+"""What the classes of common clients say, by top-level package and name; the nearest base class decides.
+
+After a timeout the request may have been carried out, so only an idempotent task is run again. A request to a language
+model may be repeated."""
+
+_AWS_TRANSIENT: Final = re.compile(
+    "Throttl|TooManyRequests|ThroughputExceeded|(?:Request|Bandwidth)LimitExceeded|LimitExceededException|SlowDown"
+    "|PriorRequestNotComplete|TransactionInProgress|RequestTimeout"
+)
+"""Codes of botocore that may pass; most of them come with HTTP 400."""
+
+_SQLITE_BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "database is locked", "database table is locked")
+"""Beginnings of the name, or without one of the message, of an error of SQLite that may pass."""
+
+
+def is_transient_status(status: int) -> bool:
+    """Return whether the cause of an HTTP status may pass: 408, 409, 425, 429 and 5xx."""
+    return status in (408, 409, 425, 429) or status >= 500
+
+
+def failure_from(
+    error: BaseException | str,
+    retry_on: Collection[int | str] = (),
+    idempotent: bool = False,
+    is_transient: IsTransient | None = None,
+) -> Failure:
+    """Return the record of an exception; a group of exceptions is one failure, transient if all its parts are.
+
+    Transient are TransientError, connection errors, HTTP 408, 409, 425, 429 and 5xx, a failing store, and the errors of
+    common clients that say the same. They are recognised by class and attributes, without an import of the client.
+
+    Args:
+        error: the exception, or a message.
+        retry_on: further classes of exceptions by name, and HTTP statuses, that may pass.
+        idempotent: whether the task may be run again after a timeout.
+        is_transient: decides about the rest.
+    """
+    if isinstance(error, str):
+        failure = Failure("Error", error)
+    elif isinstance(error, NotAccepted):
+        failure = Failure("NotAccepted", error_message(error), kind=error.kind)
+    else:
+        message = error_message(error)
+        if isinstance(error, BaseExceptionGroup):
+            parts = [failure_from(part) for part in error.exceptions]
+            message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
+        try:
+            transient = _may_pass(error, retry_on, idempotent, is_transient)
+        except Exception as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
+            transient, message = False, f"{message} (whether it may pass cannot be told: {describe_error(problem)})"
+        failure = Failure(type(error).__name__, message, transient)
+    message, half = failure.message, _MAX_MESSAGE_CHARS // 2
+    if len(message) <= _MAX_MESSAGE_CHARS:
+        return failure
+    left_out = f"\n[... {len(message) - 2 * half} characters left out ...]\n"
+    return replace(failure, message=f"{message[:half]}{left_out}{message[-half:]}")
+
+
+def _may_pass(
+    error: BaseException, retry_on: Collection[int | str], idempotent: bool, is_transient: IsTransient | None
+) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_may_pass(part, retry_on, idempotent, is_transient) for part in error.exceptions)
+    verdict: str | None = None
+    wrapped: object = error
+    chain: list[BaseException] = []
+    while isinstance(wrapped, BaseException) and len(chain) < _MAX_WRAPPED_ERRORS:
+        chain.append(wrapped)
+        wrapped = getattr(wrapped, "orig", None) or getattr(wrapped, "reason", None)  # of SQLAlchemy; urllib, urllib3
+    for part in chain:
+        classes = [(base.__module__, base.__name__) for base in type(part).__mro__]
+        names = [f"{module.partition('.')[0]}.{name}" for module, name in classes]
+        response = getattr(part, "response", None)
+        if isinstance(response, dict):  # of botocore
+            statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
+        else:
+            statuses = [getattr(owner, field, None) for owner in (part, response) for field in _STATUS_FIELDS]
+        status = next((status for status in statuses if isinstance(status, int) and 400 <= status <= 599), None)
+        if not {status, *names, *map(".".join, classes), *(name for _, name in classes)}.isdisjoint(retry_on):
+            return True
+        if verdict is not None:
+            pass  # an error says more than the one that it wraps
+        elif (
+            isinstance(part, TransientError | StoreError)
+            or getattr(part, "errno", None) in _NETWORK_ERRNOS
+            or (isinstance(response, dict) and _AWS_TRANSIENT.search(str(response.get("Error", {}).get("Code"))))
+        ):
+            verdict = "transient"
+        elif status is not None:
+            verdict = "transient" if is_transient_status(status) else "permanent"
+        elif "sqlite3.OperationalError" in names:
+            text = getattr(part, "sqlite_errorname", None) or str(part)
+            verdict = "transient" if text.startswith(_SQLITE_BUSY) else "permanent"
+        else:
+            verdict = next((_VERDICTS[name] for name in names if name in _VERDICTS), None)
+    if verdict == "transient" or (verdict == "timeout" and idempotent):
+        return True
+    return is_transient is not None and isinstance(error, Exception) and is_transient(error)
+
+
+def schedule_retry(
+    entry: TaskEntry, failure: Failure, settings: Settings, *, now: float, chance: float
+) -> tuple[float | None, bool]:
+    """Decide when a task is run again after a failed attempt.
+
+    Args:
+        entry: the task, whose attempt has failed.
+        failure: the failure.
+        settings: the retries of tasks that declare none, and the number of failures in a row at which one is given up.
+        now: seconds since the epoch.
+        chance: a number in [0, 1) that spreads the delay.
+
+    Returns:
+        The time of the next attempt or None, and whether the task's retries are used up.
+    """
+    if failure.kind == "unfinished":
+        return now, False
+    if failure.kind in ("rejected", "blocked"):  # a judge's verdict, which says that the task is not run again
+        return None, True
+    if failure.kind == "interrupted":
+        return (now, False) if entry.task.idempotent else (None, True)
+    policy = entry.task.retry or settings.retry
+    repeatable = failure.transient or (failure.kind == "timeout" and entry.task.idempotent)
+    delay = policy.delay * (2 ** min(entry.attempts_in_round - 1, _MAX_DOUBLINGS) if policy.exponential else 1)
+    if policy.jitter:
+        delay *= 0.5 + chance
+    due = now + min(delay, _MAX_DELAY_SECONDS)
+    if repeatable and entry.attempts_in_round < policy.max_attempts:
+        return due, False
+    if entry.failures + 1 < settings.failure_threshold and failure.kind != "timeout":
+        return due, True
+    return None, True
