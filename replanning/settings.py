@@ -7,10 +7,12 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from replanning.journal.records import TriggerKind
+from replanning.journal.records import trigger_types
+from replanning.plan.messages import did_you_mean
 from replanning.plan.redaction import pattern_problem
 from replanning.plan.tasks import Budget, Retry
 from replanning.plan.types import to_seconds
+from replanning.plugins import installed_plugins
 
 __all__ = [
     "AlternativeSettings",
@@ -174,7 +176,19 @@ Names = Annotated[
 ]
 """Names in order; a single name may stand for a list of one."""
 
-DEFAULT_TRIGGERS: tuple[TriggerKind, ...] = (
+
+def _known_trigger(name: str) -> str:
+    if name not in trigger_types() and name not in (plugins := installed_plugins("triggers")):
+        known = dict.fromkeys((*trigger_types(), *plugins))
+        hint = did_you_mean(name, known)
+        raise ValueError(f"there is no detector of this name; {f'{hint} ' if hint else ''}known are {', '.join(known)}")
+    return name
+
+
+TriggerName = Annotated[str, AfterValidator(_known_trigger)]
+"""Kind of trigger, of this project or of an installed detector, which has the same name."""
+
+DEFAULT_TRIGGERS: tuple[str, ...] = (
     "task-failed",
     "timeout",
     "context-changed",
@@ -228,7 +242,7 @@ class ApprovalSettings(Section):
 
     timeout: Duration | None = 300.0
     on_timeout: Literal["abort", "skip", "continue", "pause"] | None = None
-    always_for: tuple[TriggerKind, ...] = ("goal-unreachable",)
+    always_for: tuple[TriggerName, ...] = ("goal-unreachable",)
     remind_after: Share = Field(default=0.8, description="Share of the timeout after which the person is reminded.")
 
 
@@ -342,7 +356,7 @@ class Settings(Section):
 
     enabled: bool = True
     provider: Names = Field(default=("auto",), description="Providers of alternatives, for the command line.")
-    triggers: tuple[TriggerKind, ...] = DEFAULT_TRIGGERS
+    triggers: tuple[TriggerName, ...] = DEFAULT_TRIGGERS
     alternatives: AlternativeSettings = AlternativeSettings()
     weights: Weights = Weights()
     retry: Retry = Retry()

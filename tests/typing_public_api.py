@@ -251,13 +251,17 @@ async def models() -> list[float]:
     return [larger.number, *await found.embed(text)]
 
 
+class SlowSuccessTrigger(journal.TriggerEvent):
+    kind: Literal["slow-success"] = "slow-success"
+
+
 class SlowSuccess:
     name = "slow-success"
     observes: tuple[type[journal.RecordBody], ...] = (journal.AttemptSucceeded,)
 
     def detect(self, observation: journal.Observation, view: rp.PlanView) -> Iterable[journal.Trigger]:
         if isinstance(observation, journal.AttemptSucceeded) and view.task(observation.task).duration > 60:
-            yield journal.TaskTimedOut(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
+            yield SlowSuccessTrigger(tasks=(observation.task,), cause=normalised_cause("slow", observation.task))
 
 
 def monitors(engine: rp.ReplanningEngine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Final, Literal, get_args
@@ -41,8 +41,9 @@ from replanning.history.export import edit_json, event_json, history_json, summa
 from replanning.history.reports import calibration_lines, revision_diffs
 from replanning.history.wording import pluralise
 from replanning.journal import RunStore
-from replanning.journal.records import DecisionKind, TriggerKind
+from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
+from replanning.plugins import installed_plugins
 
 commands = Program()
 
@@ -93,12 +94,7 @@ def history(
 
     As JSON and without a filter it is an export, which replanning.history.import_history reads.
     """
-    for option, kind, kinds in (("trigger", trigger, TriggerKind), ("decision", decision, DecisionKind)):
-        known: tuple[str, ...] = get_args(kinds)
-        if kind is not None and kind not in known:
-            hint = did_you_mean(kind, known)
-            expected = f"{hint} " if hint else ""
-            fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}")
+    _check_kind("decision", decision, get_args(DecisionKind))
     if as_json:
         form = "json"
     with existing_store(store) as opened:
@@ -111,6 +107,8 @@ def history(
                     loaded += [_load_history(opened, info.run)] if info.records else []
                 except JournalCorrupt as error:
                     print_message(f"run {info.run!r} is left out: {error}")
+        seen = (kind for found in loaded for event in found.events for kind in event.trigger_kinds)
+        _check_kind("trigger", trigger, dict.fromkeys((*trigger_types(), *installed_plugins("triggers"), *seen)))
         filtered = [found.filter(trigger=trigger, decision=decision) for found in loaded]  # type: ignore[arg-type] # checked
         if calibration:
             where = f"run {loaded[0].run}" if run is not None else pluralise(len(loaded), "run")
@@ -122,6 +120,13 @@ def history(
             print_json(history_json(found) if only is None else summary_json(found, only))
         else:
             _print_report(markdown_report(found, only) if form == "markdown" else text_report(found, only))
+
+
+def _check_kind(option: str, kind: str | None, known: Collection[str]) -> None:
+    if kind is not None and kind not in known:
+        hint = did_you_mean(kind, known)
+        expected = f"{hint} " if hint else ""
+        fail(f"--{option}: there is no {option} {kind!r}; {expected}expected one of {', '.join(known)}")
 
 
 def _load_history(store: RunStore, run: str | None) -> ReplanHistory:

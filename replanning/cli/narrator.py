@@ -52,7 +52,7 @@ class Narrator:
             case journal.TriggerEvent():
                 if event.kind == "task-failed" and self._held.issuperset(event.tasks):
                     return None
-                cause = _one_line(event.reason)
+                cause = _one_line(event.reason or event.cause)
                 if event.kind in ("task-failed", "timeout") and event.tasks:  # the line before shows how it failed
                     cause = f"looking for another way to do {', '.join(event.tasks)}"
                 return Line("!", f"{event.kind}: {cause}", "yellow")

@@ -27,6 +27,7 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.request import ReplanRequest
 from replanning.errors import ChangeRejected, Problem
 from replanning.journal.records import (
+    BetterPathFound,
     Candidate,
     ContextChanged,
     DecisionKind,
@@ -186,7 +187,7 @@ class ReplanPolicy:
             return Decision("keep", "limit-run", f"the limit of {limits.replans_per_run} replans per run is reached")
         # A stuck plan, a person's request or another goal concerns the plan, not one lineage.
         whole = ("goal-unreachable", "human-request")
-        concerned = [t for t in triggers if t.kind not in whole and not (t.kind == "context-changed" and t.goal)]
+        concerned = [t for t in triggers if t.kind not in whole and not (isinstance(t, ContextChanged) and t.goal)]
         roots = dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks)
         spent = [root for root in roots if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage]
         if not spent:
@@ -224,7 +225,7 @@ class ReplanPolicy:
             rejected = tuple(task_id for task_id, failure in failed if failure and failure.kind == "rejected")
             return Decision("keep", "no-alternative", reason, blocks=rejected)
         index, best = usable[0]
-        gains = [trigger.gain for trigger in triggers if trigger.kind == "better-path-found"]
+        gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
         minimum = self.settings.better_path.min_gain
         if gains and len(gains) == len(triggers) and max(gains) < minimum:
             return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")

@@ -18,9 +18,9 @@ from replanning.journal.records import (
     ErrorContained,
     Record,
     RecordBody,
+    Trigger,
     TriggerDropped,
     TriggerFired,
-    TriggerKind,
 )
 from replanning.live.view import PlanView
 from replanning.plan.types import RunId
@@ -47,7 +47,7 @@ class PlanMonitor:
     """Turns the records of runs into triggers, and calls handlers with both.
 
     Args:
-        detectors: plugin names or detector objects; all installed ones when left out.
+        detectors: plugin names or detector objects; those that the settings name when left out.
     """
 
     def __init__(self, detectors: Sequence[TriggerDetector | str] | None = None) -> None:
@@ -74,7 +74,7 @@ class PlanMonitor:
             watch.subscribe()
         return lambda: self._emitter.remove_listener(name, handler)
 
-    def watch(self, life: Lifecycle, triggers: Sequence[TriggerKind]) -> RunWatch:
+    def watch(self, life: Lifecycle, triggers: Sequence[str]) -> RunWatch:
         """Start watching a run, for these kinds of trigger; returns what `deliver` needs."""
         detectors = []
         for spec in triggers if self._detector_specs is None else self._detector_specs:
@@ -186,16 +186,19 @@ class RunWatch:
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
                 triggers = list(detector.detect(record.body, PlanView(life.live)))  # type: ignore[arg-type]
+                for detected in triggers:
+                    if detected.fingerprint not in fired:
+                        self._fire(detected, record.at)
             except Exception as error:  # noqa: BLE001 - a detector must not harm the run
                 self.record_failure(f"detector {detector.name!r}", error)
-                continue
-            for detected in triggers:
-                if detected.fingerprint in fired:
-                    continue
-                fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": record.at}
-                trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
-                alike = (t.id for t in life.ledger.open_triggers.values() if t.fingerprint == trigger.fingerprint)
-                same = next(alike, None)
-                life.commit_or_defer(TriggerFired(trigger))
-                if same is not None:
-                    life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same}"))
+
+    def _fire(self, detected: Trigger, at: float) -> None:
+        """Record a trigger, and drop it if the same is waiting."""
+        life = self._lifecycle
+        fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": at}
+        trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
+        alike = (t.id for t in life.ledger.open_triggers.values() if t.fingerprint == trigger.fingerprint)
+        same = next(alike, None)
+        life.commit_or_defer(TriggerFired(trigger))
+        if same is not None:
+            life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same}"))

@@ -19,7 +19,6 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, RunId, TaskId
-from replanning.settings import Settings
 
 
 class RunningTask(NamedTuple):
@@ -100,7 +99,7 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
         raise JournalCorrupt("the journal does not begin with the opening of a run")
     opened = first.body
     live = LivePlan(opened.plan)
-    budget = opened.plan.budget or Settings.model_validate(opened.settings or {}).budget
+    budget = opened.plan.budget or Budget.model_validate((opened.settings or {}).get("budget", {}))
     ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
     last = first.at
     for record in remaining:

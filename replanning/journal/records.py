@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializeAsAny,
+    Tag,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import from_json
 
 from replanning.changes import Alternative, PlanChange
-from replanning.errors import JournalCorrupt
+from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal
 from replanning.plan.types import (
@@ -29,6 +40,7 @@ from replanning.plan.types import (
     TaskId,
     TriggerId,
 )
+from replanning.plugins import installed_plugins, load_plugin
 
 JOURNAL_FORMAT: Final = 2
 """Version of the JSON form of records, written into the first record of every journal; raise it when a kind or a field
@@ -329,16 +341,18 @@ TriggerKind = Literal[
     "goal-unreachable",
     "resource-changed",
 ]
+"""Kinds of trigger of this project; detectors of others add their own."""
 
 
 class TriggerEvent(BaseModel):
-    """Fields common to all triggers.
+    """Fields common to all triggers; a subclass with another `kind` is a kind of one's own.
 
     `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised cause. Kind, root and
-    cause form the fingerprint that identifies repetitions.
+    cause form the fingerprint that identifies repetitions. A trigger that is read from a journal while its class is
+    not installed is a plain `TriggerEvent`, with the further fields in `model_extra`.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
     kind: str
     id: TriggerId = TriggerId("")
     run: str = ""
@@ -416,9 +430,44 @@ class GoalUnreachable(TriggerEvent):
     missing_facts: tuple[str, ...] = ()
 
 
+_OwnTrigger = (
+    TaskFailed | TaskTimedOut | ContextChanged | ResourceChanged | BetterPathFound | HumanRequest | GoalUnreachable
+)
+
+
+def trigger_types() -> dict[str, type[TriggerEvent]]:
+    """Return the classes of triggers by kind: those of this project, and those of plugins that have been imported."""
+    classes: list[type[TriggerEvent]] = [TriggerEvent]
+    for each in classes:
+        classes += each.__subclasses__()
+    types = {each.model_fields["kind"].default: each for each in (*classes, *_OwnTrigger.__args__)}
+    return {kind: each for kind, each in types.items() if isinstance(kind, str)}
+
+
+def _trigger_tag(trigger: TriggerEvent | JsonObject) -> str:
+    """Return `own` for a trigger of a class of this project, or for JSON of its kind."""
+    if isinstance(trigger, dict):
+        return "own" if trigger.get("kind") in get_args(TriggerKind) else "other"
+    return "own" if type(trigger) in _OwnTrigger.__args__ else "other"
+
+
+def _read_other_trigger(value: JsonObject, read_plain: ValidatorFunctionWrapHandler) -> TriggerEvent:
+    """Return a trigger of a plugin in its own class, or a plain one if the class is gone or refuses the fields."""
+    kind = str(value.get("kind"))
+    if kind not in trigger_types() and kind in installed_plugins("triggers"):
+        with suppress(PluginError):
+            load_plugin("triggers", kind)
+    if own_type := trigger_types().get(kind):
+        with suppress(Exception):  # validators of a plugin may raise anything, and the journal must be readable
+            return own_type.model_validate(value)
+    trigger: TriggerEvent = read_plain(value)
+    return trigger
+
+
 Trigger = Annotated[
-    TaskFailed | TaskTimedOut | ContextChanged | ResourceChanged | BetterPathFound | HumanRequest | GoalUnreachable,
-    Field(discriminator="kind"),
+    Annotated[_OwnTrigger, Field(discriminator="kind"), Tag("own")]
+    | Annotated[SerializeAsAny[TriggerEvent], WrapValidator(_read_other_trigger), Tag("other")],
+    Discriminator(_trigger_tag),
 ]
 
 _VOLATILE_PARTS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|\d+")

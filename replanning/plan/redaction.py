@@ -148,6 +148,9 @@ class Redactor:
                 value = part.__dict__[name]
                 if value and (new := self.document(value)) is not value:
                     changed[name] = new
+            if extra := part.__pydantic_extra__:
+                clean_extra: Any = self.value(dict(extra))
+                changed |= clean_extra if clean_extra != extra else {}
             clean = part.model_copy(update=changed) if changed else part
         else:
             value = self.value(dict(part) if isinstance(part, Mapping) else part)

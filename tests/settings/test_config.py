@@ -100,7 +100,7 @@ def test_zero_is_zero() -> None:
         ("provider: []", "2:3 provider: expected a list of text, at least one, got ()"),
         (
             "triggers: [timeout, earthquake]",
-            "2:3 triggers: expected a list of one of task-failed, timeout, context-changed",
+            "2:3 triggers: there is no detector of this name; known are task-failed, timeout, context-changed",
         ),
         ("limits: 3", "2:3 limits: expected a section with replans_per_lineage, replans_per_run, got 3"),
         ("colour: red", "2:3 colour: there is no such setting; known are enabled, provider, triggers,"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import json
+import math
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import anyio
@@ -15,17 +20,25 @@ from hypothesis import strategies as st
 from replanning import (
     Alternative,
     Plan,
+    PlanMonitor,
     PlanRun,
     ReplanningEngine,
     ReplanRequest,
+    RunResult,
     Settings,
     Task,
     TransientError,
+    journal,
     open_run,
 )
 from replanning.changes import RetryTask, SkipTask
-from replanning.journal import DecisionMade, TriggerFired, Usage, UsageCharged
+from replanning.config import load_settings
+from replanning.errors import SettingsError
+from replanning.history import export_history, import_history
+from replanning.journal import DecisionMade, RunStore, TriggerFired, Usage, UsageCharged
 from replanning.journal.records import TriggerKind, normalised_cause
+from replanning.live import PlanView
+from replanning.plugins import installed_plugins
 from replanning.testing import (
     ScriptedExecutor,
     ScriptedProvider,
@@ -36,7 +49,8 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.runs import bodies
+from tests.support.cli import cli, process, write_plan
+from tests.support.runs import Proposer, alternative, bodies, failing
 
 ALL = get_args(TriggerKind)
 
@@ -480,6 +494,128 @@ async def test_each_kind_can_be_disabled(kind: str) -> None:
             await clock.sleep(6)
             run.pause()
     assert {trigger.kind for trigger in fired(engine, run.id)} == {*ALL} - {kind, "better-path-found"}
+
+
+# detectors of others
+
+PAGE = Path(__file__).parents[2] / "docs/plugins.md"
+UNREAD = """
+from replanning.journal import TriggerEvent
+class UnreadKind(TriggerEvent):
+    kind: str = "unread-kind"
+    number: int
+"""
+
+
+@pytest.fixture
+def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder into which somebody installed a detector with a kind of trigger of its own."""
+    folder = tmp_path / "site"
+    info = folder / "warned-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: warned\nVersion: 1.0\n")
+    points = "[replanning.triggers]\nwarning-found = warned:WarningDetector\n"
+    points += "unread-kind = unread:UnreadKind\nbroken-kind = nowhere:Detector\n"
+    (info / "entry_points.txt").write_text(points)
+    (folder / "unread.py").write_text(UNREAD)
+    (folder / "warned.py").write_text(PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(str(folder))
+    installed_plugins.cache_clear()
+    yield folder
+    sys.modules.pop("warned", None)
+    installed_plugins.cache_clear()
+
+
+@pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
+async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunStore]) -> None:
+    """A trigger of an installed kind is journaled without secrets, read back in its class, and decided after a resume."""
+    settings = Settings.model_validate({"triggers": ["warning-found"], "approval": {"always_for": ["warning-found"]}})
+    tasks = made("  - {id: a}\n  - {id: b}")
+    async with VirtualClock() as clock:
+        slow = ScriptedProvider(lambda request: returns([], after=100), clock=clock)
+        environment = virtual_environment(clock=clock)
+        engine = ReplanningEngine([slow], settings=settings, store=make_store(warned / "runs"), environment=environment)
+        async with engine.open(tasks) as run:
+            run.succeeded(run.started("a"), "warning: key sk-abcdefghijklmnopqrstuvwxyz")
+            await clock.sleep(1)
+            run.pause()
+        engine.store.close()
+        provider = Proposer(lambda request: [alternative(SkipTask(task_id="b"))])
+        store = make_store(warned / "runs")
+        engine = ReplanningEngine([provider], settings=settings, store=store, environment=environment)
+        async with engine.resume(run.id) as resumed:
+            await clock.sleep(1)
+            resumed.pause()
+    (trigger,) = fired(engine, run.id)
+    (request,) = provider.requests
+    (question,) = engine.pending(run.id)
+    (event,) = engine.history(run.id).filter(trigger="warning-found")
+    assert type(trigger) is sys.modules["warned"].WarningFound
+    assert (trigger.text, trigger.tasks) == ("warning: key [redacted]", ("b",))
+    assert request.triggers == question.triggers == event.triggers == (trigger,)
+    store.close()
+
+
+async def detected_by(found: Callable[[PlanView], Any], store: RunStore) -> tuple[ReplanningEngine, RunResult]:
+    """A run of two tasks under a detector, which finds something after each of them."""
+    detector: Any = SimpleNamespace(
+        name="odd", observes=(journal.AttemptSucceeded,), detect=lambda body, view: [found(view)]
+    )
+    engine = ReplanningEngine([Proposer(lambda request: [])], monitor=PlanMonitor([detector]), store=store)
+    return engine, await engine.execute(made("  - {id: a}\n  - {id: b}"), failing(), max_concurrency=1)
+
+
+@pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
+async def test_kinds_without_a_class(tmp_path: Path, make_store: Callable[[Path], RunStore]) -> None:
+    """A trigger whose class is not there is read with every field, as the detector of an object may fire it."""
+    fields = {"kind": "lull", "reason": "quiet", "minutes": 3, "password": "hunter2!"}
+    engine, run = await detected_by(
+        lambda view: journal.TriggerEvent.model_validate(fields), make_store(tmp_path / "runs")
+    )
+    trigger, _ = fired(engine, run.run)
+    assert (type(trigger), trigger.model_extra) == (journal.TriggerEvent, {"minutes": 3, "password": "[redacted]"})
+    found = engine.history(run.run)
+    assert (found.metrics.replans, import_history(export_history(found)).events) == (1, found.events)
+    engine.store.close()
+
+
+@pytest.mark.usefixtures("warned")
+def test_kinds_are_imported_when_they_are_read() -> None:
+    """A record loads the plugin of its kind; if that is broken or takes other fields now, the trigger is a plain one."""
+    texts = ['{"kind": "unread-kind", "number": 3}', '{"kind": "unread-kind"}', '{"kind": "broken-kind", "number": 3}']
+    read = [journal.load_body("trigger-fired", f'{{"trigger": {text}}}') for text in texts]
+    names = [type(body.trigger).__name__ for body in read if isinstance(body, TriggerFired)]
+    assert names == ["UnreadKind", "TriggerEvent", "TriggerEvent"]
+
+
+async def test_misbehaving_detectors(tmp_path: Path) -> None:
+    """A detector that gives what is no trigger, or one that no journal can hold, is noted and harms nothing else."""
+    endless = journal.TaskTimedOut(timeout=math.inf)
+    engine, run = await detected_by(lambda view: view.task("b").attempts or endless, journal.JsonlStore(tmp_path))
+    contained = bodies(engine.store, run.run, journal.ErrorContained)
+    assert ([body.where for body in contained], run.status) == (["detector 'odd'"] * 2, "succeeded")
+
+
+def test_unknown_kinds_in_settings(warned: Path) -> None:
+    """Settings take the kinds of installed detectors from every source, and refuse others with the nearest one."""
+    environ = {"REPLANNING_TRIGGERS": "timeout,warning-found", "REPLANNING_APPROVAL__ALWAYS_FOR": "warning-found"}
+    settings = load_settings(environ=environ).settings
+    assert (settings.triggers, settings.approval.always_for) == (("timeout", "warning-found"), ("warning-found",))
+    with pytest.raises(SettingsError, match=r"of this name; did you mean 'warning-found'[?] known are task-failed, "):
+        load_settings(environ={"REPLANNING_TRIGGERS": "warning-fund"})
+
+
+def test_kinds_of_others_on_the_command_line(warned: Path) -> None:
+    """What a plugin's detector fired is shown by commands, also where the plugin is missing."""
+    write_plan(warned, {"say": "echo warning"}, "id: a, tool: say\nid: b, tool: say, depends_on: [a]")
+    cli(warned, "run", "plan.yaml", REPLANNING_TRIGGERS="warning-found")
+    for run_command in (cli, process):  # the process finds no plugin
+        history = json.loads(run_command(warned, "history", "--json").stdout)
+        assert "warning-found" in run_command(warned, "history", "--trigger", "warning-found").stdout
+        (trigger,) = history["events"][0]["triggers"]
+        assert (trigger["kind"], "warning" in trigger["text"]) == ("warning-found", True)
+        assert "warning-found" in run_command(warned, "why", "latest").stdout
+    assert "did you mean 'warning-found'?" in cli(warned, "history", "--trigger", "warning-fund", code=2).stderr
 
 
 def test_cause_in_short() -> None:
