@@ -77,6 +77,8 @@ class ToolOutcome:
 class RunStore(ABC):
     """Store of journals. All methods are synchronous; `append` is one step with the state change it records.
 
+    Several threads may use a store at once: a run's lease is renewed by a thread of its own.
+
     Attributes:
         durable: True if appended records outlive the process.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,16 @@ import anyio
 import anyio.abc
 
 from replanning.decision.ledger import Ledger
-from replanning.environment import Environment
-from replanning.errors import JournalCorrupt, LeaseLost, PlanError, RecordNotSerializable, StoreError, UnknownRun
+from replanning.environment import Environment, SystemClock
+from replanning.errors import (
+    JournalCorrupt,
+    LeaseLost,
+    NotRunning,
+    PlanError,
+    RecordNotSerializable,
+    StoreError,
+    UnknownRun,
+)
 from replanning.journal.owner import owner_id
 from replanning.journal.records import (
     AttemptInterrupted,
@@ -72,7 +81,8 @@ class RunFactory:
         codec: turns outputs that are not JSON into JSON.
         is_transient: says of an exception that is not recognised whether it may pass.
         telemetry: makes spans and metrics.
-        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often.
+        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often, by a thread if
+            the clock is the real one.
     """
 
     store: RunStore
@@ -395,6 +405,7 @@ async def run_services(
     """
     life, past = run._lifecycle, run._lifecycle.resume_state
     failure: BaseException | None = None
+    left = threading.Event()
     outcomes = OutcomeCollector(life)
     try:
         if life.end is None and past is not None:  # finish what the end of the earlier process has cut off
@@ -416,7 +427,10 @@ async def run_services(
             if life.end is None:
                 group.start_soon(life.timer.run)
                 if life.store.durable:
-                    group.start_soon(_renew_lease, life)
+                    if isinstance(life.clock, SystemClock):
+                        threading.Thread(target=_renew_lease_in_thread, args=(life, left), daemon=True).start()
+                    else:
+                        group.start_soon(_renew_lease_by_clock, life)
                     group.start_soon(_poll_inbox, run, on_message)
             for service in services:
                 service(group)
@@ -440,6 +454,7 @@ async def run_services(
             group.cancel_scope.cancel()
     finally:
         life.loop.closed = True
+        left.set()
         life.spans.close(failure)
         outcomes.save()
         with suppress(Exception):  # the lease runs out by itself
@@ -458,16 +473,29 @@ def _leave(life: Lifecycle, reason: str) -> None:
     life.close(reason if life.ledger.pause is None else life.ledger.pause.reason)
 
 
-async def _renew_lease(life: Lifecycle) -> None:
-    while True:
-        await life.clock.sleep(life.lease_ttl / 3)
-        try:
-            life.store.renew(life.lease, life.clock.now(), life.lease_ttl)
-        except LeaseLost as error:
-            life.handle_lease_lost(error)
-            return
-        except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails, and handle it
+def _renew_lease_in_thread(life: Lifecycle, left: threading.Event) -> None:
+    """Renew the lease until the run was left, also while users' code blocks the event loop."""
+    with suppress(NotRunning):
+        while not left.wait(life.lease_ttl / 3) and _renew_lease(life):
             pass
+
+
+async def _renew_lease_by_clock(life: Lifecycle) -> None:
+    await life.clock.sleep(life.lease_ttl / 3)
+    while _renew_lease(life):
+        await life.clock.sleep(life.lease_ttl / 3)
+
+
+def _renew_lease(life: Lifecycle) -> bool:
+    """Renew the lease of a run; false if another process has taken the run over."""
+    try:
+        life.store.renew(life.lease, life.clock.now(), life.lease_ttl)
+    except LeaseLost as error:
+        life.loop.call(life.handle_lease_lost, error)
+        return False
+    except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails, and handle it
+        pass
+    return True
 
 
 async def _poll_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
 
 import anyio
 import pytest
 
-from replanning import Task, TaskContext, TaskState, open_run
+from replanning import Settings, Task, TaskContext, TaskState, open_run
 from replanning.changes import AddTask
-from replanning.errors import NotRunning, RecordNotSerializable, StoreError, UnknownTask
+from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError, UnknownTask
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
@@ -21,6 +22,7 @@ from replanning.journal import (
     AttemptTimedOut,
     ContextUpdated,
     ErrorContained,
+    JsonlStore,
     Lease,
     MemoryStore,
     PlanRevised,
@@ -30,6 +32,7 @@ from replanning.journal import (
     SqliteStore,
     TriggerDropped,
 )
+from replanning.run.opening import RunFactory
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
@@ -325,6 +328,29 @@ async def test_lease_is_renewed(clock: VirtualClock) -> None:
             await clock.sleep(7)
             with pytest.raises(StoreError, match="is owned by process"):
                 store.acquire(RUN, "another", clock.now(), 1)
+
+
+@pytest.mark.parametrize("kind", [SqliteStore, JsonlStore])
+async def test_lease_is_renewed_while_the_loop_is_blocked(kind: type[SqliteStore | JsonlStore], tmp_path: Path) -> None:
+    """Nobody else gets a run whose work blocks the event loop for longer than the lease; a loss is noticed all the same."""
+    renewals = SimpleQueue[float]()
+
+    class ObservedStore(kind):  # type: ignore[misc, valid-type]
+        def renew(self, lease: Lease, at: float, ttl: float) -> None:
+            super().renew(lease, at, ttl)
+            renewals.put(at)
+
+    factory = RunFactory(ObservedStore(tmp_path / "history"), Settings(), lease_ttl=0.06)
+    other = kind(tmp_path / "history")
+    async with open_run(chain("a"), factory=factory) as run:
+        run.started("a")
+        last = [renewals.get(timeout=10) for _ in range(5)][-1]
+        with pytest.raises(RunOwned):
+            other.acquire(run.id, "another process", last, 100)
+        other.acquire(run.id, "another process", last + 100, 100)
+        assert "another process has taken the run over" in (await run.wait()).reason
+    factory.store.close()
+    other.close()
 
 
 # What can never be kept
