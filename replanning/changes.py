@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -163,12 +164,17 @@ _HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
 _CANONICAL_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
-def changes_hash(changes: tuple[PlanChange, ...]) -> str:
-    """Return the SHA-256 of changes in canonical JSON, with new tasks named by position instead of by id."""
+def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, TaskId] = MappingProxyType({})) -> str:
+    """Return the SHA-256 of changes in canonical JSON, with new tasks named by position instead of by id.
+
+    Args:
+        changes: the changes.
+        originals: the tasks that others stand for, so that changes to a task and to its replacement are the same.
+    """
     for known, found in _HASH_CACHE:
-        if known is changes:
+        if known is changes and not originals:
             return found
-    names = {task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))}  # which no id can be
+    names = {**originals, **{task_id: f"\n{number}" for number, task_id in enumerate(new_task_ids(changes))}}
     document = [dump_change(change) for change in changes]
     parts = list(document)
     while parts:  # ids are replaced wherever a change has them; values of wrong types stay
@@ -185,7 +191,8 @@ def changes_hash(changes: tuple[PlanChange, ...]) -> str:
     for name, number in names.items() if "${" in text else ():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     found = hashlib.sha256(text.encode()).hexdigest()
-    _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
+    if not originals:
+        _HASH_CACHE[:] = [(changes, found), *_HASH_CACHE[: _HASH_CACHE_SIZE - 1]]
     return found
 
 

@@ -17,7 +17,7 @@ from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
 from replanning.journal import ContextChanged
 from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
-from replanning.live.strips import artifact_fact
+from replanning.live.strips import artifact_fact, ground_action
 from replanning.plan.checks import reverse_graph
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
@@ -344,10 +344,15 @@ def build_domain(
     tools = _usable_tools(view)
     failed: set[str] = set()
     for step in concerned:
-        lineage = view.lineage(step.id)
-        failed |= {action_key(part.task.tool, part.task.arguments) for part in lineage if part.failure is not None}
-        if view.task(step.id).state in _STUCK_STATES:
-            failed.add(action_key(step.tool, step.arguments))
+        for part in view.lineage(step.id):
+            if part.failure is None and part.state not in _STUCK_STATES:
+                continue
+            # A call may be used again where something that it needs has ceased to hold, or was made true anew.
+            tool = view.tool(part.task.tool)
+            arguments = step.arguments if part.id == step.id else part.task.arguments
+            needs = ground_action(tool, arguments).requires if tool is not None and part.attempts else ()
+            if not any(view.made_true_since(need, part.id) for need in needs):
+                failed |= {action_key(part.task.tool, each) for each in (part.task.arguments, arguments)}
     near = [view.task(step.id).task for step in concerned]
     steps_of: dict[str | None, list[StripsStep]] = {}
     for step in world.steps:

@@ -73,14 +73,15 @@ class Domain:
         objects: the objects of the facts: name to type.
         parameter_values: by tool and parameter, values of tasks for parameters that no fact and no type determines.
         assumed_patterns: patterns of facts that are assumed to hold.
-        forbidden_actions: keys of actions that are excluded.
+        failed_actions: keys of actions that have failed, and can be used again only after something that they need
+            was removed and made true anew.
     """
 
     tools: Sequence[ToolSpec]
     objects: Mapping[str, str]
     parameter_values: Mapping[tuple[str, str], tuple[JsonValue, ...]]
     assumed_patterns: frozenset[str] = frozenset()
-    forbidden_actions: frozenset[str] = frozenset()
+    failed_actions: frozenset[str] = frozenset()
 
 
 def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTIONS) -> Grounding:
@@ -114,7 +115,7 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
                 combinations = combinations[:MAX_ACTIONS]
         for arguments in combinations:
             key = action_key(tool.name, arguments)
-            if key in actions or key in domain.forbidden_actions:
+            if key in actions:
                 continue
             needs = tuple(need for need in tool.preconditions(arguments) if need in reached)
             adds = tool.additions(arguments)
@@ -145,8 +146,17 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
                 for one in bindings:
                     add_actions(schema, one)
         if len(actions) > most:
-            return Grounding(tuple(actions.values()), complete=False, truncated=True)
-    return Grounding(tuple(actions.values()), complete, truncated=False)
+            complete = False
+            break
+    found = list(actions.values())
+    for failed in [action for key, action in actions.items() if key in domain.failed_actions]:
+        again = f"{failed.key} can be used again"  # a fact that only actions add which remove what it needs
+        for index, action in enumerate(found):
+            if action.key == failed.key:
+                found[index] = action._replace(needs=(*action.needs, again))
+            elif not frozenset(action.removes).isdisjoint(failed.needs):
+                found[index] = action._replace(adds=(*action.adds, again))
+    return Grounding(tuple(found), complete, truncated=len(actions) > most)
 
 
 class _ActionSchema:

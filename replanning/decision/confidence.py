@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from replanning.changes import Alternative, PlanChange
+from replanning.changes import Alternative, PlanChange, target_task_ids
 from replanning.journal.records import Score
 from replanning.live.states import SATISFIED, TaskState
 from replanning.live.view import PlanView
@@ -37,29 +37,37 @@ class ConfidenceScorer:
         self.shrink = shrink
 
     def score(
-        self, alternative: Alternative, view: PlanView, past: OutcomeHistory, *, time_left: float | None = None
+        self,
+        alternative: Alternative,
+        view: PlanView,
+        past: OutcomeHistory,
+        *,
+        time_left: float | None = None,
+        tasks: Collection[TaskId] = (),
     ) -> Score:
         """Return the score of an alternative on the current plan.
 
         Past success is the Laplace-smoothed share of successes, averaged over the tools that have a history.
         Availability is the share of the needed tools and resources that are available. Simplicity is 1 divided by
-        the number of tasks added, removed and changed.
+        the number of tasks added, removed and changed,
+        where the repairs of several failed tasks count once: together they are as simple as one after another.
 
         Args:
             alternative: the alternative.
             view: the plan.
             past: finds earlier outcomes of a tool, and of a source's alternatives.
             time_left: seconds that remain of the budget, if it limits them.
+            tasks: the tasks for which alternatives are sought.
         """
-        tasks = tasks_to_run(alternative.changes, view)
-        tools = list(dict.fromkeys(task.tool for task in tasks if task.tool))
+        run = tasks_to_run(alternative.changes, view)
+        tools = list(dict.fromkeys(task.tool for task in run if task.tool))
         own = NEUTRAL_SCORE if alternative.confidence is None else alternative.confidence
         if self.shrink and alternative.source:
             own = shrink_confidence(own, past(source_key(alternative.source)))
         rates = [(sum(outcomes) + 1) / (len(outcomes) + 2) for outcomes in map(past, tools) if outcomes]
         success = sum(rates) / len(rates) if rates else NEUTRAL_SCORE
         demand: dict[str, float] = {}
-        for task in tasks:
+        for task in run:
             for name, amount in view.demand(task).items():
                 demand[name] = max(demand.get(name, 0.0), amount)
         available = [tool is None or tool.available for tool in map(view.tool, tools)]
@@ -68,7 +76,8 @@ class ConfidenceScorer:
         if time_left is not None and alternative.expected_duration:
             availability *= min(1.0, max(0.0, time_left / alternative.expected_duration))
         touched = sum(len(change.tasks) if change.kind == "replace" else 1 for change in alternative.changes)
-        simplicity = 1 / max(1, touched)
+        repaired = {target for target in target_task_ids(alternative.changes) if target in tasks}
+        simplicity = 1 / max(1, touched - max(0, len(repaired) - 1))
         weights = self.weights
         total = (
             weights.self_assessment * own

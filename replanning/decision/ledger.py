@@ -6,14 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
-from replanning.changes import changes_hash, new_task_ids, target_task_ids
+from replanning.changes import PlanChange, changes_hash, new_task_ids, target_task_ids
 from replanning.decision.confidence import source_key
 from replanning.errors import BudgetExceeded
 from replanning.journal.records import (
     AlternativesConsidered,
+    AttemptSucceeded,
+    ContextUpdated,
     DecisionMade,
+    FactsObserved,
     GoalChanged,
     OutcomeRecorded,
     PlanRevised,
@@ -23,6 +27,7 @@ from replanning.journal.records import (
     Record,
     RecordBody,
     ReplanRequested,
+    ResourceUpdated,
     RunEnded,
     RunPaused,
     RunQuiescent,
@@ -37,6 +42,9 @@ from replanning.journal.records import (
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
+
+Fingerprint = tuple[str, str, str]
+"""Kind, lineage root and normalised cause of a trigger."""
 
 
 class BudgetTracker:
@@ -108,7 +116,8 @@ class Ledger:
 
     Attributes:
         open_triggers: the triggers that are not decided yet.
-        last_decided_at: for each fingerprint of a trigger, when it was last decided.
+        last_decided: for each fingerprint of a trigger, when it was last decided, and for which lineages.
+        sought_in_vain: what was considered for tasks without an alternative, while nothing has happened that offers one.
         replan_ids: the replans that were considered or decided.
         applied_count: number of applied replans.
         replans_by_root: number of applied replans per lineage.
@@ -123,7 +132,9 @@ class Ledger:
         self.budget_tracker = BudgetTracker(budget)
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
-        self.last_decided_at: dict[tuple[str, str, str], float] = {}
+        self._open_by_fingerprint: dict[Fingerprint, dict[TriggerId, Trigger]] = {}
+        self.last_decided: dict[Fingerprint, tuple[float, frozenset[TaskId]]] = {}
+        self.sought_in_vain: dict[TaskId, AlternativesConsidered] = {}
         self.replan_ids: dict[ReplanId, None] = {}
         self.applied_count = 0
         self.replans_by_root: dict[TaskId, int] = {}
@@ -132,6 +143,7 @@ class Ledger:
         self.open_questions: dict[QuestionId, QuestionAsked] = {}
         self.closed_questions: dict[QuestionId, QuestionAnswered] = {}
         self.answers_by_replan: dict[ReplanId, tuple[QuestionAsked, QuestionAnswered]] = {}
+        self._originals: dict[TaskId, TaskId] = {}
         self.declined_at: dict[str, float] = {}
         self.triggers_by_question: dict[QuestionId, list[TriggerId]] = {}
         self.asked_at: dict[QuestionId, float] = {}
@@ -141,7 +153,7 @@ class Ledger:
         self._waiting_since: float | None = None
         self.pending_outcomes: dict[TaskId, PendingOutcome] = {}
         self._roots_by_replan: dict[ReplanId, tuple[TaskId, ...]] = {}
-        self._candidate_sources: dict[ReplanId, tuple[str, ...]] = {}
+        self._considered: dict[ReplanId, AlternativesConsidered] = {}
         self.source_by_replan: dict[ReplanId, str] = {}
         self.outcomes_by_source: dict[str, deque[bool]] = {}
         self.quiescent_at: int | None = None
@@ -155,45 +167,76 @@ class Ledger:
     def __repr__(self) -> str:
         return f"<Ledger triggers={len(self.triggers)} replans={len(self.replan_ids)} questions={len(self.open_questions)}>"
 
+    def find_open_trigger(self, fingerprint: Fingerprint) -> Trigger | None:
+        """Return the oldest undecided trigger of a fingerprint, if there is one."""
+        return next(iter(self._open_by_fingerprint.get(fingerprint, {}).values()), None)
+
+    def was_decided(self, trigger: Trigger, *, since: float) -> bool:
+        """Return whether the same was decided after a point in time, for all lineages that a trigger concerns."""
+        at, roots = self.last_decided.get(trigger.fingerprint, (-inf, frozenset()))
+        return at > since and roots.issuperset(map(self._root_of, trigger.tasks))
+
+    def _open(self, trigger: Trigger) -> None:
+        self.open_triggers[trigger.id] = trigger
+        self._open_by_fingerprint.setdefault(trigger.fingerprint, {})[trigger.id] = trigger
+
+    def _close(self, trigger_id: TriggerId) -> None:
+        if trigger := self.open_triggers.pop(trigger_id, None):
+            del self._open_by_fingerprint[trigger.fingerprint][trigger_id]
+
+    def hash_of(self, changes: tuple[PlanChange, ...]) -> str:
+        """Return the hash of changes that is equal for the same changes to a task and to what replaced it."""
+        originals = self._originals
+        return changes_hash(changes, {i: originals[i] for i in target_task_ids(changes) if i in originals})
+
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored."""
         body, at = record.body, record.at
         if type(body) not in LEDGER_RECORDS:
             return
         match body:
+            case AttemptSucceeded() | ContextUpdated() | FactsObserved() | ResourceUpdated():
+                self.sought_in_vain.clear()
             case TriggerFired():
-                self.triggers[body.trigger.id] = self.open_triggers[body.trigger.id] = body.trigger
+                self.triggers[body.trigger.id] = body.trigger
+                self._open(body.trigger)
             case TriggerDropped():
-                self.open_triggers.pop(body.trigger, None)
+                self._close(body.trigger)
             case AlternativesConsidered():
                 self.replan_ids[body.replan] = None
-                self._candidate_sources[body.replan] = tuple(c.alternative.source for c in body.candidates)
+                self._considered[body.replan] = body
             case DecisionMade():
                 self.replan_ids[body.replan] = None  # limits decide without considering alternatives
                 for trigger_id in body.triggers:
                     trigger = self.triggers.get(trigger_id)
                     if trigger is not None:
-                        self.last_decided_at[trigger.fingerprint] = at
+                        self.last_decided[trigger.fingerprint] = at, frozenset(map(self._root_of, trigger.tasks))
+                        if body.rule == "no-alternative" and body.replan in self._considered:
+                            self.sought_in_vain |= dict.fromkeys(trigger.tasks, self._considered[body.replan])
                     if body.decision != "ask" or body.by == "observe":
-                        self.open_triggers.pop(trigger_id, None)
+                        self._close(trigger_id)
                 if body.decision != "ask":
                     if body.replan in self.answers_by_replan:
                         asked, _ = self.answers_by_replan.pop(body.replan)
                         self._reopen(trigger_id for trigger_id in asked.triggers if trigger_id not in body.triggers)
                     self.undecided_revisions.pop(body.replan, None)
-                    self._candidate_sources.pop(body.replan, None)
+                    self._considered.pop(body.replan, None)
             case PlanRevised():
+                self.sought_in_vain.clear()
                 self.revisions.append((at, body))
                 if body.replan is not None:
                     self.undecided_revisions[body.replan] = body
                     self.applied_count += 1
-                    proposed = self._candidate_sources.get(body.replan, ())
+                    proposed = considered.candidates if (considered := self._considered.get(body.replan)) else ()
                     if body.chosen is not None and body.chosen < len(proposed):  # otherwise a person wrote the changes
-                        self.source_by_replan[body.replan] = proposed[body.chosen]
+                        self.source_by_replan[body.replan] = proposed[body.chosen].alternative.source
                     new = set(new_task_ids(body.changes))
                     lineages = dict.fromkeys(map(self._root_of, target_task_ids(body.changes)))
                     roots = self._roots_by_replan[body.replan] = tuple(root for root in lineages if root not in new)
-                    fingerprint = changes_hash(body.changes)
+                    fingerprint = self.hash_of(body.changes)
+                    for change in body.changes:
+                        if change.kind == "replace" and len(change.tasks) == 1:
+                            self._originals[change.tasks[0].id] = self._originals.get(change.task_id, change.task_id)
                     for root in roots:
                         self.replans_by_root[root] = self.replans_by_root.get(root, 0) + 1
                         self.tried_by_root.setdefault(root, {})[fingerprint] = None
@@ -227,7 +270,7 @@ class Ledger:
                 elif closed is not None:
                     # Triggers that were attached later are considered again.
                     for trigger_id in closed.triggers:
-                        self.open_triggers.pop(trigger_id, None)
+                        self._close(trigger_id)
                     self.answers_by_replan[closed.replan] = (closed, body)
                     if body.verdict in ("reject", "continue"):
                         self.declined_at.update((c.alternative.fingerprint(), at) for c in closed.candidates)
@@ -239,6 +282,7 @@ class Ledger:
             case GoalChanged():
                 self.last_message_id = max(self.last_message_id, body.message)
                 self.quiescent_at = None  # it was reported for another goal
+                self.sought_in_vain.clear()
             case ReplanRequested():
                 self.last_message_id = max(self.last_message_id, body.message)
             case UsageCharged():
@@ -262,8 +306,8 @@ class Ledger:
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
         """Have undecided triggers considered again, without a cooldown."""
         for trigger_id in triggers:
-            self.open_triggers[trigger_id] = self.triggers[trigger_id]
-            self.last_decided_at.pop(self.triggers[trigger_id].fingerprint, None)
+            self._open(self.triggers[trigger_id])
+            self.last_decided.pop(self.triggers[trigger_id].fingerprint, None)
 
     def waiting_seconds(self, now: float) -> float:
         """Return the seconds spent so far waiting for a person or for the run to be resumed."""
@@ -292,6 +336,10 @@ LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
         RunPaused,
         RunResumed,
         RunEnded,
+        AttemptSucceeded,
+        ContextUpdated,
+        FactsObserved,
+        ResourceUpdated,
     )
 )
 """The kinds of record that the ledger folds."""

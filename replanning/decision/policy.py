@@ -37,6 +37,7 @@ from replanning.journal.records import (
 from replanning.live.draft import Draft
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
+from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import iter_strings
@@ -88,10 +89,14 @@ def find_objection(
             return f"{MASK} and [cut: …] stand for text that is not shown: do without them in the arguments of {names}"
     if not alternative.changes:
         return alternative.unreachable or "it changes nothing"
-    fingerprint = alternative.fingerprint()
     retries = all(isinstance(change, RetryTask) for change in alternative.changes)
-    if fingerprint in request.tried_fingerprints and not retries:
+    if (
+        not retries
+        and request.tried_fingerprints
+        and ledger.hash_of(tuple(alternative.changes)) in request.tried_fingerprints
+    ):
         return "the same was tried before and did not help"
+    fingerprint = alternative.fingerprint()
     declined = ledger.declined_at.get(fingerprint)
     stuck = all(trigger.kind == "goal-unreachable" for trigger in request.triggers)
     if declined is not None and stuck and all(entry.started_at <= declined for entry in known):
@@ -102,6 +107,32 @@ def find_objection(
     for root in (live.entries[task_id].root if task_id in live.entries else task_id for task_id in targets):
         if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage:
             return f"the limit of {limits.replans_per_lineage} replans per lineage is reached for {root!r}"
+    return ""
+
+
+def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
+    """Return why a call of valid changes cannot help: its tool is unavailable, or it failed for the same task; else empty.
+
+    A call that failed may be made again after something else, or once what it needs was made true anew.
+    """
+    for tool in (view.tool(task.tool) for task in tasks_to_run(changes, view)):
+        if tool is not None and not tool.available:
+            return f"the tool {tool.name!r} is unavailable"
+    for change in changes:
+        if not isinstance(change, ReplaceTask):
+            continue
+        own = {task.id for task in change.tasks}
+        first = [task for task in change.tasks if task.tool and own.isdisjoint(task.depends_on)]
+        for old in view.lineage(change.task_id) if first else ():
+            call = old.task.tool, old.task.arguments
+            if old.failure is None or not (same := [new for new in first if (new.tool, new.arguments) == call]):
+                continue
+            if old.failure.kind == "timeout" and same[0].timeout != old.task.timeout:
+                continue
+            tool = view.tool(old.task.tool)
+            needs = ground_action(tool, old.task.arguments).requires if tool is not None else ()
+            if not any(view.made_true_since(need, old.id) for need in needs):
+                return f"{old.id!r} has failed with the same tool and arguments"
     return ""
 
 

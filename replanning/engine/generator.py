@@ -11,7 +11,7 @@ import anyio
 
 from replanning.changes import Alternative
 from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
-from replanning.decision.policy import INFEASIBLE, check_feasible, check_secrets, find_objection
+from replanning.decision.policy import INFEASIBLE, check_feasible, check_secrets, find_futile_call, find_objection
 from replanning.decision.request import AlternativeProvider, ReplanRequest
 from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import Candidate, Trigger, Usage
@@ -37,12 +37,22 @@ class VettedAlternative(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankedCandidates:
-    """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers."""
+    """Candidates, best first, the rejected ones last, with the drafts of their changes; and notes of providers.
+
+    `rank` ranks them anew when the plan has another `version`.
+    """
 
     candidates: tuple[Candidate, ...]
     drafts: tuple[Draft | None, ...]
     notes: tuple[str, ...]
     view: PlanView
+    version: int
+    rank: Callable[[], RankedCandidates]
+
+    @property
+    def has_usable(self) -> bool:
+        """Whether a candidate was not rejected."""
+        return bool(self.candidates) and not self.candidates[0].rejected
 
 
 class ContextAnalyzer:
@@ -107,10 +117,11 @@ class AlternativeVetter:
             draft = Draft(live, alternative.changes)
             if draft.problems:
                 problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
-            elif live.closed_world:
+            elif not (problem := find_futile_call(alternative.changes, PlanView(live))) and live.closed_world:
                 problem = check_feasible(draft, request.triggers, live)
         if not problem:
-            score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left)
+            tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+            score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left, tasks=tasks)
             minimum = settings.alternatives
             if alternative.confidence is not None and alternative.confidence < minimum.min_llm_confidence:
                 problem = f"its own confidence {alternative.confidence:g} is below {minimum.min_llm_confidence:g}"
@@ -134,11 +145,14 @@ class PathGenerator:
         self.scorer = scorer
         self._low_priority = {p.name for p in self.providers if getattr(p, "yields_priority", False)}
 
-    async def generate(self, vetter: AlternativeVetter, *, flawed: Sequence[Candidate] = ()) -> list[ProviderReply]:
+    async def generate(
+        self, vetter: AlternativeVetter, *, last: bool, flawed: Sequence[Candidate] = ()
+    ) -> list[ProviderReply]:
         """Ask all providers for proposals at the same time; their replies, in their order.
 
         Args:
             vetter: holds the request and the run, and vets proposals that providers want to know about.
+            last: leave out a provider whose view of the plan is stale, with a note.
             flawed: proposals that could not be executed; only providers that can complete them are asked, to do so.
 
         Raises:
@@ -153,8 +167,10 @@ class PathGenerator:
                 for reply in replies:
                     group.start_soon(_ask_provider, reply, vetter)
         for reply in replies:
-            if reply.stale_error is not None:
+            if reply.stale_error is not None and not last:
                 raise reply.stale_error
+            if reply.stale_error is not None:
+                reply.add_note("the plan changed each time that it was asked")
         return replies
 
     def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
@@ -191,6 +207,8 @@ class PathGenerator:
             tuple(draft for _, draft in ranked),
             tuple(note for reply in replies for note in reply.notes),
             PlanView(life.live),
+            life.live.version,
+            partial(self.rank, replies, vetter),
         )
 
 
@@ -216,25 +234,36 @@ class AlternativeGenerator:
     def __repr__(self) -> str:
         return f"<AlternativeGenerator of {[p.name for p in self.path_generator.providers]}>"
 
-    async def generate(self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float) -> RankedCandidates:
+    async def generate(
+        self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float, last: bool
+    ) -> RankedCandidates:
         """Return ranked candidates, vetted against the plan as it is when the last provider answers.
 
         Args:
             triggers: why replanning is considered.
             life: the run.
             began: since when it is considered, in seconds since the epoch.
+            last: do without a provider whose view of the plan is stale, instead of raising.
 
         Raises:
             StaleView: a provider read the plan after it had moved on to another revision, and must be asked again.
         """
-        paths = self.path_generator
+        paths, in_vain = self.path_generator, life.ledger.sought_in_vain
+        stuck = {task_id for trigger in triggers for task_id in trigger.tasks if trigger.kind == "goal-unreachable"}
+        if stuck and len(triggers) == 1 and in_vain.keys() >= stuck:  # providers have said already what they know
+            earlier = {body.replan: body for body in (in_vain[task_id] for task_id in triggers[0].tasks)}.values()
+            candidates = tuple(candidate for body in earlier for candidate in body.candidates)
+            notes = tuple(note for body in earlier for note in body.notes)
+            view, version = PlanView(life.live), life.live.version
+            ranked = RankedCandidates(candidates, (None,) * len(candidates), notes, view, version, lambda: ranked)
+            return ranked
         request = self.analyzer.analyse(triggers, life, began)
         vetter = AlternativeVetter(request, life, paths.scorer, cache(life.past_outcomes), life.wall_clock_left(began))
-        replies = await paths.generate(vetter)
+        replies = await paths.generate(vetter, last=last)
         ranked = paths.rank(replies, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]
         if flawed:
-            completions = await paths.generate(vetter, flawed=flawed[: request.max_alternatives])
+            completions = await paths.generate(vetter, last=last, flawed=flawed[: request.max_alternatives])
             if any(reply.alternatives or reply.notes for reply in completions):
                 ranked = paths.rank([*replies, *completions], vetter)
         return ranked

@@ -197,8 +197,7 @@ class RunWatch:
         life = self._lifecycle
         fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": at}
         trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
-        alike = (t.id for t in life.ledger.open_triggers.values() if t.fingerprint == trigger.fingerprint)
-        same = next(alike, None)
+        same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.commit_or_defer(TriggerFired(trigger))
         if same is not None:
-            life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same}"))
+            life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same.id}"))

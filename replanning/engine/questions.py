@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
-from replanning.changes import AbortRun, PlanChange, SkipTask
+from replanning.changes import AbortRun, PlanChange, SkipTask, target_task_ids
 from replanning.decision.answers import (
     HUMAN_VERDICTS,
     STALE_QUESTION_REASON,
@@ -268,10 +268,17 @@ class Questions:
         if conversation is not None:
             conversation.cancel()
 
-    def withdraw_stale(self) -> None:
-        """Withdraw the questions that a revision has made stale, so that the run does not wait for their answers."""
+    def withdraw_stale(self, changes: Sequence[PlanChange] = ()) -> None:
+        """Withdraw the questions that have become stale, so that the run does not wait for their answers.
+
+        Args:
+            changes: those of the last revision, where the questions about other tasks are known not to be stale.
+        """
+        # Retrying a replaced task removes its replacement.
+        touched = None if any(c.kind == "retry" for c in changes) else set(target_task_ids(changes))
         for asked in list(self._lifecycle.ledger.open_questions.values()):
-            if is_stale(asked, self._lifecycle.live):
+            concerned = not touched or not touched.isdisjoint(asked.holds)
+            if concerned and is_stale(asked, self._lifecycle.live):
                 try:
                     self._withdraw(asked)
                 except StoreError:

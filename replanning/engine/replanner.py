@@ -1,11 +1,11 @@
-"""Replanning of one run: triggers queue up, and are decided one after another; the decision is applied."""
+"""Replanning of one run: triggers queue up, providers are asked about them, and decisions are applied one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import Final
 
 import anyio
@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from replanning.changes import AbortRun, PlanChange, target_task_ids
 from replanning.decision.answers import question_footprint
+from replanning.decision.ledger import Fingerprint, Ledger
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
@@ -29,15 +30,26 @@ from replanning.journal.records import (
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
+    normalised_cause,
 )
 from replanning.live.graph import TaskEntry
+from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
-from replanning.plan.types import ReplanId, TaskId, TriggerId
+from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
-_DECISIONS_PER_CHECKPOINT: Final = 8
-"""Decisions that waited for nothing before the event loop gets a turn all the same."""
+_ROUNDS_PER_CHECKPOINT: Final = 8
+"""Rounds of decisions that waited for nothing before the event loop gets a turn all the same."""
+
+MAX_TRIGGERS_PER_ROUND: Final = 20
+"""Most triggers that are decided in one round, so that the event loop gets its turns."""
+
+MAX_STALE_VIEWS: Final = 2
+"""How often providers are asked again because the plan was edited while they were asked."""
+
+MAX_FOOTPRINT_TASKS: Final = 10_000
+"""Most tasks that are followed to learn which triggers concern the same tasks; beyond it, all of them do."""
 
 _AUTOMATIC_DECIDERS: Final = ("policy", "observe")
 """Authors of decisions other than a person, or the deadline of a question."""
@@ -47,7 +59,7 @@ _HOLD_KINDS: Final = ("context-changed", "resource-changed")
 
 
 class Replanner:
-    """Queues the triggers of one run, decides about them one after another, and applies the decisions.
+    """Queues the triggers of one run, asks providers about them, decides one after another, and applies the decisions.
 
     Args:
         life: the run.
@@ -71,9 +83,9 @@ class Replanner:
         self._policy = policy
         self._questions = questions
         self._observe_only = observe_only
-        self._in_progress: list[Trigger] = []
-        self._waiting: list[Trigger] = []
-        self._deferred: dict[TriggerId, Trigger] = {}
+        self._in_progress: dict[TriggerId, Trigger] = {}
+        self._waiting: dict[TriggerId, Trigger] = {}
+        self._deferred: dict[Fingerprint, Trigger] = {}
         self._held_tasks: dict[TriggerId, tuple[TaskEntry, ...]] = {}
         self._nonempty = anyio.Event()
         for kind in (TriggerFired, TriggerDropped, QuestionAnswered, DecisionMade, PlanRevised):
@@ -85,9 +97,12 @@ class Replanner:
 
     @property
     def busy(self) -> bool:
-        """Whether a trigger is being decided or is about to be, a person is being asked, or an answer is carried out."""
-        deciding = self._in_progress or self._waiting or self._deferred
-        return bool(deciding or self._questions.conversations or self._lifecycle.ledger.answers_by_replan)
+        """Whether a trigger is being decided or will be, a person is being asked, or an answer is carried out."""
+        if self._in_progress or self._waiting or self._questions.conversations:
+            return True
+        live = self._lifecycle.live  # a repetition that nothing needs any more does not keep the run from its end
+        deferred = any(not stale_reason(trigger, live) for trigger in self._deferred.values()) and not live.complete
+        return deferred or bool(self._lifecycle.ledger.answers_by_replan)
 
     # Queue
 
@@ -96,16 +111,17 @@ class Replanner:
             case TriggerFired(trigger=trigger):
                 self._queue(trigger)
             case TriggerDropped(trigger=dropped):
-                self._waiting = [trigger for trigger in self._waiting if trigger.id != dropped]
+                self._waiting.pop(dropped, None)
+                self._deferred = {mark: each for mark, each in self._deferred.items() if each.id != dropped}
             case QuestionAnswered():
                 self.reload()
             case DecisionMade(by=decider) if decider not in _AUTOMATIC_DECIDERS:
                 self.reload()  # an answer may have left triggers out
-            case PlanRevised() if self._lifecycle.ledger.open_questions:
-                self._questions.withdraw_stale()
+            case PlanRevised(changes=changes) if self._lifecycle.ledger.open_questions:
+                self._questions.withdraw_stale(changes)
 
     def _queue(self, trigger: Trigger) -> None:
-        self._waiting.append(trigger)
+        self._waiting[trigger.id] = trigger
         if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and not self._observe_only:
             live = self._lifecycle.live
             self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
@@ -116,71 +132,82 @@ class Replanner:
         """Queue the triggers that are recorded as undecided and belong to no question, as after a resume."""
         ledger = self._lifecycle.ledger
         parked = {t for attached in ledger.triggers_by_question.values() for t in attached}
-        elsewhere = {trigger.id for trigger in self._in_progress} | self._deferred.keys() | parked
-        self._waiting = []
+        elsewhere = self._in_progress.keys() | {trigger.id for trigger in self._deferred.values()} | parked
+        self._waiting.clear()
         for trigger in ledger.open_triggers.values():
             if trigger.id not in elsewhere:
                 self._queue(trigger)
 
-    def _collect_batch(self, trigger: Trigger) -> list[Trigger]:
-        """Return the taken trigger with all waiting ones whose footprints overlap.
+    def _take_groups(self) -> list[list[Trigger]]:
+        """Take the next triggers, in groups that are decided together, in the order of their first triggers.
 
-        Nothing is returned where it is dropped, or waits for a cooldown or for an open question.
+        Triggers of one cause, or whose footprints overlap, form a group. A trigger is left out where it is dropped, or
+        waits for its cooldown or for an open question.
         """
         life, ledger = self._lifecycle, self._lifecycle.ledger
-        if trigger.id not in ledger.open_triggers or not self._check_current(trigger):
-            return []
-        decided_at = ledger.last_decided_at.get(trigger.fingerprint)
-        if decided_at is not None:
-            if trigger.kind == "goal-unreachable":
-                life.commit(TriggerDropped(trigger.id, "the same was decided before, and nothing has changed since"))
-                return []
-            due = decided_at + life.settings.cooldown
-            if due > life.clock.now():
-                same = next((t for t in self._deferred.values() if t.fingerprint == trigger.fingerprint), None)
-                if same is not None:
-                    life.commit(TriggerDropped(trigger.id, f"the same trigger waits for its cooldown as {same.id}"))
-                else:
-                    self._deferred[trigger.id] = trigger
-                    life.timer.call_at(due, lambda: self._queue(self._deferred.pop(trigger.id)))
-                return []
-        if ledger.open_questions and trigger.kind not in ("goal-unreachable", "human-request"):
-            footprint = self._footprint(trigger)
-            for asked in ledger.open_questions.values():
-                if not footprint.isdisjoint(asked.holds):
-                    life.commit(TriggerAttached(asked.question, trigger.id))
-                    return []
-        if self._waiting:
-            footprint = self._footprint(trigger)
-            waiting, self._waiting, apart = self._waiting, [], []
-            for other in waiting:
-                if other.id in ledger.open_triggers and self._check_current(other):
-                    if footprint.isdisjoint(more := self._footprint(other)):
-                        apart.append(other)
-                    else:
-                        self._in_progress.append(other)
-                        footprint |= more
-            self._waiting[:0] = apart
-        return self._in_progress
+        footprints = _Footprints(life.live, ledger)
+        found: list[tuple[Trigger, int]] = []
+        for trigger in list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND)):
+            if not self._check_current(trigger) or self._is_repetition(trigger):
+                continue
+            alone = len(self._waiting) == 1 and not ledger.open_questions
+            group, question = (0, None) if alone else footprints.add(trigger)
+            if question is None:
+                found.append((trigger, group))
+            else:
+                life.commit(TriggerAttached(question, trigger.id))
+                del self._waiting[trigger.id]
+        groups: dict[int, list[Trigger]] = {}
+        for trigger, group in found:
+            groups.setdefault(footprints.find(group), []).append(trigger)
+        taken = []
+        for together in groups.values():
+            if room := MAX_TRIGGERS_PER_ROUND - len(self._in_progress):
+                taken.append(together[:room])
+                self._in_progress |= {trigger.id: self._waiting.pop(trigger.id) for trigger in taken[-1]}
+        return taken
+
+    def _put_back(self, triggers: Iterable[Trigger]) -> None:
+        """Queue taken triggers again, before the others."""
+        again = {trigger.id: self._in_progress.pop(trigger.id) for trigger in triggers}
+        self._waiting = {**again, **self._waiting}
+        self._nonempty.set()
 
     def _check_current(self, trigger: Trigger) -> bool:
         """Return whether a trigger still holds; drop it if the plan has moved past it."""
+        if trigger.id not in self._lifecycle.ledger.open_triggers:
+            self._waiting.pop(trigger.id, None)
+            return False
         reason = stale_reason(trigger, self._lifecycle.live)
         if reason:
             self._lifecycle.commit(TriggerDropped(trigger.id, reason))
         return not reason
 
-    def _footprint(self, trigger: Trigger) -> set[TaskId]:
-        """Return the tasks of a trigger with everything that depends on them."""
-        live = self._lifecycle.live
-        footprint: set[TaskId] = set()
-        stack = [task_id for task_id in trigger.tasks if task_id in live]
-        while stack:
-            task_id = stack.pop()
-            if task_id not in footprint:
-                footprint.add(task_id)
-                stack.extend(live.entry(task_id).dependent_ids())
-        return footprint
+    def _is_repetition(self, trigger: Trigger) -> bool:
+        """Drop a trigger that was decided already, or put it off until the cooldown of its fingerprint is over."""
+        life, ledger, mark = self._lifecycle, self._lifecycle.ledger, trigger.fingerprint
+        if trigger.kind == "goal-unreachable":
+            # What was sought in vain for its tasks is in vain again, unless there is a person to ask.
+            asks = self._questions.gate is not None and trigger.kind in life.settings.approval.always_for
+            in_vain = bool(trigger.tasks) and ledger.sought_in_vain.keys() >= set(trigger.tasks) and not asks
+            if in_vain or mark in ledger.last_decided:
+                life.commit(TriggerDropped(trigger.id, "the same was decided before, and nothing has changed since"))
+                return True
+            return False
+        cooldown = life.settings.cooldown
+        if not ledger.was_decided(trigger, since=life.clock.now() - cooldown):
+            return False
+        if same := self._deferred.get(mark):
+            life.commit(TriggerDropped(trigger.id, f"the same trigger waits for its cooldown as {same.id}"))
+            return True
+
+        def end_cooldown() -> None:
+            if self._deferred.get(mark) is trigger:
+                self._queue(self._deferred.pop(mark))
+
+        self._deferred[mark] = self._waiting.pop(trigger.id)
+        life.timer.call_at(ledger.last_decided[mark][0] + cooldown, end_cooldown)
+        return True
 
     # Deciding and applying
 
@@ -188,7 +215,7 @@ class Replanner:
         """Decide about triggers as they come, until cancelled."""
         life = self._lifecycle
         for turn in count(1):
-            if not turn % _DECISIONS_PER_CHECKPOINT:
+            if not turn % _ROUNDS_PER_CHECKPOINT:
                 await anyio.lowlevel.checkpoint()
             while not self._waiting:
                 self._nonempty = anyio.Event()
@@ -198,28 +225,27 @@ class Replanner:
                 if life.end is not None:
                     self._waiting.clear()  # they are on record for the process that resumes the run
                 if self._waiting:  # not all were dropped meanwhile
-                    self._in_progress = [self._waiting.pop(0)]
                     self.record_pending_decisions()
-                    if triggers := self._collect_batch(self._in_progress[0]):
-                        await self._replan(triggers)
+                    await self._replan(self._take_groups())
             except Exception as error:  # noqa: BLE001 - the engine never makes things worse
                 if isinstance(error, StoreError | NotRunning) and not isinstance(error, RecordNotSerializable):
                     with suppress(NotRunning):  # the run has ended, and nothing more is decided
                         await life.wait_for_store()
-                        self._in_progress = []
+                        self._in_progress.clear()
                         self.reload()  # everything that was recorded before the store failed need not be done again
                 else:  # another attempt would fail in the same way
-                    life.record_error("replanning", repr(error))
-                    for failed in self._in_progress:
-                        reason = f"replanning failed: {type(error).__name__}"
-                        life.commit_or_defer(TriggerDropped(failed.id, reason))
+                    self._drop_failed(list(self._in_progress.values()), error)
             finally:  # tasks are no longer held for triggers that are decided, or wait elsewhere
-                self._in_progress = []
-                waiting = {trigger.id for trigger in self._waiting}
-                for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in waiting]:
+                self._in_progress.clear()
+                for trigger_id in [trigger_id for trigger_id in self._held_tasks if trigger_id not in self._waiting]:
                     life.live.release(self._held_tasks.pop(trigger_id))
                     life.wake_waiters()
             life.check_completion()
+
+    def _drop_failed(self, triggers: Sequence[Trigger], error: Exception) -> None:
+        self._lifecycle.record_error("replanning", repr(error))
+        for failed in triggers:
+            self._lifecycle.commit_or_defer(TriggerDropped(failed.id, f"replanning failed: {type(error).__name__}"))
 
     def record_pending_decisions(self) -> None:
         """Record the decisions behind revisions that were applied just before the store failed or the process ended.
@@ -238,34 +264,78 @@ class Replanner:
                 how = kind, "confident", revised.reason, revised.chosen, revised.by
                 self._lifecycle.commit(DecisionMade(replan, ids, *how))
 
-    async def _replan(self, triggers: list[Trigger]) -> None:
-        life = self._lifecycle
-        began = life.clock.now()
-        allowed = []
-        for trigger in triggers:
-            refusal = self._policy.check_limits([trigger], PlanView(life.live), life.ledger)
-            if refusal is None:
-                allowed.append(trigger)
-                continue
-            replan = ReplanId(f"r{len(life.ledger.replan_ids) + 1}")
-            with life.spans.replan_span(replan, [trigger]):
-                self._record_decision(replan, [trigger], refusal, began)
-        if not allowed:
-            return
-        replan = ReplanId(f"r{len(life.ledger.replan_ids) + 1}")
-        with life.spans.replan_span(replan, allowed):
-            while allowed:
+    async def _replan(self, groups: Sequence[list[Trigger]]) -> None:
+        """Decide about groups of triggers whose footprints are disjoint.
+
+        Providers are asked about all groups at the same time. When all have answered, the groups are decided in the
+        order of their triggers: until then the plan stays as providers see it, and nothing depends on who answers first.
+        """
+        life, limit = self._lifecycle, self._lifecycle.settings.limits.replans_per_run
+        began, number = life.clock.now(), int(next(reversed(life.ledger.replan_ids), "r0").removeprefix("r"))
+        asked: list[list[Trigger]] = []
+        for group in groups:
+            allowed = []
+            for trigger in group:
+                refusal = self._policy.check_limits([trigger], PlanView(life.live), life.ledger)
+                if refusal is None:
+                    allowed.append(trigger)
+                else:
+                    number += 1
+                    with life.spans.replan_span(replan := ReplanId(f"r{number}"), [trigger]):
+                        self._record_decision(replan, [trigger], refusal, began)
+            if limit is not None and life.ledger.applied_count + len(asked) >= limit:
+                self._put_back(allowed)
+            elif allowed:
+                asked.append(allowed)
+        turns = _Turns(len(asked))
+        replans = [(ReplanId(f"r{n}"), group) for n, group in enumerate(asked, number + 1)]
+        if len(replans) == 1:
+            await self._replan_group(*replans[0], began, turns)
+        elif replans:
+            async with anyio.create_task_group() as tasks:
+                for replan, group in replans:
+                    tasks.start_soon(self._replan_group, replan, group, began, turns, len(turns.waiting))
+                    turns.waiting.append(anyio.Event())
+        if turns.error is not None:
+            raise turns.error
+
+    async def _replan_group(
+        self, replan: ReplanId, triggers: list[Trigger], began: float, turns: _Turns, index: int = 0
+    ) -> None:
+        """Ask providers about a group of triggers, and decide when it is the group's turn."""
+        life, ranked = self._lifecycle, None
+        failure: Exception | None = None
+        with life.spans.replan_span(replan, triggers):
+            for attempt in range(MAX_STALE_VIEWS + 1):
                 try:
-                    ranked = await self._generator.generate(allowed, life, began=began)
+                    if triggers:
+                        last = attempt == MAX_STALE_VIEWS
+                        ranked = await self._generator.generate(triggers, life, began=began, last=last)
+                    break
                 except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
-                    allowed = [trigger for trigger in allowed if self._check_current(trigger)]
-                    continue
-                if life.end is None:  # an edit may have settled the matter meanwhile
-                    current = [trigger for trigger in allowed if self._check_current(trigger)]
-                    if current:
+                    triggers = [trigger for trigger in triggers if self._check_current(trigger)]
+                except Exception as error:  # noqa: BLE001 - handled below, in the order of the groups
+                    failure = error
+                    break
+            await turns.wait(index)
+            try:
+                if failure is not None:
+                    raise failure
+                triggers = [t for t in triggers if self._check_current(t)] if life.end is None else []
+                if triggers and ranked is not None:  # otherwise an edit has settled the matter meanwhile
+                    before, ranked = ranked, ranked if ranked.version == life.live.version else ranked.rank()
+                    if before.has_usable and not ranked.has_usable:
+                        self._put_back(triggers)  # a decision just before is in the way: providers are asked again
+                    else:
                         with life.batch():
-                            self._decide(replan, current, ranked, began)
-                return
+                            self._decide(replan, triggers, ranked, began)
+            except Exception as error:  # noqa: BLE001 - the engine never makes things worse
+                if isinstance(error, StoreError | NotRunning) and not isinstance(error, RecordNotSerializable):
+                    turns.error = error
+                else:
+                    self._drop_failed(triggers, error)
+            finally:
+                turns.end(index)
 
     def _decide(self, replan: ReplanId, triggers: list[Trigger], ranked: RankedCandidates, began: float) -> None:
         life, candidates, view = self._lifecycle, ranked.candidates, ranked.view
@@ -323,3 +393,80 @@ class Replanner:
         # Fewer tasks must be left each time that the rest is considered again, so that this ends.
         fewer = len(left) < len(triggers) or any(not targets.isdisjoint(tasks) for tasks in left.values())
         return [trigger for trigger in triggers if trigger.id not in left] if fewer else triggers
+
+
+class _Turns:
+    """The turns of groups of triggers: when providers have answered about all of them, one group after another.
+
+    Args:
+        count: the number of groups.
+
+    Attributes:
+        waiting: set when it is the turn of a group; empty for a single one.
+        error: the failure of the store, or the end of the run, that a group came upon.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._unanswered = count
+        self.waiting: list[anyio.Event] = []
+        self.error: Exception | None = None
+
+    async def wait(self, index: int) -> None:
+        """Report that providers have answered about a group, and wait for its turn."""
+        self._unanswered -= 1
+        if self.waiting:
+            if not self._unanswered:
+                self.waiting[0].set()
+            await self.waiting[index].wait()
+
+    def end(self, index: int) -> None:
+        """Let the next group have its turn."""
+        for following in self.waiting[index + 1 : index + 2]:
+            following.set()
+
+
+class _Footprints:
+    """Groups of triggers with a common cause or overlapping footprints; each task of the plan is followed once.
+
+    The footprint of a trigger are its tasks with everything that depends on them.
+    """
+
+    def __init__(self, live: LivePlan, ledger: Ledger) -> None:
+        self._live = live
+        self._groups: list[int] = []
+        self._by_task: dict[TaskId, int] = {}
+        self._by_cause: dict[tuple[str, ...], int] = {}
+        questions = ledger.open_questions.values()
+        self._questions = {held: asked.question for asked in questions for held in asked.holds}
+
+    def find(self, group: int) -> int:
+        """Return the group that a group has become part of."""
+        while self._groups and self._groups[group] != group:
+            self._groups[group] = group = self._groups[self._groups[group]]
+        return group
+
+    def add(self, trigger: Trigger) -> tuple[int, QuestionId | None]:
+        """Return the group of a trigger, and the open question about the same tasks with which it waits, if there is one."""
+        live, by_task, group = self._live, self._by_task, len(self._groups)
+        self._groups.append(group)
+        tasks = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+        questions = {} if trigger.kind in ("goal-unreachable", "human-request") else self._questions
+        followed: list[TaskId] = []
+        stack = list(tasks)
+        while stack:
+            entry = stack.pop()
+            other = 0 if len(by_task) >= MAX_FOOTPRINT_TASKS else by_task.get(entry.id)
+            if entry.id in questions:
+                for task_id in followed:
+                    del by_task[task_id]
+                return group, questions[entry.id]
+            if other is None:
+                by_task[entry.id] = group
+                followed.append(entry.id)
+                stack.extend(entry.all_dependents())
+            elif other != group:
+                self._groups[self.find(group)] = self.find(other)
+        for failure in (entry.failure for entry in tasks if entry.failure is not None):
+            cause = trigger.kind, failure.type, normalised_cause(failure.message)
+            self._groups[self.find(group)] = self.find(self._by_cause.setdefault(cause, group))
+        return group, None

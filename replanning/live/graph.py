@@ -72,6 +72,7 @@ class TaskEntry:
         hold_count: number of questions and triggers that keep the task from being handed out.
         pass_over_count: how often later tasks were handed out before this one for want of resources.
         effects: the facts that the running attempt adds and removes when it succeeds.
+        end_number: the number of attempts in the run that had ended when its last attempt did.
         withdrawn: whether it was removed for good because the task it replaced runs again.
         reserved: the resources that it holds.
     """
@@ -99,6 +100,7 @@ class TaskEntry:
     attempt: AttemptId | None = None
     started_at: float = 0.0
     duration: float = 0.0
+    end_number: int = 0
     deadline: float | None = None
     not_before: float | None = None
     output: JsonValue = None
@@ -131,12 +133,16 @@ class TaskEntry:
 
     def dependent_ids(self) -> tuple[TaskId, ...]:
         """Return the tasks that wait for this one, including those that wait for a task it replaced."""
-        ids: dict[TaskId, None] = {}
+        return tuple(dict.fromkeys(waiting.id for waiting in self.all_dependents()))
+
+    def all_dependents(self) -> list[TaskEntry]:
+        """Return the entries that wait for this one or for a task it replaced; some may be named twice."""
+        waiting: list[TaskEntry] = []
         entry: TaskEntry | None = self
         while entry is not None:
-            ids.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
+            waiting += [other for other in entry.dependents if not other.removed]
             entry = entry.sink_of
-        return tuple(ids)
+        return waiting
 
     def started_dependents(self) -> list[TaskId]:
         """Return the tasks that run or are done and could not have started if this one were not satisfied."""
@@ -576,7 +582,7 @@ class TaskGraph:
         self.plan = plan
         self.context: JsonObject = dict(plan.context)
         self.tools: dict[str, ToolSpec] = {tool.name: tool for tool in plan.tools}
-        self.facts: dict[str, None] = dict.fromkeys(plan.facts or ())
+        self.facts: dict[str, int] = dict.fromkeys(plan.facts or (), 0)
         self.closed_world = plan.facts is not None
         self.counts: dict[TaskState, int] = dict.fromkeys(TaskState, 0)
         self.unsatisfied_count = 0
@@ -803,6 +809,7 @@ class TaskGraph:
             self.unpark()
         if succeeded is not None:
             self.ended_attempts += 1
+            entry.end_number = self.ended_attempts
             tool = entry.fields["tool"]
             if tool is not None:
                 outcomes = self.outcomes.get(tool)

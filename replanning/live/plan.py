@@ -6,7 +6,7 @@ A live plan is a fold over journal records: replaying a journal gives the same l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -253,11 +253,8 @@ class LivePlan(TaskGraph):
         count, total = self.success_durations
         self.success_durations = (count + 1, total + entry.duration)
         if entry.effects is not None:
-            added, removed = entry.effects
+            self._change_facts(*entry.effects)
             entry.effects = None
-            for fact in removed:
-                self.facts.pop(fact, None)
-            self.facts.update(dict.fromkeys(added))
         self.satisfy_dependents(entry)
 
     def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
@@ -314,9 +311,7 @@ class LivePlan(TaskGraph):
                     self.pool.limited = True
                 self.unpark()
             case FactsObserved():
-                for fact in body.ceased:
-                    self.facts.pop(fact, None)
-                self.facts.update(dict.fromkeys(body.holds))
+                self._change_facts(body.holds, body.ceased)
                 self.unpark()
             case GoalChanged():
                 self.goal = body.goal
@@ -333,6 +328,12 @@ class LivePlan(TaskGraph):
             case _:
                 assert isinstance(body, RunEnded)
                 self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
+
+    def _change_facts(self, added: Iterable[str], removed: Iterable[str]) -> None:
+        for fact in removed:
+            self.facts.pop(fact, None)
+        for fact in added:
+            self.facts.setdefault(fact, self.ended_attempts)
 
     def _end_tasks(self, task_ids: Sequence[TaskId], event: TaskEvent, reason: str) -> None:
         """Block or cancel tasks, all or none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -100,6 +101,14 @@ class PlanView:
     def tools(self) -> Mapping[str, ToolSpec]:
         """Tools by name, with their current availability."""
         return MappingProxyType(self._live.tools)
+
+    def made_true_since(self, fact: str, task_id: TaskId) -> bool:
+        """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended.
+
+        Raises:
+            UnknownTask: there never was such a task.
+        """
+        return self._live.facts.get(fact, inf) >= self._live.entry(task_id).end_number
 
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return a tool, or None if the plan does not describe it."""
@@ -283,6 +292,10 @@ class DraftView:
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return a tool, or None if the plan does not describe it."""
         return self._base.tool(name)
+
+    def made_true_since(self, fact: str, task_id: TaskId) -> bool:
+        """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended."""
+        return self._base.made_true_since(fact, task_id)
 
     def task(self, task_id: TaskId) -> TaskView:
         """Return a task by its id, new and past ones included.

@@ -56,7 +56,7 @@ def test_triggers_are_open_until_decided() -> None:
     assert list(ledger.open_triggers) == ["t1", "t2"]
     ledger.fold(journal.Record(5, 50.0, decided("keep", "t1", "t-unknown")))
     assert list(ledger.open_triggers) == ["t2"]
-    assert ledger.last_decided_at == {("task-failed", "a", "OSError"): 50.0}
+    assert ledger.last_decided == {("task-failed", "a", "OSError"): (50.0, frozenset("a"))}
     assert list(ledger.triggers) == ["t1", "t2", "t3"]
 
 
@@ -149,7 +149,7 @@ def test_triggers_left_out_by_an_answer() -> None:
     questions = asked(1, "t1", "t2"), decided("ask", "t1", "t2"), journal.QuestionAnswered("q1", "approve", "eve")
     ledger = ledger_of(fired(1), fired(2, "KeyError"), *questions, decided("execute", "t1", by="person:eve"))
     assert list(ledger.open_triggers) == ["t2"]
-    assert [cause for _, _, cause in ledger.last_decided_at] == ["OSError"]
+    assert [cause for _, _, cause in ledger.last_decided] == ["OSError"]
 
 
 @pytest.mark.parametrize("verdict", ["reject", "continue"])
@@ -162,10 +162,10 @@ def test_declined_alternatives(verdict: str) -> None:
 def test_withdrawn() -> None:
     """A withdrawn question opens its triggers again, without a cooldown."""
     ledger = ledger_of(fired(1), asked(1, "t1"), decided("ask", "t1"))
-    assert list(ledger.last_decided_at.values()) == [3.0]
+    assert list(ledger.last_decided.values()) == [(3.0, frozenset("a"))]
     ledger.fold(journal.Record(4, 4.0, journal.QuestionAnswered("q1", "withdrawn", "engine")))
     assert list(ledger.open_triggers) == ["t1"]
-    assert (ledger.answers_by_replan, ledger.last_decided_at) == ({}, {})
+    assert (ledger.answers_by_replan, ledger.last_decided) == ({}, {})
 
 
 def test_answer_to_nothing() -> None:

@@ -245,6 +245,57 @@ async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
 @given(
     plan=plans(),
     steps=st.integers(0, 4),
+    gone=st.booleans(),
+    goal=st.lists(st.sampled_from(FACTS), max_size=1),
+)
+def test_verdicts_are_sound(plan: Plan, steps: int, gone: bool, goal: list[str]) -> None:
+    """What is proven unreachable cannot be reached, though a failed call may be used again once its needs are met anew."""
+    anyio.run(judged_after_failure, plan, min(steps, len(plan.tasks) - 1), gone, goal)
+
+
+async def judged_after_failure(plan: Plan, steps: int, gone: bool, goal: Sequence[str]) -> None:
+    """Let a task find that facts have ceased and fail, and compare the verdict with breadth-first search."""
+    failed = next(tool for tool in plan.tools if tool.name == plan.tasks[steps].tool)
+    failed = failed.model_copy(update={"adds": (*failed.adds, "only by this")})
+    others = [tool for tool in plan.tools if tool.name != failed.name]
+    if failed.requires:
+        others.append(ToolSpec(name="anew", adds=failed.requires[:1]))
+    fields = {
+        "goal": Goal(objective="test", facts=("only by this", *goal)),
+        "tools": (failed, *others),
+        "tasks": plan.tasks[: steps + 1],
+    }
+    plan = plan.model_copy(update=fields)
+    async with open_run(plan) as run:
+        _done(run, plan, steps)
+        ready = [plan.tasks[steps].id]
+        attempt = run.started(ready[0])
+        run.observe(ceased=failed.requires[:1] if gone else ())
+        run.failed(attempt, ValueError("broken"))
+        offered = await RepairProvider().propose(
+            ReplanRequest((TaskFailed(tasks=(ready[0],)),), PlanView(run.live), 3, 1e12)
+        )
+        now = frozenset(run.live.facts)
+        judged: list[ToolSpec] = []
+        for each in plan.tools:  # the failed call waits for a change of what it needs
+            if each is failed:
+                judged.append(each.model_copy(update={"requires": (*each.requires, "anew")}))
+            else:
+                gone_after = set(each.removes) - set(each.adds)
+                anew = () if gone_after.isdisjoint(failed.requires) else ("anew",)
+                judged.append(each.model_copy(update={"adds": (*each.adds, *anew)}))
+        start = now if now.issuperset(failed.requires) else now | {"anew"}
+        able = _breadth_first(judged, start, frozenset(plan.goal.facts)) is not None
+        verdicts = [alternative.unreachable for alternative in offered if alternative.unreachable]
+        assert not (able and "proven-unreachable" in verdicts), (offered, now)
+        assert not able or any(alternative.changes for alternative in offered)
+        run.pause()
+
+
+@patient
+@given(
+    plan=plans(),
+    steps=st.integers(0, 4),
     ceased=st.lists(st.sampled_from(FACTS), max_size=2, unique=True),
     picks=st.lists(st.integers(0, 8), min_size=1, max_size=5),
     chained=st.booleans(),

@@ -47,7 +47,11 @@ def again(request: ReplanRequest) -> list[Alternative]:
     """Put a copy under another id in the place of the first task concerned."""
     task_id = request.triggers[0].tasks[0]
     task = request.view.task(task_id).task
-    copy = task.model_copy(update={"id": request.view.unused_id(task_id), "depends_on": ()})
+    new_id = request.view.unused_id(task_id)
+    fields: dict[str, object] = {"id": new_id, "depends_on": ()}
+    if task.tool or "~" in task_id:  # another call than the one before
+        fields |= {"arguments": {**task.arguments, "instead_of": task_id}}
+    copy = task.model_copy(update=fields)
     return [alternative(ReplaceTask(task_id=task_id, tasks=(copy,)))]
 
 

@@ -1,0 +1,118 @@
+"""Calls that cannot help are not executed: those that failed for the same task, and those of unavailable tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from replanning import Alternative, Plan, ReplanRequest, Task, TaskContext
+from replanning.changes import PlanChange, ReplaceTask
+from replanning.journal import AlternativesConsidered
+from tests.support.runs import alternative, bodies, make_engine, perform, plan
+
+TOOLS = [{"name": "fast"}, {"name": "slow"}, {"name": "gone", "available": False}, {"name": "clean"}]
+FAST: dict[str, object] = {"tool": "fast", "arguments": {"n": 1}}
+
+
+def build(**fields: object) -> Plan:
+    """A plan of one task that is built with the fast tool."""
+    return plan(Task.model_validate({"id": "build", **FAST, **fields}), tools=TOOLS)
+
+
+def replaced(task_id: str, *tasks: dict[str, object]) -> PlanChange:
+    """The replacement of a task by others, under ids that no task has had."""
+    parts = [Task.model_validate({"id": f"{task_id}.{number}", **fields}) for number, fields in enumerate(tasks)]
+    return ReplaceTask(task_id=task_id, tasks=tuple(parts))
+
+
+async def fails_with_fast(task: Task, context: TaskContext) -> None:
+    """The fast tool is broken for good."""
+    if task.tool == "fast":
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (FAST, "'build' has failed with the same tool and arguments"),
+        ({**FAST, "name": "under another name"}, "'build' has failed with the same tool and arguments"),
+        ({"tool": "gone"}, "the tool 'gone' is unavailable"),
+    ],
+    ids=["same call", "same call, another name", "unavailable tool"],
+)
+async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str) -> None:
+    """However confident its provider is, it is rejected with the reason, and the next candidate is executed."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        (task_id,) = request.triggers[0].tasks
+        ways: list[tuple[dict[str, object], float]] = [(first, 1.0), ({"tool": "slow"}, 0.8)]
+        return [alternative(replaced(task_id, way), confidence=confidence) for way, confidence in ways]
+
+    engine = make_engine(propose)
+    result = await engine.execute(build(), fails_with_fast)
+    assert (result.status, [revised.chosen for revised in result.revisions]) == ("succeeded", [0])
+    (considered,) = bodies(engine.store, result.run, AlternativesConsidered)
+    assert [candidate.rejected for candidate in considered.candidates] == ["", reason]
+
+
+async def test_what_failed_in_the_lineage_is_not_repeated() -> None:
+    """A call is not repeated after another call of the lineage has failed as well, nor is the same sequence of changes."""
+    seen: list[str] = []
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        (task_id,) = request.triggers[0].tasks
+        ways: list[dict[str, object]] = [{**FAST, "arguments": {"n": 2}}, FAST]
+        return [alternative(replaced(task_id, way)) for way in ways]
+
+    async def work(task: Task, context: TaskContext) -> None:
+        seen.append(str(task.arguments))
+        raise ValueError("broken")
+
+    result = await make_engine(propose).execute(build(), work)
+    assert (result.status, seen) == ("failed", ["{'n': 1}", "{'n': 2}"])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        [{"tool": "clean"}, {**FAST, "depends_on": ["build.0"]}],
+        [{**FAST, "arguments": {"n": 2}}],
+    ],
+    ids=["after something else", "with other arguments"],
+)
+async def test_a_call_may_be_made_again_when_something_differs(way: list[dict[str, object]]) -> None:
+    """A call is no repetition when something else is done before it, or when its arguments are others."""
+    ran: list[str | None] = []
+
+    async def work(task: Task, context: TaskContext) -> None:
+        ran.append(task.tool)
+        if len(ran) == 1:
+            raise ValueError("broken")
+
+    result = await make_engine(lambda request: [alternative(replaced("build", *way))]).execute(build(), work)
+    assert (result.status, ran) == ("succeeded", ["fast", *(part["tool"] for part in way)])
+
+
+SESSION = {
+    "goal": {"objective": "test", "facts": ["sent"]},
+    "facts": [],
+    "tools": [{"name": "login", "adds": ["session"]}, {"name": "send", "requires": ["session"], "adds": ["sent"]}],
+    "tasks": [{"id": "login", "tool": "login"}, {"id": "send", "tool": "send", "depends_on": ["login"]}],
+}
+
+
+@pytest.mark.parametrize(("ceased", "status"), [(["session"], "succeeded"), ([], "failed")])
+async def test_a_call_is_made_again_once_its_needs_are_met_anew(ceased: list[str], status: str) -> None:
+    """A call that failed because its session had expired is repeated after another login, and otherwise not."""
+    engine = make_engine("repair")
+    sent: list[str] = []
+    async with engine.open(Plan.model_validate(SESSION)) as run:
+
+        async def work(task: Task, context: TaskContext) -> None:
+            if task.tool == "send":
+                sent.append(task.id)
+                if len(sent) == 1:
+                    run.observe(ceased=ceased)
+                    raise ValueError("session expired")
+
+        await perform(run, work)
+    assert (run.result.status, len(sent)) == (status, 2 if ceased else 1)
