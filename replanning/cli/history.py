@@ -25,7 +25,7 @@ from replanning.cli.app import (
     refuse,
 )
 from replanning.cli.lookup import command_line, existing_store, find_run, read_settings, split_run
-from replanning.errors import JournalCorrupt
+from replanning.errors import ReplanningError
 from replanning.history import (
     PlanEdit,
     Prediction,
@@ -105,7 +105,7 @@ def history(
             for info in opened.runs():
                 try:
                     loaded += [_load_history(opened, info.run)] if info.records else []
-                except JournalCorrupt as error:
+                except ReplanningError as error:
                     print_message(f"run {info.run!r} is left out: {error}")
         seen = (kind for found in loaded for event in found.events for kind in event.trigger_kinds)
         _check_kind("trigger", trigger, dict.fromkeys((*trigger_types(), *installed_plugins("triggers"), *seen)))

@@ -20,6 +20,7 @@ from replanning.errors import (
     NotRunning,
     PlanError,
     Problem,
+    ReplanningError,
     SettingsError,
     StaleAnswer,
     StoreError,
@@ -155,10 +156,17 @@ def find_question(store: RunStore, name: str | None) -> Question:
 
 
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
-    """Yield the open questions of each unfinished run, or only of the one named."""
+    """Yield the open questions of each unfinished run, or only of the one named; others that cannot be read are named."""
     for info in store.runs():
         if (run is None or info.run == run) and info.status not in FINISHED_STATUSES:
-            yield open_questions(store.read(info.run))
+            try:
+                questions = open_questions(store.read(info.run))
+            except ReplanningError as error:
+                if run is not None:
+                    raise
+                print_message(f"run {info.run} cannot be read: {error}")
+            else:
+                yield questions
 
 
 def check_run_id(run_id: str) -> None:

@@ -35,7 +35,7 @@ from replanning.cli.gate import is_phase_task, print_question
 from replanning.cli.narrator import usage_words
 from replanning.decision import Question
 from replanning.environment import SystemClock
-from replanning.errors import ChangeRejected, NotRunning, PlanError, ReplanningError, UnknownTask
+from replanning.errors import ChangeRejected, JournalCorrupt, NotRunning, PlanError, ReplanningError, UnknownTask
 from replanning.history import ReplanHistory, RunStatusReport, run_status
 from replanning.history.export import candidate_json
 from replanning.history.status import is_owner_alive
@@ -135,22 +135,38 @@ def status(
         for line in _status_lines(report, waiting, store, now):
             console().print(line)
         return
-    reports: list[RunStatusReport] = []
+    reports: list[tuple[RunInfo, RunStatusReport | str]] = []
     with lookup.existing_store(store) as opened:
         runs = opened.runs()
         for info in runs[:limit]:
             try:
-                reports.append(run_status(opened, info, now))
+                reports.append((info, run_status(opened, info, now)))
             except ReplanningError as error:  # one damaged journal must not hide the others
                 print_message(f"run {info.run} cannot be read: {error}")
+                reports.append((info, str(error)))
     if as_json:
-        print_json([_status_json(report, now) for report in reports])
+        print_json(
+            [
+                {
+                    "run": info.run,
+                    "name": info.name,
+                    "objective": info.objective,
+                    "status": "unreadable",
+                    "reason": report,
+                }
+                if isinstance(report, str)
+                else _status_json(report, now)
+                for info, report in reports
+            ]
+        )
         return
     if not runs:
         refuse(lookup.NO_RUNS)
     rows: list[tuple[str, ...]] = [("RUN", "STATUS", "TASKS", "REVISION", "ASKS", "UPDATED")]
     rows += [
-        (
+        (printable_line(info.run), "unreadable", "", "", "", f"{_age(now, info.updated)} ago")
+        if isinstance(report, str)
+        else (
             printable_line(report.run),
             "process gone" if _is_abandoned(report) else report.status,
             _task_counts(report),
@@ -158,7 +174,7 @@ def status(
             pluralise(len(report.questions), "question") if report.questions else "",
             f"{_age(now, report.updated)} ago",
         )
-        for report in reports
+        for info, report in reports
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -299,7 +315,12 @@ def pending(
 
 
 def _pending_questions(store: RunStore, questions: Sequence[Question]) -> list[PendingQuestion]:
-    messages = store.inbox(questions[0].run) if questions else []
+    messages: Sequence[InboxMessage] = ()
+    if questions:
+        try:
+            messages = store.inbox(questions[0].run)
+        except JournalCorrupt as error:  # without the messages, only what was answered is unknown
+            print_message(f"the answers to run {questions[0].run} cannot be read: {error}")
     answers = {message.payload.get("question"): message for message in reversed(messages) if message.kind == "answer"}
     return [(question, answers.get(question.id)) for question in questions]
 

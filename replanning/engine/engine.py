@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
+
+_log = logging.getLogger("replanning")
 
 REPAIR_PLUGIN: Final = "repair"
 
@@ -191,7 +194,10 @@ class ReplanningEngine:
     def pending(self, run_id: str | None = None) -> list[Question]:
         """Return the questions that wait for a person, of one run or of all, also of runs of other processes.
 
-        Any thread may call it.
+        Any thread may call it. Without `run_id`, a run that cannot be read is left out with a warning in the log.
+
+        Raises:
+            JournalCorrupt: the journal of `run_id` cannot be read.
         """
         pending: list[Question] = []
         here: set[RunId] = set()
@@ -202,7 +208,12 @@ class ReplanningEngine:
         for info in self.store.runs():
             elsewhere = info.run not in here and run_id in (None, info.run)
             if elsewhere and (info.status == "running" or info.status in RESUMABLE_STATUSES):
-                pending += open_questions(self.store.read(info.run))
+                try:
+                    pending += open_questions(self.store.read(info.run))
+                except StoreError as error:
+                    if run_id is not None:
+                        raise
+                    _log.warning("the questions of run %s are left out: %s", info.run, error)
         return [question for question in pending if run_id in (None, question.run)]
 
     def history(self, run_id: str) -> ReplanHistory:

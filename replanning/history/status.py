@@ -91,7 +91,7 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
     """Replay a journal into a live plan and a ledger.
 
     Raises:
-        JournalCorrupt: it does not begin with the opening of a run.
+        JournalCorrupt: it does not begin with the opening of a run, or its records contradict one another.
     """
     remaining = iter(records)
     first = next(remaining, None)
@@ -103,10 +103,25 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
     ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
     last = first.at
     for record in remaining:
-        live.fold(record)
-        ledger.fold(record)
+        apply_record(record, live, ledger, opened.run)
         last = record.at
     return ReplayedRun(opened, live, ledger, first.at, last)
+
+
+def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> None:
+    """Apply a record of a run to its live plan and its ledger.
+
+    Raises:
+        JournalCorrupt: it does not fit the records before it.
+    """
+    try:
+        live.fold(record)
+        ledger.fold(record)
+    except Exception as error:  # a journal that was edited can be wrong in any way
+        raise JournalCorrupt(
+            f"record {record.seq} ({record.body.kind}) of run {run!r} does not fit the records before it: "
+            f"{error}; restore the journal from a copy, or fork the run from a revision before this record"
+        ) from error
 
 
 def open_questions(records: Iterable[Record]) -> list[Question]:

@@ -152,7 +152,7 @@ class JsonlStore(RunStore):
         """Return the runs whose journals are in the folder; each journal is scanned."""
         with self._operation("be read"):
             journals = sorted(path for path in self._directory.glob("*.jsonl") if not path.name.startswith("."))
-            listed = [_run_info(path, read_lease_state(self._lease_path(RunId(path.stem)))) for path in journals]
+            listed = [_run_info(path, self._lease_path(RunId(path.stem))) for path in journals]
         return sorted(listed, key=lambda info: info.created, reverse=True)
 
     def post(self, run: RunId, message: InboxMessage) -> None:
@@ -303,26 +303,29 @@ def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
     return entries
 
 
-def _run_info(path: Path, holder: LeaseState) -> RunInfo:
-    """Summarise a journal; lines that cannot be read are skipped here and reported by `read`."""
-    records, line = 0, b""
+def _run_info(path: Path, lease_path: Path) -> RunInfo:
+    """Summarise a journal; what cannot be read is skipped here, and reported where the run itself is used."""
+    records, line, holder = 0, b"", LeaseState()
+    with suppress(JournalCorrupt, OSError):
+        holder = read_lease_state(lease_path)
     name, objective = "", ""
     status: CurrentRunStatus = "running"
     created = updated = holder.created
-    for records, line in enumerate(read_lines(path), 1):  # noqa: B007 - the last one counts
-        if not _STATUS_RECORD.search(line):
-            continue
-        # Not decoded as a record, because the plan that a run opens with can be large.
-        with suppress(ValueError, KeyError, TypeError):
-            match json.loads(line):
-                case {"kind": "run-opened", "at": at, "data": {"plan": plan}}:
-                    name, objective = plan.get("name") or plan.get("id") or "", plan["goal"]["objective"]
-                    created = created or at  # the journal came without its lock file
-                case {"kind": "run-resumed"}:
-                    status = "running"
-                case {"kind": "run-ended", "data": {"status": ended}}:
-                    status = ended
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(OSError):
+        for records, line in enumerate(read_lines(path), 1):  # noqa: B007 - the last one counts
+            if not _STATUS_RECORD.search(line):
+                continue
+            # Not decoded as a record, because the plan that a run opens with can be large.
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                match json.loads(line):
+                    case {"kind": "run-opened", "at": float() | int() as at, "data": {"plan": plan}}:
+                        name, objective = plan.get("name") or plan.get("id") or "", plan["goal"]["objective"]
+                        created = created or at  # the journal came without its lock file
+                    case {"kind": "run-resumed"}:
+                        status = "running"
+                    case {"kind": "run-ended", "data": {"status": ended}}:
+                        status = ended
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         updated = float(json.loads(line)["at"])
     return RunInfo(RunId(path.stem), name, objective, status, created, updated, records, holder.owner)
 
@@ -393,7 +396,7 @@ def parse_lease_state(text: bytes, path: Path) -> LeaseState:
     try:
         return LeaseState(**json.loads(text)) if text else LeaseState()
     except (ValueError, TypeError) as error:
-        raise StoreError(
+        raise JournalCorrupt(
             f"{path} does not name the owner of the run; if no process is running it, remove this file"
         ) from error
 

@@ -24,6 +24,7 @@ from replanning.errors import (
     StoreError,
     UnknownRun,
 )
+from replanning.history.status import apply_record
 from replanning.journal.owner import owner_id
 from replanning.journal.records import (
     AttemptInterrupted,
@@ -325,19 +326,12 @@ def _feature_version(version: str) -> tuple[int, ...]:
 
 
 def _apply_records(records: Sequence[Record], live: LivePlan, ledger: Ledger) -> Iterator[None]:
+    opened = records[0].body
+    assert isinstance(opened, RunOpened)
     for record in records[1:]:
         if not record.seq % _BATCH_SIZE:
             yield
-        try:
-            live.fold(record)
-            ledger.fold(record)
-        except Exception as error:  # a journal that was edited can be wrong in any way
-            opened = records[0].body
-            assert isinstance(opened, RunOpened)
-            raise JournalCorrupt(
-                f"record {record.seq} ({record.body.kind}) of run {opened.run!r} does not fit the records before it: "
-                f"{error}; restore the journal from a copy, or fork the run from a revision before this record"
-            ) from error
+        apply_record(record, live, ledger, opened.run)
 
 
 def _rewrite_for_fork(record: Record, run: RunId) -> Record:

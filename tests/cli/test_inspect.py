@@ -153,12 +153,22 @@ def test_status_of_a_dead_process(folder: Path) -> None:
 
 
 def test_unreadable_run_hides_no_other() -> None:
-    """A journal that cannot be read is left out and named; the other runs are listed and counted."""
-    make_run("bad", "a")
-    make_run("good", "a")
+    """A journal that cannot be read is named with the reason, and is an error where its run is asked for; others are shown."""
+    make_run("good", "a", doubts=True)
+    make_run("done", "a")
+    make_run("bad", "a", doubts=True)
     damage("bad")
-    assert "run bad cannot be read" in call("status")
-    assert "good" in call("status")
+    for words in ("status", "pending"):
+        assert "run bad cannot be read: " in (text := call(words))
+        assert "good" in text
+    assert "unreadable" in call("status")
+    listed = {run["run"]: (run["status"], run["reason"]) for run in data("status")}
+    assert listed["good"][0] == "needs_human"
+    assert (listed["bad"][0], "not a valid" in listed["bad"][1]) == ("unreadable", True)
+    assert [question["question"] for question in data("pending")] == ["good.q1"]
+    for words in ("status bad", "pending bad", "approve bad", "approve bad.q1", "history bad", "why bad"):
+        assert "run 'bad'" in call(*words.split(), code=2)
+    assert "left for run good" in call("approve")
     text = call("history", "--calibration")
     assert "run 'bad' is left out" in text
     assert "calibration over 1 replan:" in text

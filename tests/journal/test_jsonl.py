@@ -165,6 +165,7 @@ def test_bad_lease_file(tmp_path, store, lease):
     for call in (lambda: store.acquire(RUN, "me", 9.0, 5.0), lambda: store.append(lease, NEXT)):
         with pytest.raises(StoreError, match=r"1\.lease does not name the owner of the run; .* remove this file"):
             call()
+    assert [(info.run, info.owner) for info in store.runs()] == [(RUN, None)]
 
 
 def test_removed_journal(store, lease, journal):
@@ -208,13 +209,17 @@ def test_bad_outcome(tmp_path, store):
 
 
 def test_something_in_the_way(tmp_path, store):
-    """A file in the place of the folder and a folder in the place of a journal are reported as they are."""
+    """A file in the place of the folder and a folder in the place of a journal are reported, and hide no other run."""
     (tmp_path / "runs").write_text("")
     with pytest.raises(StoreError, match="runs cannot take a new run: File exists; a file has the name of the folder"):
         JsonlStore(tmp_path / "runs").create(RUN, "me", 0.0, 5.0)
     (tmp_path / "run-1.jsonl").mkdir()
     with pytest.raises(StoreError, match=r"run-1\.jsonl cannot be read: Is a directory"):
         list(store.read(RUN))
+    (tmp_path / "run-2.jsonl").write_text('{"seq":1,"at":"now","kind":"run-opened","data":{"plan":"x"}}\n')
+    (tmp_path / "run-3.jsonl").write_text('{"seq":1,"at":2,"kind":"run-opened","data":{"plan":"x"}}\n')
+    listed = {info.run: (info.records, info.status) for info in store.runs()}
+    assert listed == {"run-1": (0, "running"), "run-2": (1, "running"), "run-3": (1, "running")}
 
 
 @pytest.mark.deep
