@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
-from replanning.plan.messages import brief_repr, did_you_mean, format_path
-from replanning.plan.tasks import Items, Task
+from replanning.plan.messages import brief_repr, did_you_mean, format_path, validation_problems
+from replanning.plan.tasks import Items, StrictModel, Task
 from replanning.plan.types import JsonObject, TaskId, to_seconds
 
 __all__ = [
@@ -33,8 +33,10 @@ __all__ = [
 ]
 
 
-class _Change(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Change(StrictModel):
+    @classmethod
+    def _construction_error(cls, error: ValidationError) -> ChangeRejected:
+        return ChangeRejected(validation_problems(error, cls, root=cls.__name__))
 
 
 class AddTask(_Change):
@@ -61,7 +63,7 @@ class ReplaceTask(_Change):
 
     kind: Literal["replace"] = "replace"
     task_id: TaskId
-    tasks: Items[Task] = Field(min_length=1)
+    tasks: Annotated[Items[Task], Field(min_length=1)]
 
 
 class ModifyTask(_Change):
@@ -69,14 +71,14 @@ class ModifyTask(_Change):
 
     kind: Literal["modify"] = "modify"
     task_id: TaskId
-    fields: JsonObject
+    fields: Annotated[JsonObject, Field(min_length=1)]
 
 
 class ReorderTasks(_Change):
     """Hand out these waiting tasks in this order, in the places that they have together."""
 
     kind: Literal["reorder"] = "reorder"
-    order: Items[TaskId]
+    order: Annotated[Items[TaskId], Field(min_length=1)]
 
 
 class RetryTask(_Change):
@@ -116,14 +118,13 @@ PlanChange = Annotated[
 ]
 
 
-class Alternative(BaseModel):
+class Alternative(_Change):
     """Changes that a source proposes, with its reason and its confidence (0 to 1).
 
     `expected_cost` and `expected_duration` (seconds) are estimates of the source. A source that has proven the goal
     unreachable proposes no changes and sets `unreachable`. `ask` is a reason why a person must agree at any confidence.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     changes: Items[PlanChange]
     reason: str
     confidence: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
@@ -207,6 +208,8 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
     Raises:
         ChangeRejected: an item is no change; names every offender and its place.
     """
+    if isinstance(data, _Change):  # which can be iterated over
+        raise ChangeRejected([Problem("changes", f"expected a list, got {brief_repr(data)}")])
     try:
         return _CHANGES_ADAPTER.validate_python(data)
     except ValidationError as error:
@@ -225,6 +228,12 @@ def _error_message(details: ErrorDetails) -> str:
             return f"there is no kind of change {brief_repr(given)}; known are {', '.join(_CHANGE_KINDS)}{hint and f'; {hint}'}"
         case "union_tag_not_found":
             return f"its `kind` is missing; known are {', '.join(_CHANGE_KINDS)}"
+        case "too_short":
+            return "must not be empty"
+        case "extra_forbidden":
+            return f"there is no field {brief_repr(details['loc'][-1])} here"
+        case "tuple_type" | "model_attributes_type" as kind:
+            return f"expected a {'list' if kind == 'tuple_type' else 'change'}, got {brief_repr(details['input'])}"
     return details["msg"]
 
 

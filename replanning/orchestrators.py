@@ -17,9 +17,7 @@ class _Orchestrator:
     """The parts that both orchestrators share."""
 
     def __init__(self, work: Work, *, max_concurrency: int) -> None:
-        if max_concurrency < 1:
-            raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
-        validate_work(work)
+        validate_work(work, max_concurrency)
         self.work = work
         self.max_concurrency = max_concurrency
         self.engine: ReplanningEngine | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from replanning.errors import SettingsError
 from replanning.journal.records import trigger_types
-from replanning.plan.messages import did_you_mean
-from replanning.plan.redaction import pattern_problem
-from replanning.plan.tasks import Budget, Retry
+from replanning.plan.messages import brief_repr, did_you_mean, validation_problems
+from replanning.plan.redaction import Redactor, pattern_problem
+from replanning.plan.tasks import Budget, Retry, StrictModel
 from replanning.plan.types import to_seconds
 from replanning.plugins import installed_plugins
 
@@ -47,11 +48,23 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-class Section(BaseModel):
-    """Base of the sections: immutable, and without unknown fields."""
+class Section(StrictModel):
+    """Base of the sections: immutable, and without unknown fields.
 
-    # A wrong value may be a secret in the wrong place; `load_settings` shows it with secrets redacted.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True)
+    Raises:
+        SettingsError: a setting is wrong or unknown; names every one.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True, populate_by_name=True, allow_inf_nan=True)
+
+    @classmethod
+    def _construction_error(cls, error: ValidationError) -> SettingsError:
+        redactor = Redactor()  # a wrong value may be a secret in the wrong place
+
+        def show(value: Any) -> str:  # any JSON
+            return redactor.text(brief_repr(redactor.value(value)))  # twice: it is recognised only while it is whole
+
+        return SettingsError(validation_problems(error, cls, root=cls.__name__, show=show))
 
 
 class ReflectionSettings(Section):

@@ -130,7 +130,7 @@ async def reports(engine: rp.ReplanningEngine) -> None:
         run.modify_task("build", arguments={"out": "wheels"}, timeout=60)
         run.reorder_tasks("announce", "sign")
         run.cancel_task("sign")
-        run.apply([changes.AbortRun(reason="enough")], expected_revision=number)
+        run.apply([changes.AbortRun(reason="enough"), {"kind": "skip", "task_id": "sign"}], expected_revision=number)
         run.pause("lunch", by="ada")
         result = await run.wait()
     assert_type(result, rp.RunResult)
@@ -354,7 +354,8 @@ def stores(path: Path) -> list[journal.RunStore]:
 def parts(clock: Clock, tracer_provider: TracerProvider) -> rp.ReplanningEngine:
     """Every part of the engine can be passed in, and what is none is noticed."""
     rp.ReplanningEngine(mode="dry-run")  # type: ignore[arg-type]
-    rp.ReplanningEngine(store="history.db")  # type: ignore[arg-type]
+    rp.ReplanningEngine(store="history.db", settings={"failure_threshold": 2})
+    rp.ReplanningEngine(store=5)  # type: ignore[arg-type]
     rp.ReplanningEngine(provider="repair")  # type: ignore[call-arg]
     rp.Task(name="build")  # type: ignore[call-arg]
     settings = rp.Settings(approval=ApprovalSettings(timeout=60, on_timeout="skip"), weights=Weights())

@@ -29,6 +29,7 @@ from replanning.errors import (
     UnknownTask,
 )
 from replanning.history.status import open_questions, replay_records
+from replanning.journal import store as stores
 from replanning.plan.messages import did_you_mean, join_names
 from replanning.plan.reading import format_of, read_document
 from replanning.plan.types import JsonObject, QuestionId
@@ -50,8 +51,6 @@ FINISHED_STATUSES: Final = ("succeeded", "failed", "aborted")
 
 NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another store with --store"
 
-_BUILTIN_STORES: Final = ("sqlite", "jsonl", "memory")
-
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
 _QUESTION_PATTERN: Final = re.compile(r"(.*)\.(q[0-9]+)")
@@ -61,36 +60,22 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     """Return the store at a place.
 
     Args:
-        place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files; or
-            `PLUGIN:PLACE` for an installed store of that name.
+        place: as `replanning.journal.open_store` takes it.
         must_exist: refuse a place without a store, instead of creating one.
 
     Raises:
         StoreError: the place cannot be used, or has no store.
     """
-    name, colon, path = place.partition(":")
-    installed = installed_plugins("stores")
-    if place == "memory":
-        path = ""
-    elif not colon or name not in installed:
-        if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
-            hint = f"installed are: {', '.join(installed)}; for a file write {'./' + place!r}"
-            raise StoreError(f"no store {name!r} is installed; {hint}")
-        name = "jsonl" if place.endswith((".jsonl", "/")) or Path(place).is_dir() else "sqlite"
-        path = place
-    if name in _BUILTIN_STORES and bool(path) == (name == "memory"):
-        expected = "expected a SQLite file, a folder, memory, or PLUGIN:PLACE"
-        raise StoreError(f"{place!r} cannot be a store; {expected} (--store names the store)")
-    if must_exist and name in _BUILTIN_STORES and not (path and Path(path).exists()):
-        what = "the memory of this process" if name == "memory" else repr(path)
-        raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
     try:
-        store: RunStore = load_plugin("stores", name)(*([path] if path else []))
+        name, path = stores.parse_place(place)
+        if not must_exist or name not in stores.BUILTIN_STORES or (path and Path(path).exists()):
+            return stores.open_store(place)
     except StoreError as error:
         if type(error) is not StoreError:
             raise
         raise StoreError(f"{error} (--store names the store)") from error
-    return store
+    what = "the memory of this process" if name == "memory" else repr(path)
+    raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
 
 
 @contextmanager

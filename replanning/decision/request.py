@@ -15,6 +15,7 @@ from replanning.plan.types import QuestionId, RunId, TaskId
 # Detectors
 
 
+@runtime_checkable
 class TriggerDetector(Protocol):
     """Detects triggers in observations.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, get_args
 
 import anyio
 import anyio.abc
@@ -18,7 +19,7 @@ from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.policy import ReplanPolicy, redact_changes
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
 from replanning.engine.delivery import ExporterDelivery, close_exporters
-from replanning.engine.generator import AlternativeGenerator
+from replanning.engine.generator import AlternativeGenerator, require_provider
 from replanning.engine.monitor import PlanMonitor
 from replanning.engine.questions import RESUMABLE_STATUSES, Questions
 from replanning.engine.replanner import Replanner
@@ -36,12 +37,13 @@ from replanning.history.history import ReplanHistory
 from replanning.history.status import open_questions, replay_records
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import QuestionVerdict
-from replanning.journal.store import InboxMessage, RunStore
+from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
+from replanning.plan.messages import brief_repr, require_instance, require_list
 from replanning.plan.redaction import Redactor
-from replanning.plan.types import JsonObject, QuestionId, RunId
+from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin
 from replanning.run.failures import IsTransient
 from replanning.run.lifecycle import Codec, Lifecycle
@@ -84,10 +86,11 @@ class ReplanningEngine:
             by name (`openai`, `openai:gpt-4.1`, `openai,anthropic` for one that is used where the other fails) or as
             objects; or a whole `AlternativeGenerator`. `auto` is `repair` and the language model that
             `create_llm_provider` finds, if any.
-        settings: thresholds, limits, enabled triggers, redaction of secrets.
+        settings: thresholds, limits, enabled triggers, redaction of secrets; or a mapping of them.
         mode: `act`, or `observe` to record decisions and apply nothing.
         gate: asks a person; without one, questions are stored and the run ends as `needs_human`.
-        store: keeps journals; in memory when left out.
+        store: keeps journals; or its place, as `replanning.journal.open_store` takes it, which `aclose` closes. In
+            memory when left out.
         monitor: watches runs; handlers are registered through `monitor.on`.
         policy: decides, instead of one made of `settings`.
         exporters: called with every record after it is journaled: objects, or plugins by name.
@@ -97,16 +100,22 @@ class ReplanningEngine:
         codec: turns outputs that are not JSON into JSON.
         is_transient: says of an exception of work whether it may pass, so that the task is run again, where neither the
             library recognises that nor `retry.on` names it.
+
+    Raises:
+        NoLLMProvider, PluginError: a provider or an exporter that is named cannot be used.
+        SettingsError: the settings are not valid.
+        StoreError: the place of the store cannot be used.
+        TypeError, ValueError: a part is not what it should be.
     """
 
     def __init__(
         self,
         providers: Sequence[ProviderSpec] | AlternativeGenerator = (REPAIR_PLUGIN,),
         *,
-        settings: Settings | None = None,
+        settings: Settings | Mapping[str, JsonValue] | None = None,
         mode: Mode = "act",
         gate: HumanGate | None = None,
-        store: RunStore | None = None,
+        store: RunStore | str | PathLike[str] | None = None,
         monitor: PlanMonitor | None = None,
         policy: ReplanPolicy | None = None,
         exporters: Sequence[Exporter | str] = (),
@@ -116,13 +125,29 @@ class ReplanningEngine:
         codec: Codec | None = None,
         is_transient: IsTransient | None = None,
     ) -> None:
-        self.settings = settings or Settings()
+        self.settings = _as_settings(settings)
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode: expected one of {', '.join(get_args(Mode))}, got {brief_repr(mode)}")
+        require_list("providers", () if isinstance(providers, AlternativeGenerator) else providers)
+        require_list("exporters", exporters)
+        self.exporters = tuple(load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters)
+        parts: list[tuple[str, object, type, str]] = [
+            ("gate", gate, HumanGate, "an object with async `ask(question)` and `remind(question)`, as a CallbackGate"),
+            ("monitor", monitor, PlanMonitor, "a PlanMonitor"),
+            ("policy", policy, ReplanPolicy, "a ReplanPolicy"),
+            ("environment", environment, Environment, "an Environment"),
+            *(("exporters", exporter, Exporter, "names of plugins, and Exporters") for exporter in self.exporters),
+        ]
+        for name, part, kind, expected in parts:
+            if part is not None:
+                require_instance(name, part, kind, expected)
+        for name, function in (("codec", codec), ("is_transient", is_transient)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name}: expected a function, got {brief_repr(function)}")
         self.mode: Mode = mode
         self.gate = gate
-        self.store = store or MemoryStore()
         self.monitor = monitor or PlanMonitor()
         self.policy = policy or ReplanPolicy(self.settings)
-        self.exporters = tuple(load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters)
         environment, redactor = environment or Environment(), redactor_for(self.settings)
         self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
         if isinstance(providers, AlternativeGenerator):
@@ -130,6 +155,8 @@ class ReplanningEngine:
         else:
             scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
             self.generator = AlternativeGenerator(self._provider_registry.resolve(providers), scorer=scorer)
+        self._owns_store = not isinstance(store, RunStore)
+        self.store = MemoryStore() if store is None else open_store(store)
         for exporter in self.exporters:
             exporter.attach(ExporterContext(self.store, environment.clock))
         telemetry = build_telemetry(self.exporters, tracer_provider, meter_provider)
@@ -183,9 +210,10 @@ class ReplanningEngine:
         """Run a plan to its end with one call, on up to `max_concurrency` workers.
 
         Raises:
-            TypeError: the work is not async.
+            TypeError: this is no plan, or the work is not an async function of a task and its context.
+            ValueError: there would be no worker.
         """
-        validate_work(work)
+        validate_work(work, max_concurrency)
         source = self.open(plan) if replanning else open_run(plan, store=self.store, factory=self._run_factory)
         async with source as run:
             await run_workers(run, work, max_concurrency)
@@ -245,6 +273,7 @@ class ReplanningEngine:
             ChangeRejected: the answer is not valid, or the changes of `modify` do not fit the plan.
             NotRunning: the run has ended for good.
         """
+        require_instance("question_id", question_id, str, "the id of a question")
         answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
         run_id = RunId(question_id.rpartition(".q")[0])
         run, questions = self._open_runs.get(run_id, (None, None))
@@ -280,10 +309,12 @@ class ReplanningEngine:
     async def aclose(self) -> None:
         """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
 
-        Called after the last run. Models that were passed as objects are closed by their owner.
+        Called after the last run. Models and stores that were passed as objects are closed by their owner.
         """
         await self._provider_registry.aclose()
         await close_exporters(self.exporters, self._run_factory.environment.clock, self._run_factory.redactor)
+        if self._owns_store:
+            self.store.close()
 
     @asynccontextmanager
     async def _managed_run(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
@@ -345,18 +376,36 @@ def _handle_answer_message(life: Lifecycle, questions: Questions, message: Inbox
 async def open_run(
     plan: Plan,
     *,
-    store: RunStore | None = None,
-    settings: Settings | None = None,
+    store: RunStore | str | PathLike[str] | None = None,
+    settings: Settings | Mapping[str, JsonValue] | None = None,
     run_id: str | None = None,
     factory: RunFactory | None = None,
 ) -> AsyncIterator[PlanRun]:
-    """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning."""
-    settings = settings or Settings()
-    base = factory or RunFactory(store or MemoryStore(), settings, redactor=redactor_for(settings))
-    quiet = base.settings.model_copy(update={"enabled": False})
-    run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
-    async with run_services(run):
-        yield run
+    """A run of a plan without an engine: the same retries, deadlines and journal, and no replanning.
+
+    Settings and store may be given as a mapping and a place, as to `ReplanningEngine`.
+    """
+    settings = _as_settings(settings)
+    opened = MemoryStore() if store is None else open_store(store)
+    try:
+        base = factory or RunFactory(opened, settings, redactor=redactor_for(settings))
+        quiet = base.settings.model_copy(update={"enabled": False})
+        run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
+        async with run_services(run):
+            yield run
+    finally:
+        if opened is not store:
+            opened.close()
+
+
+def _as_settings(settings: Settings | Mapping[str, JsonValue] | None) -> Settings:
+    if isinstance(settings, Mapping):
+        return Settings(**dict(settings))  # type: ignore[arg-type]  # they are validated
+    if settings is not None:
+        require_instance(
+            "settings", settings, Settings, "Settings or a mapping; replanning.config.load_settings reads files"
+        )
+    return settings or Settings()
 
 
 async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
@@ -417,11 +466,7 @@ class ProviderRegistry:
                 guarded = isinstance(spec, FallbackLLM | GuardedLLM)
                 model = spec if guarded else GuardedLLM(spec, max_concurrency=self._settings.llm.max_concurrency)
                 provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
-            if not isinstance(provider, AlternativeProvider):
-                raise TypeError(
-                    f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
-                )
-            providers.append(provider)
+            providers.append(require_provider(provider))
         return providers
 
     async def aclose(self) -> None:

@@ -132,6 +132,19 @@ class AlternativeVetter:
         return vetted
 
 
+def require_provider(provider: object) -> AlternativeProvider:
+    """Return an object that can propose alternatives.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if isinstance(provider, type) or not isinstance(provider, AlternativeProvider):
+        raise TypeError(
+            f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
+        )
+    return provider
+
+
 class PathGenerator:
     """Asks providers, and ranks their proposals.
 
@@ -141,7 +154,7 @@ class PathGenerator:
     """
 
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
-        self.providers = tuple(providers)
+        self.providers = tuple(map(require_provider, providers))
         self.scorer = scorer
         self._low_priority = {p.name for p in self.providers if getattr(p, "yields_priority", False)}
 

@@ -23,6 +23,7 @@ from replanning.journal.records import (
     TriggerFired,
 )
 from replanning.live.view import PlanView
+from replanning.plan.messages import require_instance, require_list
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
 from replanning.run.event_loop import isolate
@@ -48,9 +49,20 @@ class PlanMonitor:
 
     Args:
         detectors: plugin names or detector objects; those that the settings name when left out.
+
+    Raises:
+        PluginError: there is no such plugin.
+        TypeError: an object is not a detector.
     """
 
     def __init__(self, detectors: Sequence[TriggerDetector | str] | None = None) -> None:
+        require_list("detectors", () if detectors is None else detectors)
+        for spec in detectors or ():
+            if isinstance(spec, str):
+                load_plugin("triggers", spec)
+            else:
+                expected = "names of plugins, and objects with `name`, `observes` and `detect(observation, view)`"
+                require_instance("detectors", spec, TriggerDetector, expected)
         self._detector_specs = detectors
         self._emitter = EventEmitter()
         self._event_names: dict[type, str] = {}
@@ -67,7 +79,13 @@ class PlanMonitor:
 
         Returns:
             A function that removes the handler.
+
+        Raises:
+            TypeError: this is not a type of event and a function.
         """
+        given: object = event_type
+        if not isinstance(given, type) or not callable(handler):
+            raise TypeError(f"expected a type of event and a function, got {event_type!r} and {handler!r}")
         name = self._event_names.setdefault(event_type, f"{event_type.__module__}.{event_type.__qualname__}")
         self._emitter.add_listener(name, handler)
         for watch in self._watches.values():

@@ -65,6 +65,8 @@ class CallbackGate:
     """
 
     def __init__(self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
+        if not callable(ask):
+            raise TypeError(f"ask: expected a function that returns an Answer, got {ask!r}")
         self._ask = ask
         self._remind = remind
 

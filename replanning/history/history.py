@@ -48,6 +48,7 @@ from replanning.journal.records import (
 from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
+from replanning.plan.messages import require_instance
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TriggerId
 
@@ -129,6 +130,7 @@ class ReplanHistory:
             UnknownRun: the store has no such run.
             JournalCorrupt: its journal cannot be read.
         """
+        require_instance("run_id", run_id, str, "the id of a run")
         return cls(lambda after: store.read(RunId(run_id), after), max_events=max_events)
 
     @property
@@ -224,6 +226,8 @@ class ReplanHistory:
             StoreError: there is no such revision.
         """
         first, last = sorted((before, after))
+        if first < 0:
+            raise self._unknown_revision(first)
         plans: dict[int, Plan] = {}
         between: list[PlanChange] = []
         for live, following in self.replay_records():

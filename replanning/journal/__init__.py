@@ -61,7 +61,7 @@ from replanning.journal.records import (
     dump_body,
     load_body,
 )
-from replanning.journal.store import InboxMessage, Lease, RunInfo, RunStore, ToolOutcome
+from replanning.journal.store import InboxMessage, Lease, RunInfo, RunStore, ToolOutcome, open_store
 
 if TYPE_CHECKING:
     from replanning.journal.jsonl import JsonlStore
@@ -128,6 +128,7 @@ __all__ = [
     "UsageCharged",
     "dump_body",
     "load_body",
+    "open_store",
 ]
 
 report_module(__name__, __all__)

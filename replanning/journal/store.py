@@ -7,6 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import JsonValue, ValidationError
@@ -24,8 +26,9 @@ from replanning.journal.records import (
     dump_body,
     load_body,
 )
-from replanning.plan.messages import brief_repr, did_you_mean, error_lines
+from replanning.plan.messages import brief_repr, did_you_mean, error_lines, require_instance
 from replanning.plan.types import JsonObject, RunId
+from replanning.plugins import installed_plugins, load_plugin
 
 
 class Lease(NamedTuple):
@@ -170,6 +173,48 @@ class RunStore(ABC):
 
     def close(self) -> None:
         """Close files and connections."""
+
+
+BUILTIN_STORES: Final = ("sqlite", "jsonl", "memory")
+
+
+def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
+    """Return the name of the store at a place, and its path; see `open_store`.
+
+    Raises:
+        StoreError: the place cannot be used.
+    """
+    text, installed = fspath(place), installed_plugins("stores")
+    name, colon, path = text.partition(":") if isinstance(place, str) else ("", "", "")
+    if text == "memory":
+        path = ""
+    elif not colon or name not in installed:
+        if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
+            hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
+            raise StoreError(f"no store {name!r} is installed; {hint}")
+        name, path = "jsonl" if text.endswith((".jsonl", "/")) or Path(text).is_dir() else "sqlite", text
+    if name in BUILTIN_STORES and bool(path) == (name == "memory"):
+        raise StoreError(f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE")
+    return name, path
+
+
+def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
+    """Return the store at a place; a store is returned as it is.
+
+    Args:
+        place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files; or
+            `PLUGIN:PLACE` for an installed store of that name.
+
+    Raises:
+        StoreError: the place cannot be used.
+        TypeError: it is no place.
+    """
+    if isinstance(place, RunStore):
+        return place
+    require_instance("store", place, str | PathLike, "a RunStore or a place such as 'runs.db'")
+    name, path = parse_place(place)
+    store: RunStore = load_plugin("stores", name)(*([path] if path else []))
+    return store
 
 
 CurrentRunStatus = RunStatus | Literal["running"]

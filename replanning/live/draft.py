@@ -25,7 +25,7 @@ from replanning.errors import Problem, UnknownTask
 from replanning.live.graph import TaskGraph
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState
 from replanning.plan.checks import check_task, result_references
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, validation_problems
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import JsonObject, TaskId
 
@@ -229,9 +229,8 @@ class Draft:
             try:
                 new = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
             except ValidationError as error:
-                for detail in error.errors(include_url=False, include_context=False):
-                    where = ".".join(str(part) for part in detail["loc"])
-                    self._add_problem(f"task {change.task_id!r}, {where}: {detail['msg']}")
+                for problem in validation_problems(error, Task):
+                    self._add_problem(f"task {change.task_id!r}, {problem}")
             else:
                 self._stage_edit(old, new)
 

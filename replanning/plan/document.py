@@ -21,7 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from replanning.errors import PlanError, Problem, UnknownTask
 from replanning.plan.checks import check_plan
 from replanning.plan.json_values import json_type_name
-from replanning.plan.messages import did_you_mean, model_at, parse_path, validation_problems
+from replanning.plan.messages import did_you_mean, model_at, parse_path, require_instance, validation_problems
 from replanning.plan.reading import Format, format_of, read_document, read_text_file, with_positions, write_yaml
 from replanning.plan.tasks import (
     Budget,
@@ -128,6 +128,8 @@ class Plan(StrictModel):
         Raises:
             PlanError: it is not valid; places are `source:line:column field`.
         """
+        expected = "the text of a plan file; Plan.load reads a file, Plan.model_validate takes a mapping"
+        require_instance("Plan.parse", text, str, expected)
         document = read_document(text, format=format, source=source)
         if not isinstance(document, dict):
             got = "it is empty" if document is None else f"this is {json_type_name(document)}"

@@ -6,9 +6,10 @@ import difflib
 import json
 import re
 import reprlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from types import UnionType
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -46,7 +47,30 @@ def parse_path(text: str) -> JsonPath:
 
 def brief_repr(value: object) -> str:
     """Return the repr of a value, shortened if it is long."""
-    return _BRIEF_REPR.repr(value)
+    try:
+        return _BRIEF_REPR.repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return f"<{type(value).__name__}>"
+
+
+def require_instance(name: str, value: object, kind: type | UnionType, expected: str) -> None:
+    """Check the kind of an argument; a class in the place of an object is refused.
+
+    Raises:
+        TypeError: it is of another kind; says what was expected and what was given.
+    """
+    if isinstance(value, type) or not isinstance(value, kind):
+        raise TypeError(f"{name}: expected {expected}, got {brief_repr(value)}")
+
+
+def require_list(name: str, value: object) -> None:
+    """Check that an argument is a list or another sequence, and not one text.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name}: expected a list, got {brief_repr(value)}")
 
 
 def truncate(text: str, limit: int) -> str:
@@ -113,19 +137,23 @@ _EXPECTED_BY_ERROR_TYPE: Final[Mapping[str, str]] = {
 }
 
 
-def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+def validation_problems(
+    error: ValidationError, model: type[BaseModel], *, root: str = "", show: Callable[[object], str] = brief_repr
+) -> list[Problem]:
     """Return the errors of pydantic in plain words, each with its place.
 
     Args:
         error: the error that pydantic raised.
         model: the model that raised it.
+        root: the name of the whole, at the beginning of each place.
+        show: returns a wrong value as text.
     """
     hints = NameSuggester()
     problems = []
     for details in error.errors(include_url=False):
         path = _without_union_tags(details["loc"])
         kind, value, limits = details["type"], details["input"], details.get("ctx", {})
-        got = f", got {brief_repr(value)}"
+        got = f", got {show(value)}"
         match kind:
             case "missing":
                 message = f"{path[-1]!r} is missing"
@@ -138,7 +166,7 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
                     message += "; put it in quotes"
                 elif kind == "bool_type" and str(value).lower() in ("yes", "no", "on", "off"):
                     message += "; yes, no, on and off are text here"
-            case "string_too_short":
+            case "string_too_short" | "too_short":
                 message = "must not be empty"
             case "string_too_long":
                 message = f"has {len(value)} characters, at most {limits['max_length']} are allowed"
@@ -146,16 +174,18 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
                 message = "must be more than whitespace"
             case "string_pattern_mismatch":
                 fault = "contain control characters" if value == value.strip() else "begin or end with whitespace"
-                message = f"{brief_repr(value)} must not {fault}"
+                message = f"{show(value)} must not {fault}"
             case "greater_than_equal":
                 message = f"must be at least {limits['ge']:g}{got}"
+            case "literal_error":
+                message = f"expected {limits['expected']}{got}"
             case "greater_than":
                 message = f"must be more than {limits['gt']:g}{got}"
             case "value_error":
                 message = f"{limits['error']}{got}"
             case _:
                 message = f"{details['msg']}{got}"
-        problems.append(Problem(format_path(path), message))
+        problems.append(Problem(format_path((root, *path) if root else path), message))
     return problems
 
 

@@ -15,6 +15,7 @@ from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
+_PARENTHESIS: Final = re.compile(r"[()]")
 _COMMA: Final = re.compile(r"\s*,\s*")
 
 
@@ -63,6 +64,16 @@ def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> 
 def normalise_fact(text: str) -> str:
     """Return a fact without whitespace around it and around its commas."""
     return _COMMA.sub(",", text.strip())
+
+
+def fact_problem(text: str) -> str:
+    """Return why a text is no fact; empty if it is one."""
+    opened = 0
+    for parenthesis in _PARENTHESIS.findall(text):
+        opened += 1 if parenthesis == "(" else -1
+        if opened < 0:
+            break
+    return "it is blank" if not text.strip() else "its parentheses do not match" if opened else ""
 
 
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")

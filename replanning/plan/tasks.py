@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from types import GenericAlias
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,10 +22,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from replanning.errors import PlanError, Problem
+from replanning.errors import PlanError, Problem, ReplanningError
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
-from replanning.plan.references import fill_placeholders, normalise_fact, placeholders
+from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
 from replanning.plan.types import JsonObject, TaskId, to_seconds
 
 MAX_NAME_CHARS: Final = 200
@@ -40,7 +40,15 @@ _NameConstraints = StringConstraints(min_length=1, max_length=MAX_NAME_CHARS, pa
 Name = Annotated[str, _NameConstraints]
 Id = Annotated[TaskId, _NameConstraints]
 Text = Annotated[str, StringConstraints(pattern=_TEXT_PATTERN)]
-Fact = Annotated[str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(normalise_fact)]
+
+
+def _validate_fact(text: str) -> str:
+    if problem := fact_problem(text):
+        raise ValueError(f"this is no fact: {problem}")
+    return normalise_fact(text)
+
+
+Fact = Annotated[str, StringConstraints(min_length=1, pattern=_NONBLANK_PATTERN), AfterValidator(_validate_fact)]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0)]
 Duration = Annotated[float, Field(strict=True, ge=0), BeforeValidator(to_seconds)]
 Seconds = Annotated[float, Field(strict=True, gt=0), BeforeValidator(to_seconds)]
@@ -65,9 +73,27 @@ Items = Annotated[Sequence[T], _AsTuple]
 
 
 class StrictModel(BaseModel):
-    """Base of the parts of a plan: immutable, without unknown fields."""
+    """Base of the parts of a plan: immutable, without unknown fields.
+
+    Raises:
+        PlanError: a field is wrong or unknown; names every one, and the nearest known field.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def _construction_error(cls, error: ValidationError) -> ReplanningError:
+        return PlanError(validation_problems(error, cls, root=cls.__name__))
+
+    if not TYPE_CHECKING:  # a type checker knows the fields of each model
+
+        def __init__(self, **fields: object) -> None:
+            try:
+                self.__pydantic_validator__.validate_python(fields, self_instance=self)
+            except ValidationError as error:
+                raise self._construction_error(error) from None
+
+        __init__.__pydantic_base_init__ = True  # documents are validated without a call for each of their parts
 
 
 DEFAULT_START_TIMEOUT: Final = 30.0

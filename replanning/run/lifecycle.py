@@ -647,7 +647,7 @@ class Lifecycle:
         running = self.running.pop(attempt_id, None)
         if running is not None:
             return running[0]
-        task_id = TaskId(attempt_id.rpartition("#")[0])
+        task_id = TaskId(str(attempt_id).rpartition("#")[0])
         if task_id not in self.live:
             raise UnknownAttempt(attempt_id)
         if self.end is None:

@@ -46,7 +46,7 @@ from replanning.journal.store import InboxMessage, Lease, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, require_instance
 from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
@@ -104,6 +104,7 @@ class RunFactory:
         """
         if not isinstance(plan, Plan):
             raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
+        require_instance("run_id", run_id, str | None, "the id of a run")
         run = RunId(run_id or self.environment.new_id())
         redact = self.redactor.document
         tasks: list[Task] = []
@@ -138,6 +139,7 @@ class RunFactory:
             JournalCorrupt: its journal cannot be replayed.
             StoreError: it was written by a newer version, or its opening was cut off.
         """
+        require_instance("run_id", run_id, str, "the id of a run")
         run = RunId(run_id)
         lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease_ttl)
         spans = NOOP_TRACER
@@ -163,13 +165,14 @@ class RunFactory:
             UnknownRun: there is no such run.
             StoreError: the run has no such revision, or the store fails.
         """
+        require_instance("run_id", run_id, str, "the id of a run")
         old = RunId(run_id)
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):
             pass
         numbers = [record.body.number if isinstance(record.body, PlanRevised) else 0 for record in records]
         if revision and revision not in numbers:
-            raise StoreError(f"run {run_id!r} has no revision {revision}; it has revisions 0 to {max(numbers)}")
+            raise StoreError(f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {max(numbers)}")
         opened = records[0].body
         assert isinstance(opened, RunOpened)
         run = RunId(new_id or self.environment.new_id())
@@ -522,7 +525,7 @@ def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_ki
 
 
 def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:
-    payload, life = message.payload, run._lifecycle
+    payload, life, text = message.payload, run._lifecycle, run._redactor.text
     if message.kind == "pause":
         run.pause(str(payload.get("reason") or "asked to pause"), by=message.by)
     elif message.kind != "request":
@@ -532,9 +535,9 @@ def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHand
         reason, goal, tasks = str(payload.get("reason") or "asked to replan"), payload.get("goal"), payload.get("tasks")
         if isinstance(goal, dict):
             try:
-                run._change_goal(goal, reason, message.by, message.id)
+                run._change_goal(goal, text(reason), text(message.by), message.id)
             except PlanError as error:
                 life.record_error(f"a request of {message.by or 'somebody'}", error)
         else:
             existing = [str(t) for t in tasks if str(t) in run.live] if isinstance(tasks, list) else []
-            run._request_replan(reason, message.by, existing, message.id)
+            run._request_replan(text(reason), text(message.by), existing, message.id)

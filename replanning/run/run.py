@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import TracebackType
-from typing import Concatenate, Final, Never, Self
+from typing import Any, Concatenate, Final, Never, Self
 
 import anyio
 
-from replanning.changes import AddTask, CancelTask, ModifyTask, PlanChange, RemoveTask, ReorderTasks, ReplaceTask
+from replanning.changes import (
+    AddTask,
+    CancelTask,
+    ModifyTask,
+    PlanChange,
+    RemoveTask,
+    ReorderTasks,
+    ReplaceTask,
+    parse_changes,
+)
 from replanning.decision.policy import redact_changes
-from replanning.errors import NotRunning, StoreError
+from replanning.errors import ChangeRejected, NotRunning, Problem, StoreError
 from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
     ContextUpdated,
@@ -30,13 +41,14 @@ from replanning.journal.records import (
     RunStatus,
     Usage,
 )
+from replanning.journal.store import to_json_line
 from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr
-from replanning.plan.references import normalise_fact
+from replanning.plan.messages import NameSuggester, brief_repr, require_instance
+from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
@@ -197,6 +209,7 @@ class PlanRun:
 
     def attempt(self, task: Task) -> Attempt:
         """Execute a task: journal, deadline, cancellation; an exception of the body is a failure."""
+        require_instance("attempt", task, Task, "a task that ready() handed out")
         return Attempt(self, task)
 
     @in_loop_thread
@@ -237,13 +250,16 @@ class PlanRun:
         """Report that an attempt failed; the task is run again, or a trigger follows.
 
         Raises:
+            TypeError: this is neither an exception, nor a text, nor a Failure.
             UnknownAttempt: there was no such attempt.
         """
+        require_instance("failed", error, BaseException | str | Failure, "an exception, a text or a Failure")
         self._lifecycle.failed(attempt_id, error)
 
     @in_loop_thread
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Report the usage of work or of a provider, to be counted against the budget."""
+        require_instance("charge", usage, Usage, "a Usage")
         self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
 
     async def wait(self) -> RunResult:
@@ -256,7 +272,7 @@ class PlanRun:
     def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
         """Hand out nothing more; the run ends as `paused` when all running attempts have finished."""
         if self._lifecycle.end is None and self._lifecycle.ledger.pause is None:
-            self._lifecycle.commit_or_defer(RunPaused(self._redactor.text(reason), self._redactor.text(by)))
+            self._lifecycle.commit_or_defer(RunPaused(self._clean("reason", reason), self._clean("by", by)))
             self._lifecycle.check_completion()
 
     # Observations
@@ -266,10 +282,15 @@ class PlanRun:
         """Report facts that were seen to hold, or to hold no longer.
 
         Raises:
-            TypeError: these are not lists of facts.
+            TypeError: these are not lists of texts.
+            ValueError: some of these texts are no facts; names every one.
         """
         _require_texts("observe", holds=holds, ceased=ceased)
         redact, facts = self._redactor.text, self.live.facts
+        if wrong := [
+            f"{brief_repr(f)} is no fact: {problem}" for f in (*holds, *ceased) if (problem := fact_problem(f))
+        ]:
+            raise ValueError(f"observe: {'; '.join(wrong)}")
         new = tuple(fact for fact in (normalise_fact(redact(f)) for f in holds) if fact not in facts)
         gone = tuple(fact for fact in (normalise_fact(redact(f)) for f in ceased) if fact in facts)
         if new or gone:
@@ -280,11 +301,13 @@ class PlanRun:
         """Report values of the context that have changed or are gone; unchanged ones are ignored.
 
         Raises:
+            RecordNotSerializable: a value is not JSON.
             TypeError: the changes are not a mapping of names to values.
         """
         if not isinstance(changes, Mapping):
             raise TypeError(f"change_context: expected a mapping of names to values, got {brief_repr(changes)}")
         _require_texts("change_context", changes=list(changes), removed=removed)
+        to_json_line(dict(changes))
         old = self.live.context
         clean = self._redact_object(changes)
         new: JsonObject = {key: value for key, value in clean.items() if key not in old or old[key] != value}
@@ -296,11 +319,31 @@ class PlanRun:
     def change_resource(
         self, name: str, *, capacity: float | None = None, available: bool | None = None, reason: str = ""
     ) -> None:
-        """Report that a resource has another capacity, or that a tool is (un)available, and why."""
-        tool = self.live.tools.get(name)
+        """Report that a resource has another capacity, or that a tool is (un)available, and why.
+
+        Raises:
+            ValueError: the plan has no such resource or tool, or this cannot be said of it; names everything wrong.
+        """
+        live, why, wrong, hint = self.live, self._clean("reason", reason), [], NameSuggester()
+        if capacity is None and available is None:
+            wrong.append("expected the `capacity` of a resource, or whether a tool is `available`")
+        if capacity is not None:
+            stated: object = capacity
+            if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 <= stated < math.inf:
+                wrong.append(f"expected a number of at least 0 for `capacity`, got {brief_repr(capacity)}")
+            if name not in live.pool.capacity:
+                wrong.append(f"the plan has no resource {name!r}{hint(str(name), live.pool.capacity)}")
+        if available is not None:
+            if not isinstance(available, bool):
+                wrong.append(f"expected true or false for `available`, got {brief_repr(available)}")
+            if name not in live.tools and all(entry.task.tool != name for entry in live):
+                wrong.append(f"the plan has no tool {name!r}{hint(str(name), live.tools)}")
+        if wrong:
+            raise ValueError(f"change_resource: {'; '.join(wrong)}")
+        tool = live.tools.get(name)
         if capacity is None and tool is not None and tool.available == available and not reason:
             return
-        self._record_observation(ResourceUpdated(name, capacity, available, self._redactor.text(reason)))
+        self._record_observation(ResourceUpdated(name, capacity, available, why))
 
     @in_loop_thread
     def change_goal(
@@ -328,35 +371,40 @@ class PlanRun:
         Raises:
             NotRunning: the run has ended.
             PlanError: this is not a goal; names everything that is wrong with it.
+            TypeError: the reason or the author is no text.
         """
         self._require_running("its goal cannot be changed")
         fields: JsonObject = {}
         for name, value in (("objective", objective), ("stop_when_reached", stop_when_reached)):
             fields |= {} if value is None else {name: value}
         for name, texts in (("success_criteria", success_criteria), ("facts", facts)):
-            fields |= {} if texts is None else {name: texts if isinstance(texts, str) else list(texts)}
-        self._change_goal(fields, reason, by)
+            listed: Any = texts if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+            fields |= {} if texts is None else {name: listed}
+        self._change_goal(fields, self._clean("reason", reason), self._clean("by", by))
 
     def _change_goal(self, fields: JsonObject, reason: str, by: str, message: int = 0) -> None:
-        redact, old = self._redactor.text, self.live.goal
+        old = self.live.goal
         goal = old.with_fields(self._redact_object(fields))
         changed = tuple(name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name))
         if changed or message:
-            self._record_observation(GoalChanged(goal, changed, redact(reason), redact(by), message))
+            self._record_observation(GoalChanged(goal, changed, reason, by, message))
 
     @in_loop_thread
     def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
-        """Ask for replanning.
+        """Ask for replanning, of these tasks or of the whole plan.
 
         Raises:
             NotRunning: the run has ended.
+            TypeError: these are not texts, and a list of ids.
+            UnknownTask: there never was such a task.
         """
         self._require_running("there is nothing to replan")
-        self._request_replan(reason, by, tasks)
+        _require_texts("request_replan", tasks=tasks)
+        self._request_replan(self._clean("reason", reason), self._clean("by", by), tasks)
 
     def _request_replan(self, reason: str, by: str, tasks: Sequence[str], message: int = 0) -> None:
         ids = tuple(self.live.entry(TaskId(task_id)).id for task_id in tasks)
-        self._record_observation(ReplanRequested(self._redactor.text(reason), self._redactor.text(by), ids, message))
+        self._record_observation(ReplanRequested(reason, by, ids, message))
 
     def _record_observation(
         self, body: FactsObserved | ContextUpdated | ResourceUpdated | GoalChanged | ReplanRequested
@@ -372,23 +420,31 @@ class PlanRun:
     # Editing
 
     @in_loop_thread
-    def apply(self, changes: Sequence[PlanChange], *, reason: str = "", expected_revision: int | None = None) -> int:
-        """Apply changes by hand: all or none; one revision.
+    def apply(
+        self,
+        changes: Sequence[PlanChange | JsonObject],
+        *,
+        reason: str = "",
+        expected_revision: int | None = None,
+    ) -> int:
+        """Apply changes by hand: all or none; one revision. They may be JSON, as `parse_changes` takes it.
 
         Returns:
             The number of the revision.
 
         Raises:
-            ChangeRejected: with every problem; nothing has changed.
+            ChangeRejected: with every problem, or because there is nothing to change; nothing has changed.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
-        clean = redact_changes(changes, self._redactor)
-        return self._lifecycle.revise(clean, self._redactor.text(reason), "edit", expected_revision=expected_revision)
+        clean, why = redact_changes(parse_changes(changes), self._redactor), self._clean("reason", reason)
+        if not clean:
+            raise ChangeRejected([Problem("changes", "there are none")])
+        return self._lifecycle.revise(clean, why, "edit", expected_revision=expected_revision)
 
     def add_task(self, task: Task, *, before: Sequence[str] = (), reason: str = "") -> int:
         """Add a task; the tasks in `before` will wait for it. Raises as `apply`, like all edits."""
-        return self.apply([AddTask(task=task, before=tuple(map(TaskId, before)))], reason=reason)
+        return self.apply([AddTask(task=task, before=before)], reason=reason)
 
     def remove_task(self, task_id: str, *, reason: str = "") -> int:
         """Take out a task that has not started and on which nothing depends."""
@@ -404,7 +460,7 @@ class PlanRun:
 
     def reorder_tasks(self, *order: str, reason: str = "") -> int:
         """Hand these waiting tasks out in this order."""
-        return self.apply([ReorderTasks(order=tuple(map(TaskId, order)))], reason=reason)
+        return self.apply([ReorderTasks(order=order)], reason=reason)
 
     def cancel_task(self, task_id: str, *, reason: str = "") -> int:
         """Stop a task, also a running one."""
@@ -429,6 +485,10 @@ class PlanRun:
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""
         return self._redactor.value(value)
+
+    def _clean(self, name: str, text: str) -> str:
+        require_instance(name, text, str, "a text")
+        return self._redactor.text(text)
 
     def _redact_object(self, value: Mapping[str, JsonValue]) -> JsonObject:
         clean = self._redactor.value(dict(value))
@@ -549,19 +609,33 @@ Work = Callable[[Task, TaskContext], Awaitable[object]]
 """Executes one task: returns its output, raises when it fails."""
 
 
-def validate_work(work: object) -> None:
-    """Refuse work that is not an async function before anything runs; otherwise every task would fail of it.
+def validate_work(work: object, max_concurrency: int = 1) -> None:
+    """Refuse what no worker could run, before anything runs; otherwise every task would fail of it.
 
     A lambda, and a function annotated as returning an awaitable, are accepted.
 
+    Args:
+        work: to be an async function of a task and its context.
+        max_concurrency: the number of workers.
+
     Raises:
-        TypeError: it cannot be called, or is a function that is not async.
+        TypeError: the work cannot be called with a task and its context, or is a function that is not async.
+        ValueError: there would be no worker.
     """
+    require_instance("max_concurrency", max_concurrency, int, "a whole number")
+    if max_concurrency < 1:
+        raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
     function = inspect.unwrap(work) if callable(work) else None
     while isinstance(function, partial):
         function = inspect.unwrap(function.func)
     if function is None:
         raise TypeError(f"work is {work!r}; expected an async function of a task and its context")
+    with suppress(ValueError):  # some callables of C do not tell their arguments
+        signature = inspect.signature(work, follow_wrapped=False)  # type: ignore[arg-type]  # it is callable
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            raise TypeError(f"work takes {signature}; expected an async function of a task and its context") from error
     if not inspect.isroutine(function):
         function = getattr(type(function), "__call__", function)  # noqa: B004 # a call would use it
     function = inspect.unwrap(getattr(function, "__func__", function))

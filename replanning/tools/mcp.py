@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
@@ -315,7 +316,8 @@ class McpToolRunner:
             if self._reported.get(tool.name) is not (available := not reason):
                 self._reported[tool.name] = available
                 why = f"MCP server {session.name!r}: {reason}" if reason else ""
-                self._listener(tool.name, available=available, reason=why)
+                with suppress(ValueError):  # the plan of this run does not have the tool
+                    self._listener(tool.name, available=available, reason=why)
 
 
 def _merged_spec(tool: ToolSpec, session: McpSession | None) -> ToolSpec:

@@ -79,7 +79,9 @@ def test_replans_are_counted_once() -> None:
 def test_revisions_count_for_their_lineages() -> None:
     """A replan counts for the roots of the tasks it changes, not for new tasks; an edit by a person counts for none."""
     new = replace("a~2", "n")
-    ledger = ledger_of(revised(new, add("m", before=("b",)), modify("n")), revised(skip("c"), replan=None, number=2))
+    ledger = ledger_of(
+        revised(new, add("m", before=("b",)), modify("n", name="x")), revised(skip("c"), replan=None, number=2)
+    )
     assert ledger.replans_by_root == {"a": 1, "b": 1}
     assert ledger.applied_count == 1
     assert [at for at, _ in ledger.revisions] == [1.0, 2.0]

@@ -68,8 +68,8 @@ REJECTED = {
             "changes[2]: the id 'b' is already used; ids are never used again",
             "changes[3]: order names tasks twice: ['a', 'b', 'b']",
             "changes[3]: task 'a' is DONE: only waiting tasks have an order",
-            "changes[4]: task 'b', timeout: Input should be greater than 0",
-            "changes[4]: task 'b', colour: Extra inputs are not permitted",
+            "changes[4]: task 'b', timeout: must be more than 0, got -1",
+            "changes[4]: task 'b', colour: there is no field 'colour' here",
             "changes[5]: task 'c' depends on 'nowhere', which does not exist",
         ],
     ),
@@ -213,7 +213,7 @@ REJECTED = {
     ),
     "fields that the state does not allow": (
         after(journaled("a", "b", "d"), "run a", "start b"),
-        [modify("a", timeout=5.0), modify("b", name="n"), modify("d", id="e"), modify("ghost")],
+        [modify("a", timeout=5.0), modify("b", name="n"), modify("d", id="e"), modify("ghost", name="n")],
         [
             "changes[0]: task 'a' is DONE: it cannot be modified, only annotated (goal, metadata, name)",
             "changes[1]: task 'b' is RUNNING: it cannot be modified",

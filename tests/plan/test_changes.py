@@ -123,5 +123,5 @@ def test_what_is_no_change() -> None:
         parse_changes([{"kind": "skp", "task_id": "a"}])
     with pytest.raises(ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known are add, remove"):
         parse_changes([{"task_id": "a"}])
-    with pytest.raises(ChangeRejected, match="changes: Input should be a valid tuple"):
+    with pytest.raises(ChangeRejected, match=r"changes: expected a list, got \{'kind': 'abort'\}"):
         parse_changes({"kind": "abort"})

@@ -57,7 +57,8 @@ async def test_reports_and_changes(in_thread: InThread) -> None:
         run.pause("enough")
         run.failed(attempt, "exit status 1")
 
-    async with open_run(chain("a", "b"), store=store) as run, anyio.create_task_group() as group:
+    document = chain("a", "b").model_copy(update={"resources": {"cpu": 4}})
+    async with open_run(document, store=store) as run, anyio.create_task_group() as group:
         group.start_soon(wait, run)
         await anyio.wait_all_tasks_blocked()
         await in_thread(partial(tell, run))
