@@ -113,6 +113,7 @@ class Ledger:
     Args:
         budget: the budget of the run.
         root_of: finds the root of the lineage of a task.
+        running: returns the number of attempts that run after the record that is folded.
 
     Attributes:
         open_triggers: the triggers that are not decided yet.
@@ -128,7 +129,7 @@ class Ledger:
         quiescent_at: the revision at which the plan was last reported as quiescent.
     """
 
-    def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId]) -> None:
+    def __init__(self, budget: Budget, root_of: Callable[[TaskId], TaskId], running: Callable[[], int]) -> None:
         self.budget_tracker = BudgetTracker(budget)
         self.triggers: dict[TriggerId, Trigger] = {}
         self.open_triggers: dict[TriggerId, Trigger] = {}
@@ -163,6 +164,7 @@ class Ledger:
         self.pause: RunPaused | None = None
         self.run_end: RunEnded | None = None
         self._root_of = root_of
+        self._running = running
 
     def __repr__(self) -> str:
         return f"<Ledger triggers={len(self.triggers)} replans={len(self.replan_ids)} questions={len(self.open_questions)}>"
@@ -193,6 +195,8 @@ class Ledger:
         """Apply a journal record; records that do not concern replanning are ignored."""
         body, at = record.body, record.at
         if type(body) not in LEDGER_RECORDS:
+            if self.open_questions:
+                self._update_waiting(at)
             return
         match body:
             case AttemptSucceeded() | ContextUpdated() | FactsObserved() | ResourceUpdated():
@@ -256,8 +260,6 @@ class Ledger:
                 self.open_questions[body.question] = body
                 self.triggers_by_question[body.question] = list(body.triggers)
                 self.asked_at[body.question] = at
-                if self._waiting_since is None:
-                    self._waiting_since = at
             case TriggerAttached():
                 self.triggers_by_question[body.question].append(body.trigger)
             case QuestionReminded():
@@ -276,9 +278,6 @@ class Ledger:
                         self.declined_at.update((c.alternative.fingerprint(), at) for c in closed.candidates)
                 self.closed_questions[body.question] = body
                 self.asked_at.pop(body.question, None)
-                if not self.open_questions and self._waiting_since is not None:
-                    self._waited_seconds += max(0.0, at - self._waiting_since)
-                    self._waiting_since = None
             case GoalChanged():
                 self.last_message_id = max(self.last_message_id, body.message)
                 self.quiescent_at = None  # it was reported for another goal
@@ -302,6 +301,16 @@ class Ledger:
                 self.run_end = body
         if type(body) in _REPLAN_RECORDS:
             self.recent_records.append(body)
+        self._update_waiting(at)
+
+    def _update_waiting(self, at: float) -> None:
+        """Begin or end the time in which the run only waits for people: a question is open, and no attempt runs."""
+        waiting = bool(self.open_questions) and not self._running()
+        if waiting and self._waiting_since is None:
+            self._waiting_since = at
+        elif not waiting and self._waiting_since is not None:
+            self._waited_seconds += max(0.0, at - self._waiting_since)
+            self._waiting_since = None
 
     def _reopen(self, triggers: Iterable[TriggerId]) -> None:
         """Have undecided triggers considered again, without a cooldown."""
@@ -310,7 +319,7 @@ class Ledger:
             self.last_decided.pop(self.triggers[trigger_id].fingerprint, None)
 
     def waiting_seconds(self, now: float) -> float:
-        """Return the seconds spent so far waiting for a person or for the run to be resumed."""
+        """Return the seconds in which the run has only waited for a person, or to be resumed."""
         since = now if self._waiting_since is None else self._waiting_since
         return self._waited_seconds + max(0.0, now - since)
 
@@ -342,4 +351,4 @@ LEDGER_RECORDS: Final[frozenset[type[RecordBody]]] = frozenset(
         ResourceUpdated,
     )
 )
-"""The kinds of record that the ledger folds."""
+"""The kinds of record that the ledger folds; while a question is open, any other may start or end an attempt."""

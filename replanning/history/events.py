@@ -153,7 +153,7 @@ class ReplanMetrics:
         by_trigger: replans by kind of trigger; a replan with triggers of two kinds counts under both.
         by_decision: replans by final decision.
         deciding: seconds spent on decisions.
-        waiting: seconds between questions to people and their answers.
+        waiting: seconds in which an answer of a person was open; those in which several were count once.
         edits: number of edits by hand, which are not replans.
         dropped: number of dropped triggers.
         spent: usage of providers.
@@ -193,6 +193,10 @@ class ReplanMetrics:
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """Return the metrics of some replans, without edits and dropped triggers."""
     events = tuple(events)
+    waiting = end = 0.0
+    for start, stop in sorted((q.at, q.answered_at) for e in events if (q := e.question) and q.answered_at is not None):
+        waiting += max(0.0, stop - max(start, end))
+        end = max(stop, end)
     return ReplanMetrics(
         replans=len(events),
         executed=sum(event.executed for event in events),
@@ -202,7 +206,7 @@ def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
         by_trigger=dict(Counter(kind for event in events for kind in event.trigger_kinds)),
         by_decision=dict(Counter(event.decision or UNDECIDED for event in events)),
         deciding=sum(event.duration for event in events),
-        waiting=sum(event.waited for event in events),
+        waiting=waiting,
         spent=sum((event.spent for event in events), Usage()),
     )
 

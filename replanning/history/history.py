@@ -111,7 +111,8 @@ class ReplanHistory:
         self._max_events = max_events
         self._events: dict[ReplanId, ReplanEvent] = {}
         self._triggers: dict[TriggerId, Trigger] = {}
-        self._questions: dict[QuestionId, tuple[float, ReplanId]] = {}
+        self._questions: dict[QuestionId, ReplanId] = {}
+        self._waiting_since = self._waited_seconds = 0.0
         self._evicted_questions: dict[ReplanId, DecisionKind] = {}
         self._evicted_metrics = ReplanMetrics()
         self._pending_usage = Usage()
@@ -147,7 +148,7 @@ class ReplanHistory:
     @property
     def metrics(self) -> ReplanMetrics:
         """Metrics of the whole run, including replans that are no longer kept."""
-        return self._evicted_metrics + compute_metrics(self._events.values())
+        return replace(self._evicted_metrics + compute_metrics(self._events.values()), waiting=self._waited_seconds)
 
     def refresh(self) -> Self:
         """Fold the records written since the last call; returns itself."""
@@ -298,16 +299,18 @@ class ReplanHistory:
             case OutcomeRecorded():
                 self._evicted_metrics += ReplanMetrics(succeeded=int(body.succeeded), failed=int(not body.succeeded))
             case QuestionAsked():
-                self._questions[body.question] = (at, body.replan)
+                if not self._questions:
+                    self._waiting_since = at
+                self._questions[body.question] = body.replan
                 if (event := self._events.get(body.replan)) is not None:
                     question = QuestionEntry(body.question, body.text, at)
                     self._store_event(replace(event, decision="ask", reason=body.text, question=question))
             case QuestionAnswered():
-                asked_at, replan = self._questions.pop(body.question, (at, None))
-                event = self._events.get(replan) if replan is not None else None
-                if event is None or event.question is None:
-                    self._evicted_metrics += ReplanMetrics(waiting=at - asked_at)
-                else:
+                if body.question in self._questions:
+                    self._waited_seconds += at - self._waiting_since
+                    self._waiting_since = at
+                event = self._events.get(self._questions.pop(body.question, ReplanId("")))
+                if event is not None and event.question is not None:
                     asked = event.question
                     asked = replace(asked, verdict=body.verdict, by=body.by, comment=body.comment, answered_at=at)
                     self._store_event(replace(event, question=asked))
@@ -389,8 +392,7 @@ class ReplanHistory:
             self._evicted_questions[replan] = decision
 
     def _add_note(self, question: QuestionId, note: str) -> None:
-        _, replan = self._questions.get(question, (0.0, None))
-        event = self._events.get(replan) if replan is not None else None
+        event = self._events.get(self._questions.get(question, ReplanId("")))
         if event is not None:
             self._store_event(replace(event, notes=(*event.notes, note)))
 

@@ -100,7 +100,11 @@ def replay_records(records: Iterable[Record]) -> ReplayedRun:
     opened = first.body
     live = LivePlan(opened.plan)
     budget = opened.plan.budget or Budget.model_validate((opened.settings or {}).get("budget", {}))
-    ledger = Ledger(budget, lambda task_id: live.entry(task_id).root if task_id in live else task_id)
+    ledger = Ledger(
+        budget,
+        lambda task_id: live.entry(task_id).root if task_id in live else task_id,
+        lambda: live.counts[TaskState.RUNNING],
+    )
     last = first.at
     for record in remaining:
         apply_record(record, live, ledger, opened.run)

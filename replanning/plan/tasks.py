@@ -231,7 +231,9 @@ class Budget(StrictModel):
     calls: NonNegativeInt | None = Field(default=None, description="Calls of language models.")
     tokens: NonNegativeInt | None = Field(default=None, description="Tokens, input and output together.")
     money: NonNegativeFloat | None = Field(default=None, description="Money, in the currency of the prices.")
-    wall_clock: Duration | None = Field(default=None, description="Seconds; waiting for a person does not count.")
+    wall_clock: Duration | None = Field(
+        default=None, description="Seconds; those in which only a person is waited for do not count."
+    )
 
 
 class ToolSpec(StrictModel):

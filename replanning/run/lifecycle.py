@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
@@ -35,6 +35,7 @@ from replanning.journal.records import (
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
+    AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
     ConditionEvaluated,
@@ -186,7 +187,10 @@ class Lifecycle:
         self.spans = spans
         self.loop = LoopThread()
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
-        self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in LEDGER_RECORDS}
+        kinds: Collection[type[RecordBody]] = LEDGER_RECORDS
+        if ledger.budget_tracker.budget.wall_clock is not None:  # which goes on while attempts run
+            kinds = LEDGER_RECORDS.union((AttemptStarted, *_ATTEMPT_ENDS))
+        self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in kinds}
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
         self.ended = anyio.Event()
@@ -725,7 +729,7 @@ class Lifecycle:
         self.finish("failed", reason)
 
     def enforce_wall_clock(self) -> None:
-        """Abort the run when its wall clock is used up; waiting for a person does not use it."""
+        """Abort the run when its wall clock is used up; it stands still while the run only waits for a person."""
         now, limit = self.clock.now(), self.ledger.budget_tracker.budget.wall_clock
         left = self.wall_clock_left(now)
         if limit is None or left is None or self.end is not None:

@@ -209,7 +209,11 @@ class RunFactory:
         assert isinstance(opened, RunOpened)
         live = LivePlan(opened.plan, empty=True)
         budget = self.settings.budget if opened.plan.budget is None else opened.plan.budget
-        ledger = Ledger(budget, lambda task_id: live.entries[task_id].root if task_id in live.entries else task_id)
+        ledger = Ledger(
+            budget,
+            lambda task_id: live.entries[task_id].root if task_id in live.entries else task_id,
+            lambda: live.counts[TaskState.RUNNING],
+        )
         await yielding(settled(live.load_tasks()))
         await yielding(settled(_apply_records(records, live, ledger)))
         if opened.forked_from is not None and live.revision < opened.forked_from[1]:

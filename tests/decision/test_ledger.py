@@ -18,9 +18,9 @@ from tests.support.live import add, modify, replace, skip
 SKIP = Alternative(changes=(skip("a"),), reason="not needed")
 
 
-def ledger_of(*bodies: journal.RecordBody | tuple[float, journal.RecordBody]) -> Ledger:
+def ledger_of(*bodies: journal.RecordBody | tuple[float, journal.RecordBody], running: int = 0) -> Ledger:
     """Return the ledger of these records; each a second after the one before, or at its own time."""
-    ledger = Ledger(Budget(), lambda task_id: task_id.partition("~")[0])
+    ledger = Ledger(Budget(), lambda task_id: task_id.partition("~")[0], lambda: running)
     for seq, item in enumerate(bodies, 1):
         at, body = item if isinstance(item, tuple) else (float(seq), item)
         ledger.fold(journal.Record(seq, at, body))
@@ -191,9 +191,11 @@ def test_waiting_for_people() -> None:
 
 
 def test_time_before_a_resume() -> None:
-    """Time before a resume counts as waiting, unless a question was open anyway."""
-    assert ledger_of(journal.RunResumed("host", waited=100.0)).waiting_seconds(500.0) == 100.0
-    assert ledger_of((10.0, asked()), (110.0, journal.RunResumed("host", waited=100.0))).waiting_seconds(110.0) == 100.0
+    """Time before a resume counts as waiting, unless only a question was waited for anyway."""
+    resumed = (110.0, journal.RunResumed("host", waited=50.0))
+    assert ledger_of(resumed).waiting_seconds(500.0) == 50.0
+    assert ledger_of((10.0, asked()), resumed).waiting_seconds(110.0) == 100.0
+    assert ledger_of((10.0, asked()), resumed, running=1).waiting_seconds(110.0) == 50.0
 
 
 # The run itself

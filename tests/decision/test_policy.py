@@ -202,7 +202,7 @@ def test_dangerous_tools() -> None:
 
 def after_replans(run: JournaledPlan, count: int) -> Ledger:
     """Return the ledger of a run whose task was replaced so many times."""
-    ledger = Ledger(Budget(), lambda task_id: run.live.entry(task_id).root)
+    ledger = Ledger(Budget(), lambda task_id: run.live.entry(task_id).root, lambda: 0)
     for number in range(count):
         old, new = f"a{number or ''}", f"a{number + 1}"
         run.apply(replace(old, task(new)))

@@ -10,6 +10,7 @@ import pytest
 from replanning import Answer, ReplanningEngine, ReplanningError, Task
 from replanning.changes import AddTask, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ChangeRejected, JournalCorrupt, NotRunning, UnknownQuestion
+from replanning.history import run_status
 from replanning.journal import (
     AnswerRefused,
     AttemptFenced,
@@ -362,3 +363,17 @@ async def test_waiting_costs_no_time(clock: VirtualClock) -> None:
     work = ScriptedExecutor({"a": raises(ValueError(), after=10), "a~2": returns(after=80)}, clock=clock)
     result = await engine.execute(chain("a"), work)
     assert (result.status, clock.elapsed) == ("succeeded", 340)
+
+
+@pytest.mark.parametrize(("seconds", "status", "end", "used"), [(60, "succeeded", 290, 90), (150, "aborted", 100, 100)])
+async def test_work_beside_a_question(
+    clock: VirtualClock, seconds: float, status: str, end: float, used: float
+) -> None:
+    """The budget's wall clock goes on while other tasks run, and stands still when only the answer is waited for."""
+    gate = ScriptedGate([returns(APPROVE, after=250)], clock=clock)
+    engine = asking(clock, gate=gate, budget={"wall_clock": 100})
+    script = {"a": raises(ValueError(), after=10), "a~2": returns(after=30), "b": returns(after=seconds)}
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), ScriptedExecutor(script, clock=clock))
+    (info,) = engine.store.runs()
+    report = run_status(engine.store, info, now=clock.now())
+    assert (result.status, clock.elapsed, report.elapsed) == (status, end, used)

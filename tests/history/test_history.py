@@ -40,7 +40,7 @@ from replanning.journal import (
     TriggerDropped,
 )
 from replanning.plan.types import ReplanId
-from replanning.testing import VirtualClock
+from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock, raises, returns
 from tests.support.runs import Propose, Proposer, again, alternative, chain, environment, failing, history_of, plan
 
 
@@ -230,6 +230,19 @@ async def test_times(clock: VirtualClock) -> None:
     metrics = engine.history(result.run).metrics
     assert (metrics.asked, metrics.waiting, metrics.deciding) == (1, 42.0, 0.0)
     assert (metrics.by_trigger, metrics.by_decision) == ({"task-failed": 1}, {"execute": 1})
+
+
+async def test_overlapping_waits(clock: VirtualClock) -> None:
+    """Time in which people were asked two things at once counts once, also when replans are no longer kept."""
+    failures = {"a": 0, "b": 0, "c": 100}
+    gate = ScriptedGate([returns(Answer("approve"), after=seconds) for seconds in (30, 50, 10)], clock=clock)
+    engine = ReplanningEngine([Proposer(doubtful)], gate=gate, environment=environment(clock))
+    work = ScriptedExecutor(
+        {name: raises(ValueError(), after=seconds) for name, seconds in failures.items()}, clock=clock
+    )
+    result = await engine.execute(plan(*(Task(id=name) for name in failures)), work)
+    few, all_of_them = (ReplanHistory.of(engine.store, result.run, max_events=kept) for kept in (1, 10))
+    assert few.metrics.waiting == all_of_them.metrics.waiting == compute_metrics(all_of_them.events).waiting == 60
 
 
 async def test_calibration() -> None:
