@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from benchmarks import footprint, peers
 from benchmarks.figures import Coroutine, Figure, Report, each, machine, paired, quiet, single
 from benchmarks.footprint import flat, nothing
-from replanning import Alternative, Plan, PlanView, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
+from replanning import Alternative, Goal, Plan, PlanView, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
 from replanning.changes import ReplaceTask
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 
@@ -34,6 +34,7 @@ def measure(
         lambda: [_ratio("swarm of 100, per task", rounds, tasks, _swarm, _task_group, bar=0.7)],
         lambda: _tracing(rounds, tasks),
         lambda: _replans(min(rounds, 3), 200 if short else 900, large),
+        lambda: _bursts(min(rounds, 3), 100 if short else 500, 1_000 if short else 10_000),
         lambda: [footprint.store(rounds, tasks)],
         lambda: footprint.stalls(rounds, tasks),
         lambda: [footprint.memory(large)],
@@ -154,16 +155,38 @@ class _Instant:
         return [Alternative(changes=(change,), reason="again under another id", confidence=0.9)]
 
 
-async def _failures(tasks: int, count: int) -> list[float]:
-    """Seconds from the report of a failure to the applied revision, for `count` tasks of a plan."""
+def _chain(tasks: int) -> Plan:
+    """A plan of tasks one after another, with deadlines."""
+    each = (Task(id=f"t{i}", timeout=60.0, depends_on=(f"t{i - 1}",) if i else ()) for i in range(tasks))
+    return Plan(goal=Goal(objective="measure"), tasks=tuple(each))
+
+
+def _layers(tasks: int) -> Plan:
+    """A plan of layers of ten tasks, each of which depends on all of the layer before."""
+    each = (
+        Task(
+            id=f"t{i}",
+            timeout=60.0,
+            depends_on=tuple(f"t{n}" for n in range(i // 10 * 10 - 10, i // 10 * 10) if n >= 0),
+        )
+        for i in range(tasks)
+    )
+    return Plan(goal=Goal(objective="measure"), tasks=tuple(each))
+
+
+async def _failures(plan: Plan, count: int) -> list[float]:
+    """Seconds from the report of a failure to the applied revision, for the first `count` tasks of a plan."""
     settings = Settings.model_validate({"cooldown": 0})
     engine = ReplanningEngine([_Instant()], settings=settings)
-    latencies = []
-    async with engine.open(flat(tasks)) as run:
+    latencies: list[float] = []
+    async with engine.open(plan) as run:
         ready = run.ready()
-        for _ in range(count):
+        while len(latencies) < count:
             task = await anext(ready)
             attempt = run.started(task.id)
+            if "~" in task.id:  # a replacement, for which the rest of a chain waits
+                run.succeeded(attempt)
+                continue
             revision = run.live.revision
             start = time.perf_counter()
             run.failed(attempt, ValueError("broken"))
@@ -175,21 +198,27 @@ async def _failures(tasks: int, count: int) -> list[float]:
 
 
 def _replans(rounds: int, count: int, large: int) -> list[Figure]:
-    """Latency from trigger to revision at 1,000 tasks, and how it grows with the plan."""
+    """Latency from trigger to revision at 1,000 tasks, and how it grows with the plan, by its shape."""
+    shapes = (("tasks", flat), ("tasks in a chain", _chain), ("tasks in layers", _layers))
+    return [figure for name, shape in shapes for figure in _replans_in(name, shape, rounds, count, large)]
+
+
+def _replans_in(shape: str, plan: Callable[[int], Plan], rounds: int, count: int, large: int) -> list[Figure]:
     small_p50, small_p99, growth = [], [], []
+    little, much = plan(1_000), plan(large)
     for _ in range(rounds):
         with quiet():
-            small = sorted(anyio.run(_failures, 1_000, count))
-            big = sorted(anyio.run(_failures, large, count))
+            small = sorted(anyio.run(_failures, little, count))
+            big = sorted(anyio.run(_failures, much, count))
         small_p50.append(statistics.median(small) * 1e6)
         small_p99.append(small[int(len(small) * 0.99)] * 1e6)
         growth.append(statistics.median(big) / statistics.median(small))
     p50, grown = statistics.median(small_p50), statistics.median(growth)
     return [
-        single("trigger to revision, 1,000 tasks, p50", small_p50, "µs", 250),
-        single("trigger to revision, 1,000 tasks, p99", small_p99, "µs", 1000),
+        single(f"trigger to revision, 1,000 {shape}, p50", small_p50, "µs", 250),
+        single(f"trigger to revision, 1,000 {shape}, p99", small_p99, "µs", 1000),
         Figure(
-            f"the same at {large:,} tasks, p50",
+            f"the same at {large:,} {shape}, p50",
             p50 * grown,
             "µs",
             p50,
@@ -199,4 +228,62 @@ def _replans(rounds: int, count: int, large: int) -> list[Figure]:
             "≤ 1.5 ×",
             grown <= 1.5,
         ),
+    ]
+
+
+async def _burst(failures: int, tail: int) -> float:
+    """Seconds until tasks that failed at once, all before a chain, are replaced by another tool."""
+    tools = [{"name": name, "capability": "work"} for name in ("usual", "other")]
+    first = [Task(id=f"f{i}", tool="usual") for i in range(failures)]
+    chain = [
+        Task(id=f"t{i}", depends_on=(f"t{i - 1}",) if i else tuple(task.id for task in first)) for i in range(tail)
+    ]
+    plan = Plan.model_validate({"goal": {"objective": "measure"}, "tools": tools, "tasks": [*first, *chain]})
+    async with ReplanningEngine(["repair"]).open(plan) as run:
+        attempts = [run.started(task.id) for task in first]
+        with quiet():
+            start = time.perf_counter()
+            for attempt in attempts:
+                run.failed(attempt, ValueError("broken"))
+            while run.live.stuck:
+                await anyio.lowlevel.checkpoint()
+            elapsed = time.perf_counter() - start
+        run.pause()
+    return elapsed
+
+
+class _Slow(_Instant):
+    """A provider that takes its time."""
+
+    name = "slow"
+
+    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        await anyio.sleep(0.2)
+        return await super().propose(request)
+
+
+async def _independent(failures: int) -> float:
+    """Seconds until tasks that failed at once of different causes are replaced by a provider that takes 0.2 s."""
+    async with ReplanningEngine([_Slow()]).open(flat(failures)) as run:
+        attempts = [run.started(f"t{i}") for i in range(failures)]
+        start = time.perf_counter()
+        for number, attempt in enumerate(attempts):
+            run.failed(attempt, type(f"Error{chr(97 + number)}", (Exception,), {})())
+        while run.live.stuck:
+            await anyio.lowlevel.checkpoint()
+        elapsed = time.perf_counter() - start
+        run.pause()
+    return elapsed
+
+
+def _bursts(rounds: int, failures: int, tail: int) -> list[Figure]:
+    """Cost of many failures at once, together and apart."""
+    pairs = [(anyio.run(_burst, failures, tail), anyio.run(_burst, 2 * failures, tail)) for _ in range(rounds)]
+    apart = [anyio.run(_independent, 20) for _ in range(rounds)]
+    growth = [twice / once for once, twice in pairs]
+    name = f"burst of {failures:,} failures before {tail:,} tasks"
+    return [
+        single(f"{name}, per failure", [1000 * once / failures for once, _ in pairs], "ms", 1),
+        single(f"{name}, twice as many", growth, "×", 2.2),
+        single("20 failures of their own, provider takes 0.2 s", apart, "s", 0.6),
     ]

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from replanning.changes import AbortRun, PlanChange, target_task_ids
 from replanning.decision.answers import question_footprint
-from replanning.decision.ledger import Fingerprint, Ledger
+from replanning.decision.ledger import Fingerprint
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
 from replanning.engine.generator import AlternativeGenerator, RankedCandidates
@@ -25,6 +25,7 @@ from replanning.journal.records import (
     DecisionMade,
     PlanRevised,
     QuestionAnswered,
+    QuestionAsked,
     Record,
     Trigger,
     TriggerAttached,
@@ -35,7 +36,7 @@ from replanning.journal.records import (
 from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
-from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
+from replanning.plan.types import QuestionId, ReplanId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
@@ -144,24 +145,15 @@ class Replanner:
         Triggers of one cause, or whose footprints overlap, form a group. A trigger is left out where it is dropped, or
         waits for its cooldown or for an open question.
         """
-        life, ledger = self._lifecycle, self._lifecycle.ledger
-        footprints = _Footprints(life.live, ledger)
-        found: list[tuple[Trigger, int]] = []
-        for trigger in list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND)):
-            if not self._check_current(trigger) or self._is_repetition(trigger):
-                continue
-            alone = len(self._waiting) == 1 and not ledger.open_questions
-            group, question = (0, None) if alone else footprints.add(trigger)
-            if question is None:
-                found.append((trigger, group))
-            else:
-                life.commit(TriggerAttached(question, trigger.id))
-                del self._waiting[trigger.id]
-        groups: dict[int, list[Trigger]] = {}
-        for trigger, group in found:
-            groups.setdefault(footprints.find(group), []).append(trigger)
+        life, open_questions = self._lifecycle, self._lifecycle.ledger.open_questions.values()
+        waiting = list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND))
+        current = [t for t in waiting if self._check_current(t) and not self._is_repetition(t)]
+        groups, parked = _group(current, life.live, open_questions)
+        for trigger, question in parked:
+            life.commit(TriggerAttached(question, trigger.id))
+            del self._waiting[trigger.id]
         taken = []
-        for together in groups.values():
+        for together in groups:
             if room := MAX_TRIGGERS_PER_ROUND - len(self._in_progress):
                 taken.append(together[:room])
                 self._in_progress |= {trigger.id: self._waiting.pop(trigger.id) for trigger in taken[-1]}
@@ -425,48 +417,51 @@ class _Turns:
             following.set()
 
 
-class _Footprints:
-    """Groups of triggers with a common cause or overlapping footprints; each task of the plan is followed once.
+def _group(
+    triggers: Sequence[Trigger], live: LivePlan, asked: Iterable[QuestionAsked]
+) -> tuple[list[list[Trigger]], list[tuple[Trigger, QuestionId]]]:
+    """Return groups of triggers with a common cause or overlapping footprints, and those that wait for open questions.
 
-    The footprint of a trigger are its tasks with everything that depends on them.
+    The footprint of a trigger is its tasks with everything that depends on them; each task is followed once for all.
     """
+    groups = list(range(len(triggers)))
 
-    def __init__(self, live: LivePlan, ledger: Ledger) -> None:
-        self._live = live
-        self._groups: list[int] = []
-        self._by_task: dict[TaskId, int] = {}
-        self._by_cause: dict[tuple[str, ...], int] = {}
-        questions = ledger.open_questions.values()
-        self._questions = {held: asked.question for asked in questions for held in asked.holds}
-
-    def find(self, group: int) -> int:
-        """Return the group that a group has become part of."""
-        while self._groups and self._groups[group] != group:
-            self._groups[group] = group = self._groups[self._groups[group]]
+    def find(group: int) -> int:
+        while groups[group] != group:
+            groups[group] = group = groups[groups[group]]
         return group
 
-    def add(self, trigger: Trigger) -> tuple[int, QuestionId | None]:
-        """Return the group of a trigger, and the open question about the same tasks with which it waits, if there is one."""
-        live, by_task, group = self._live, self._by_task, len(self._groups)
-        self._groups.append(group)
-        tasks = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
-        questions = {} if trigger.kind in ("goal-unreachable", "human-request") else self._questions
-        followed: list[TaskId] = []
-        stack = list(tasks)
-        while stack:
-            entry = stack.pop()
-            other = 0 if len(by_task) >= MAX_FOOTPRINT_TASKS else by_task.get(entry.id)
-            if entry.id in questions:
-                for task_id in followed:
-                    del by_task[task_id]
-                return group, questions[entry.id]
-            if other is None:
-                by_task[entry.id] = group
-                followed.append(entry.id)
-                stack.extend(entry.all_dependents())
-            elif other != group:
-                self._groups[self.find(group)] = self.find(other)
-        for failure in (entry.failure for entry in tasks if entry.failure is not None):
+    causes: dict[tuple[str, ...], int] = {}
+    starts = [[live.entry(task_id) for task_id in trigger.tasks if task_id in live] for trigger in triggers]
+    for index, trigger in enumerate(triggers):
+        for failure in (entry.failure for entry in starts[index] if entry.failure is not None):
             cause = trigger.kind, failure.type, normalised_cause(failure.message)
-            self._groups[self.find(group)] = self.find(self._by_cause.setdefault(cause, group))
-        return group, None
+            groups[find(index)] = find(causes.setdefault(cause, index))
+    held = {task_id: question.question for question in asked for task_id in question.holds}
+    waiting: dict[int, QuestionId] = {}
+    followed: dict[TaskEntry, int] = {}
+    for index, trigger in enumerate(triggers) if held or len(set(map(find, groups))) > 1 else ():
+        asks = trigger.kind not in ("goal-unreachable", "human-request")
+        stack, own = starts[index], []
+        while stack and index not in waiting:
+            entry = stack.pop()
+            other = followed.get(entry) if len(followed) < MAX_FOOTPRINT_TASKS else 0
+            if asks and entry.id in held:
+                waiting[index] = held[entry.id]
+            elif other is not None:
+                groups[find(index)] = find(other)
+            else:
+                followed[entry] = index
+                own.append(entry)
+                replaced: TaskEntry | None = entry
+                while replaced is not None:
+                    stack += replaced.dependents
+                    replaced = replaced.sink_of
+        if index in waiting:  # others do not overlap with what it touches
+            for entry in own:
+                del followed[entry]
+    together: dict[int, list[Trigger]] = {}
+    for index, trigger in enumerate(triggers):
+        if index not in waiting:
+            together.setdefault(find(index), []).append(trigger)
+    return list(together.values()), [(triggers[index], question) for index, question in waiting.items()]

@@ -133,16 +133,12 @@ class TaskEntry:
 
     def dependent_ids(self) -> tuple[TaskId, ...]:
         """Return the tasks that wait for this one, including those that wait for a task it replaced."""
-        return tuple(dict.fromkeys(waiting.id for waiting in self.all_dependents()))
-
-    def all_dependents(self) -> list[TaskEntry]:
-        """Return the entries that wait for this one or for a task it replaced; some may be named twice."""
-        waiting: list[TaskEntry] = []
+        ids: dict[TaskId, None] = {}
         entry: TaskEntry | None = self
         while entry is not None:
-            waiting += [other for other in entry.dependents if not other.removed]
+            ids.update(dict.fromkeys(waiting.id for waiting in entry.dependents if not waiting.removed))
             entry = entry.sink_of
-        return waiting
+        return tuple(ids)
 
     def started_dependents(self) -> list[TaskId]:
         """Return the tasks that run or are done and could not have started if this one were not satisfied."""
