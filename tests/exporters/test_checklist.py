@@ -18,8 +18,6 @@ from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
 from tests.support.notices import NASTY, TEXTS, read
 from tests.support.planning import MISSING, Desk, Replies, action, actions, go_on, replan, revision, run
 
-pytestmark = pytest.mark.anyio
-
 AT = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,20}\Z")

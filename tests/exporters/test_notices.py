@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,8 +15,6 @@ from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, read
 from tests.support.planning import Replies, go_on, replan
-
-pytestmark = pytest.mark.anyio
 
 
 async def test_six_moments() -> None:

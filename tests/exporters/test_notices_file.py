@@ -25,8 +25,6 @@ from tests.support.notices import EVENTFUL, RUN, carried_out, marks, read
 from tests.support.planning import Model, Replies, action, go_on, replan
 from tests.support.resume import cut
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_a_file_holds_the_same_comments(records, expected, clock, tmp_path):
     """A file has every comment that a forge would have; a resumed run goes on in it; what people add stays."""

@@ -17,8 +17,6 @@ from tests.support.notices import EVENTFUL, RUN, Issue, attached, carried_out, m
 from tests.support.planning import Desk, Replies, action, coordinator
 from tests.support.resume import cut
 
-pytestmark = pytest.mark.anyio
-
 
 class Late(Issue):
     """A forge that takes its time for each comment."""

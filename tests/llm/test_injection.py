@@ -18,8 +18,6 @@ from replanning.testing import raises
 from tests.support.invariants import invariant_violations
 from tests.support.models import PLAN, Played, candidate, change, played, replaced, reply
 
-pytestmark = pytest.mark.anyio
-
 LIBRARY = {"get", "make", "cmake"}
 """The tools that may be used without a person."""
 

@@ -37,8 +37,6 @@ from tests.support.planning import (
 )
 from tests.support.resume import RUN
 
-pytestmark = pytest.mark.anyio
-
 RISKY = (
     *TOOLS,
     ToolSpec(name="wipe", parameters={"text": "any"}, dangerous=True, timeout=60),

@@ -117,15 +117,6 @@ def test_targets():
 # Replies
 
 
-def test_what_may_be_left_out():
-    """Only the need, the confidence, the reasons and the type must be said."""
-    decision = parse_decision(
-        '{"replan_needed": false, "confidence": 1, "reasoning": "", "replan_type": "none"}', EXECUTION
-    )
-    assert (decision.target_phase, decision.replan_level, decision.clarification_needed) == (None, None, False)
-    assert decision.issues_found == decision.recommended_actions == decision.clarification_questions == ()
-
-
 @pytest.mark.parametrize(
     ("phase", "field", "values"),
     [

@@ -32,8 +32,6 @@ from tests.support.planning import (
 )
 from tests.support.resume import RUN
 
-pytestmark = pytest.mark.anyio
-
 FAILED = {"reflection": {"action_id": "write", "status": "failure"}}
 BAD = revision(action("write", "no-such-tool"))
 GOOD = revision(action("write", "shout"), action("post", "post"))

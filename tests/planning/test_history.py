@@ -34,8 +34,6 @@ from tests.support.planning import (
 )
 from tests.support.resume import RUN, cut
 
-pytestmark = pytest.mark.anyio
-
 HEAD = ["type", "timestamp", "task_uuid", "issue_id", "seq"]
 STEP = 17
 """Every how many records the run is cut off on each event loop."""

@@ -204,7 +204,6 @@ def test_a_torn_line_does_not_lose_the_history(tmp_path):
     assert store_at(tmp_path, NOW + 100 * DAY).prune(90)[0].task_uuid == "t"
 
 
-@pytest.mark.anyio
 async def test_earlier_runs_are_told(tmp_path):
     """Earlier work on an issue is read from the history in a form that a request accepts and keeps."""
     await solved({}, tmp_path, start=NOW)

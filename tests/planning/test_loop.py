@@ -10,7 +10,6 @@ from tests.support.invariants import invariant_violations
 from tests.support.planning import MISSING, OFF, TOOLS, Desk, coordinator, done, eve, kind_of, run, use
 from tests.support.resume import RUN, cut
 
-pytestmark = pytest.mark.anyio
 WRITE = use("write", text="x")
 
 

@@ -31,8 +31,6 @@ from tests.support.planning import (
 )
 from tests.support.resume import RUN
 
-pytestmark = pytest.mark.anyio
-
 
 def thought(status="success", *, revise=False):
     """Return a reflection on an action."""

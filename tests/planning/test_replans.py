@@ -38,8 +38,6 @@ from tests.support.planning import (
 )
 from tests.support.resume import RUN
 
-pytestmark = pytest.mark.anyio
-
 OTHER = {"subtasks": [{"id": "other", "description": "Do it otherwise"}]}
 USED = [("write", "write"), ("post", "post")]
 ONCE_MORE = revision(action("write", "write"), action("post", "post"))
@@ -119,60 +117,6 @@ async def test_a_subtask_called_like_a_later_plan():
 
 
 # Limits
-
-
-@pytest.mark.parametrize("limit", [0, 1, 3])
-@pytest.mark.parametrize(
-    ("phase", "key"),
-    [
-        ("task_decomposition", "max_redecomposition_attempts"),
-        ("action_sequence", "max_regeneration_attempts"),
-        ("reflection", "max_plan_revisions"),
-    ],
-)
-async def test_a_limit_is_reached_and_not_passed(phase, key, limit):
-    """A phase that is never good enough is repeated up to its limit, and not once more."""
-    replies = {
-        f"decision:{phase}": tuple(because(AGAIN[phase], number) for number in range(6)),
-        "revision": tuple(revision(action(f"more-{number}", "shout")) for number in range(6)),
-    }
-    planning, model, _ = await run(replies, settings=limits(**{phase: {key: limit}}))
-
-    assert executed(planning.state) == [AGAIN[phase]] * limit
-    assert model.asked.count(f"decision:{phase}") == limit  # where nothing is left, no model is asked
-    assert model.asked.count("completion" if phase == "reflection" else phase) == limit + 1
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2])
-@pytest.mark.parametrize(("kind", "key"), [("retry", "max_action_retries"), ("partial_replan", "max_partial_replans")])
-async def test_replans_of_an_action_are_limited(kind, key, limit):
-    """An action that fails is retried, or the rest of its plan replaced, up to the limit; all count in the total."""
-    decisions = tuple(because(kind, number) for number in range(6))
-    replies = {"decision:execution": decisions, "revision": ONCE_MORE}
-    settings = {"planning": {"replanning": {"execution": {key: limit}}}}
-    planning, model, desk = await run(replies, Desk({"write": [MISSING] * 9}), settings)
-
-    assert executed(planning.state) == [kind] * limit
-    assert desk.tools.count("write") == planning.state.counts.total + 1 == limit + 1
-    assert model.asked.count("revision") == (limit if kind == "partial_replan" else 0)
-    assert f"the limit of {limit} " in planning.result.reason
-
-
-@pytest.mark.parametrize(("limit", "decisions"), [(0, 0), (1, 1), (4, 7)])
-async def test_replans_of_all_phases_share_a_total(limit, decisions):
-    """All replans of all phases together, retries included, are no more than the total; then no model is asked to decide."""
-    replies = {
-        "decision:goal_understanding": (because("goal_revision", 0), go_on()),
-        "decision:task_decomposition": (because("task_redecomposition", 1), go_on()),
-        "decision:action_sequence": (because("action_regeneration", 2), go_on()),
-        "decision:execution": replan("retry"),
-    }
-    settings = limits(**{"global": {"max_total_replans": limit}, "execution": {"max_action_retries": 9}})
-    planning, model, _ = await run(replies, Desk({"write": [MISSING] * 9}), settings)
-
-    order = ["goal_revision", "task_redecomposition", "action_regeneration", "retry"]
-    assert executed(planning.state) == order[:limit]
-    assert sum(kind.startswith("decision") for kind in model.asked) == decisions
 
 
 async def test_a_tasks_own_retries_do_not_count():

@@ -12,8 +12,6 @@ from tests.support.invariants import invariant_violations
 from tests.support.planning import USUAL, Desk, action, coordinator, go_on, kind_of, replan, revision
 from tests.support.resume import RUN, cut
 
-pytestmark = pytest.mark.anyio
-
 CUTS = pytest.mark.parametrize(
     ("first", "step"), [(7, 12), *(pytest.param(first, 3, marks=pytest.mark.deep) for first in (1, 2, 3))]
 )

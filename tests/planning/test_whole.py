@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from replanning import Answer, Plan, ReplanningEngine, Settings, ToolSpec
 from replanning.exporters.notices import FileNotifier
 from replanning.plan import JsonObject
@@ -22,8 +20,6 @@ from tests.support.coding import COARSE, LOCKED, OBJECTIVE, QUESTION, RIGHT, Cod
 from tests.support.invariants import invariant_violations
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.planning import Model, Replies, go_on, planned, replan, revision, summary
-
-pytestmark = pytest.mark.anyio
 
 CHECKED = re.compile(r"^- \[(.)\] \*\*(\w+)\*\*", re.MULTILINE)
 

@@ -12,8 +12,6 @@ from replanning.providers.llm import MAX_CANDIDATES, MAX_CHANGES, LLMAlternative
 from replanning.testing import ScriptedLLM, hangs
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.mark.parametrize(
     ("changes", "left"),

@@ -72,7 +72,6 @@ def prompts_of(plan: Plan, failed: str, size: int = 24_000) -> tuple[str, str]:
     return anyio.run(written)
 
 
-@pytest.mark.anyio
 async def test_a_model_is_shown_all_that_a_replanner_needs():
     """Goal, failure, state, results, tools with their availability, facts, limits and context are told, the rest is not."""
     found = await shown(outputs={"fetch": {"sha": "abc"}})
@@ -103,7 +102,6 @@ async def test_a_model_is_shown_all_that_a_replanner_needs():
     assert "--key" not in json.dumps(found)
 
 
-@pytest.mark.anyio
 async def test_a_model_is_shown_what_was_tried_and_decided_before():
     """The next prompt has earlier revisions with their outcomes, rejections with reasons, and the task's lineage."""
     way = reply(candidate(replaced("build", "cmake")), candidate(replaced("build", "rm")))
@@ -115,14 +113,12 @@ async def test_a_model_is_shown_what_was_tried_and_decided_before():
     assert seen["tasks"][0]["replaced_in_vain"][0]["id"] == "build"
 
 
-@pytest.mark.anyio
 async def test_without_tasks_the_stuck_ones_are_shown():
     """If no task can run and none is named, a model is shown the stuck tasks."""
     found = await shown(PLAN, triggers=["goal-unreachable"], approval={"always_for": []})
     assert [task["id"] for task in found["tasks"]] == ["build"]
 
 
-@pytest.mark.anyio
 async def test_the_nearest_tasks_are_shown_of_a_long_plan():
     """Of a long plan only what stands nearest to the failure is looked at, and the counts say how much there is."""
     tasks = "".join(f"- {{id: t{n}, depends_on: [{f't{n - 1}' if n else ''}]}}\n" for n in range(1, 2_000))
@@ -194,7 +190,6 @@ def test_what_is_cut_first_is_what_the_documentation_says():
     assert gone[:2] == ["context", "facts"]
 
 
-@pytest.mark.anyio
 async def test_a_long_value_is_cut_where_it_is_marked():
     """A long output is shown as far as there is room, and says at its end how long it was."""
     found = await shown(PLAN, outputs={"fetch": {"log": "x" * 50_000, "code": 3}})
