@@ -300,12 +300,14 @@ class Replanner:
         with life.spans.replan_span(replan, triggers):
             for attempt in range(MAX_STALE_VIEWS + 1):
                 try:
+                    if attempt:  # the plan was edited meanwhile: providers are asked again about current triggers
+                        triggers = [trigger for trigger in triggers if self._check_current(trigger)]
                     if triggers:
                         last = attempt == MAX_STALE_VIEWS
                         ranked = await self._generator.generate(triggers, life, began=began, last=last)
                     break
-                except StaleView:  # the plan was edited meanwhile: providers are asked again about current triggers
-                    triggers = [trigger for trigger in triggers if self._check_current(trigger)]
+                except StaleView:
+                    continue
                 except Exception as error:  # noqa: BLE001 - handled below, in the order of the groups
                     failure = error
                     break
