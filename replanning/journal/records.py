@@ -129,7 +129,7 @@ class AttemptFailed:
     """An attempt failed. The task is run again at `retry_at`; without one the failure is final.
 
     `exhausted` says that the task's own retries are used up, even if it is run again because the failure
-    threshold has not been reached.
+    threshold has not been reached. `trace` is the W3C trace context of the attempt, as in the next two records.
     """
 
     kind: ClassVar = "attempt-failed"
@@ -138,6 +138,7 @@ class AttemptFailed:
     failure: Failure
     retry_at: float | None = None
     exhausted: bool = False
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class AttemptTimedOut:
     task: TaskId
     timeout: float
     retry_at: float | None = None
+    trace: str | None = None
 
     @property
     def failure(self) -> Failure:
@@ -165,6 +167,7 @@ class AttemptInterrupted:
     task: TaskId
     reason: str
     retry_at: float | None = None
+    trace: str | None = None
 
     @property
     def failure(self) -> Failure:

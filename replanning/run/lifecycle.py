@@ -626,7 +626,8 @@ class Lifecycle:
         retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
         if retry_at is not None:
             self.timer.notify_deadline(retry_at)
-        self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted and retry_at is not None))
+        exhausted, trace = exhausted and retry_at is not None, self.spans.attempt_trace(attempt_id)
+        self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace))
         self.after_observation()
 
     def interrupted(self, attempt_id: AttemptId, reason: str) -> None:
@@ -635,7 +636,8 @@ class Lifecycle:
         if entry is not None and self.end is None:
             now, failure = self.clock.now(), Failure("Interrupted", reason, kind="interrupted")
             retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
-            self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at))
+            trace = self.spans.attempt_trace(attempt_id)
+            self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace))
             # The caller may be leaving the run, so its end is looked for a little later.
             self.timer.call_at(retry_at or now, self.after_observation)
 
@@ -793,7 +795,8 @@ class Lifecycle:
                 failure = Failure("TimedOut", "", kind="timeout")
                 retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
                 self._cancel_attempt(attempt_id)
-                self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at))
+                trace = self.spans.attempt_trace(attempt_id)
+                self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace))
         self.after_observation()
 
 

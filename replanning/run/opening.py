@@ -269,12 +269,8 @@ class RunFactory:
 
     def _create_spans(self, run: RunId, records: Sequence[Record] = ()) -> RunTracer:
         """Create the spans of a run; a resumed run continues its first trace."""
-        bodies = (record.body for record in records)
-        traces = (body.trace for body in bodies if isinstance(body, RunOpened | RunResumed) and body.trace)
         clock, content = self.environment.clock, self.settings.capture_content
-        return self.telemetry.run_tracer(
-            run, clock, self.redactor, capture_content=content, trace=next(traces, None), resumed=bool(records)
-        )
+        return self.telemetry.run_tracer(run, clock, self.redactor, capture_content=content, records=records)
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:

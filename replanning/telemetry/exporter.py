@@ -159,9 +159,9 @@ class Telemetry:
         self._instruments: tuple[MeterProvider, Instruments] | None = None
 
     def run_tracer(
-        self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, trace: str | None, resumed: bool
+        self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, records: Sequence[Record]
     ) -> RunTracer:
-        """Return the tracer of a run, or `NOOP_TRACER` if no provider is configured."""
+        """Return the tracer of a run, resumed if it has records, or `NOOP_TRACER` if no provider is configured."""
         from opentelemetry import trace as api
 
         provider = self._tracer_provider or api.get_tracer_provider()
@@ -174,7 +174,7 @@ class Telemetry:
         from replanning.telemetry.spans import OTelRunTracer, SpanWriter
 
         writer = SpanWriter(tracer, clock, redactor, capture_content=capture_content)
-        return OTelRunTracer(writer, run, trace=trace, resumed=resumed)
+        return OTelRunTracer(writer, run, records)
 
     def watch_metrics(self, run: WatchedRun) -> None:
         """Measure a run from now on, if a meter provider is configured."""

@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
-from typing import Final
+from copy import copy
+from typing import Any, Final
 
 from opentelemetry import context as otel
 from opentelemetry.context import Context
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
+    NonRecordingSpan,
     Span,
     SpanContext,
     SpanKind,
@@ -42,6 +44,8 @@ from replanning.journal.records import (
     Record,
     RecordBody,
     RunEnded,
+    RunOpened,
+    RunResumed,
     Trigger,
     Usage,
     UsageCharged,
@@ -71,6 +75,27 @@ Attributes = Mapping[str, str | int | float | Sequence[str]]
 def to_nanoseconds(seconds: float) -> int:
     """Convert seconds since the epoch to nanoseconds, rounded to the microseconds that a float can hold."""
     return round(seconds * 1e6) * 1000
+
+
+def _format_trace(context: Context) -> str | None:
+    carrier: dict[str, str] = {}
+    _W3C_PROPAGATOR.inject(carrier, context)
+    return carrier.get("traceparent")
+
+
+def _parse_trace(trace: str) -> SpanContext:
+    return get_current_span(_W3C_PROPAGATOR.extract({"traceparent": trace}, Context())).get_span_context()
+
+
+class _TraceIds:
+    """Generator of span ids that leaves them to another one, and the id of the trace fixed."""
+
+    def __init__(self, ids: Any, trace_id: int) -> None:
+        self._ids = ids
+        self.generate_trace_id = lambda: trace_id
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._ids, name)
 
 
 class SpanWriter:
@@ -114,6 +139,16 @@ class SpanWriter:
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
             self.on_error(self.redact_text(repr(error)))
             return INVALID_SPAN
+
+    def in_trace(self, trace_id: int) -> SpanWriter | None:
+        """Return a writer whose spans without a parent begin no trace, but belong to this one; None if there can be none."""
+        tracer: Any = copy(self._tracer)
+        if not hasattr(tracer, "id_generator"):  # as the tracers of the SDK have, which the API does not demand
+            return None
+        tracer.id_generator = _TraceIds(tracer.id_generator, trace_id)
+        writer = copy(self)
+        writer._tracer = tracer
+        return writer
 
     def end(self, span: Span, at: int | None = None) -> None:
         """End a span at `at` (default: now)."""
@@ -171,24 +206,37 @@ class OTelRunTracer(RunTracer):
     Args:
         writer: writes the spans.
         run: the run.
-        trace: the `traceparent` with which the run began, if it is resumed.
-        resumed: True for a resumed run.
+        records: the journal of a resumed run.
     """
 
-    def __init__(self, writer: SpanWriter, run: RunId, *, trace: str | None = None, resumed: bool = False) -> None:
+    def __init__(self, writer: SpanWriter, run: RunId, records: Sequence[Record] = ()) -> None:
         links: tuple[Link, ...] = ()
         parent = otel.get_current()
-        if trace is not None:
+        self._unsuccessful_contexts: dict[TaskId, SpanContext] = {}
+        first, ended, current = None, None, None  # traces of the processes of the run
+        for body in (record.body for record in records if type(record.body) in _TRACED):
+            if isinstance(body, RunOpened | RunResumed):
+                current = body.trace
+                first = first or current
+            elif isinstance(body, RunEnded):
+                ended = ended or current
+            elif isinstance(body, AttemptFailed | AttemptTimedOut | AttemptInterrupted) and body.trace is not None:
+                self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
+        opener, earlier = writer, _parse_trace(ended or first or "")
+        if earlier.is_valid:
             # The trace of the run continues; the caller that resumes it becomes a link instead of the parent.
-            current = get_current_span().get_span_context()
-            links = (Link(current),) if current.is_valid else ()
-            parent = _W3C_PROPAGATOR.extract({"traceparent": trace}, context=parent)
+            caller = get_current_span().get_span_context()
+            links = (Link(caller),) if caller.is_valid else ()
+            parent = set_span_in_context(NonRecordingSpan(earlier), parent)
+            if ended is None and (in_trace := writer.in_trace(earlier.trace_id)):
+                # No process before ended its span, so it was never exported: nothing can be found below it.
+                opener, parent = in_trace, set_span_in_context(INVALID_SPAN, parent)
+                links = (Link(earlier, {names.LINK_KIND: "resumes"}), *links)
         self._writer = writer
-        self._span = writer.start(names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: resumed}, parent, links)
+        self._span = opener.start(names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links)
         self._context = set_span_in_context(self._span, parent)
         self._run: WatchedRun | None = None
         self._attempt_spans: dict[AttemptId, Span] = {}
-        self._unsuccessful_contexts: dict[TaskId, SpanContext] = {}
         self._replan_spans: dict[str, Span] = {}
         self._parked_replans: set[str] = set()
         self._question_spans: dict[QuestionId, tuple[Span, str]] = {}
@@ -204,9 +252,7 @@ class OTelRunTracer(RunTracer):
     @property
     def traceparent(self) -> str | None:
         """The trace context as a W3C `traceparent` header; None if the span context is not valid."""
-        carrier: dict[str, str] = {}
-        _W3C_PROPAGATOR.inject(carrier, self._context)
-        return carrier.get("traceparent")
+        return _format_trace(self._context)
 
     def watch(self, run: WatchedRun) -> None:
         """Follow the records of a run from now on."""
@@ -332,6 +378,11 @@ class OTelRunTracer(RunTracer):
         self._usage.clear()
 
     # Attempts
+
+    def attempt_trace(self, attempt: AttemptId) -> str | None:
+        """The trace context of a running attempt as a W3C `traceparent` header; None without a span."""
+        span = self._attempt_spans.get(attempt)
+        return None if span is None else _format_trace(set_span_in_context(span))
 
     def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
         """Make the span of an attempt current, so that spans of its body become children; None without a span."""
@@ -515,6 +566,9 @@ class OTelRunTracer(RunTracer):
     def _text_part(self, text: str) -> JsonValue:
         return {"type": "text", "content": self._writer.redact_text(text, MAX_CONTENT_CHARS)}
 
+
+_TRACED: Final = frozenset((RunOpened, RunResumed, RunEnded, AttemptFailed, AttemptTimedOut, AttemptInterrupted))
+"""Records from which a resumed run continues its trace."""
 
 _OBSERVED: Final[tuple[type[RecordBody], ...]] = (
     AttemptStarted,

@@ -59,6 +59,10 @@ class RunTracer:
     def watch(self, run: WatchedRun) -> None:
         """Follow the records of a run from now on."""
 
+    def attempt_trace(self, attempt: AttemptId) -> str | None:
+        """The trace context of a running attempt as a W3C `traceparent` header; None without a span."""
+        return None
+
     def attach_attempt(self, attempt: AttemptId) -> Token[Context] | None:
         """Make the span of an attempt current, so that spans of its body become children; None without a span."""
         return None

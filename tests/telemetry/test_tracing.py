@@ -165,6 +165,43 @@ async def test_resumed_run_continues_its_trace(spans: Spans, clock: VirtualClock
     assert parents == {"a": first.context.span_id, "b": second.context.span_id}
 
 
+@pytest.mark.parametrize("outcome", ["failed", "timed-out"])
+async def test_resumed_after_a_kill(spans: Spans, clock: VirtualClock, outcome: str) -> None:
+    """After a kill, whose spans were lost, the trace goes on from a root of its own, with links to what failed before."""
+
+    async def work(task: Task, context: TaskContext) -> None:
+        if task.id == "a":
+            await clock.sleep(9 if outcome == "timed-out" else 1)
+            raise ValueError("broken")
+
+    tasks = plan(Task(id="a", timeout=5, idempotent=True), Task(id="b", depends_on=("a",)))
+    engine = make_engine(again, **ONCE, clock=clock, tracer_provider=spans.provider)
+    async with engine.open(tasks) as run:
+        await perform(run, work)
+    records = list(engine.store.read(run.id))
+    killed = next(n for n, record in enumerate(records, 1) if record.body.kind == f"attempt-{outcome}")
+    store, after = MemoryStore(), Spans()
+    lease = store.create(run.id, "killed", 0, 1)
+    for record in records[:killed]:
+        store.append(lease, record)
+    engine = make_engine(again, **ONCE, store=store, clock=clock, tracer_provider=after.provider)
+    for _ in range(2):
+        async with engine.resume(run.id) as resumed:
+            await perform(resumed, work)
+
+    root, third = after.named("replanning.run")
+    lost, first = spans.named("replanning.run")[0], spans.named("replanning.attempt")[0]
+    own = {span.context.span_id for span in after.finished}
+    assert root.parent is None
+    assert [span.name for span in after.finished if span.parent and span.parent.span_id not in own] == []
+    assert third.parent is not None
+    assert third.parent.span_id == root.context.span_id
+    assert {span.context.trace_id for span in (*after.finished, *spans.finished)} == {lost.context.trace_id}
+    links = {link.attributes["replanning.link"]: link.context.span_id for span in after.finished for link in span.links}
+    failed = first.context.span_id
+    assert links == {"resumes": lost.context.span_id, "caused-by": failed, "replaces": failed}
+
+
 async def test_trace_context_is_journaled(spans: Spans) -> None:
     """The first record has the trace context in the usual form; a fork has a trace of its own, and stays in it."""
     engine = make_engine(tracer_provider=spans.provider)
