@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
@@ -187,9 +187,9 @@ class Lifecycle:
         self.spans = spans
         self.loop = LoopThread()
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
-        kinds: Collection[type[RecordBody]] = LEDGER_RECORDS
-        if ledger.budget_tracker.budget.wall_clock is not None:  # which goes on while attempts run
-            kinds = LEDGER_RECORDS.union((AttemptStarted, *_ATTEMPT_ENDS))
+        # While attempts run, the wall clock goes on.
+        attempts = (AttemptStarted, *_ATTEMPT_ENDS) if ledger.budget_tracker.budget.wall_clock is not None else ()
+        kinds = LEDGER_RECORDS.union(attempts)
         self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in kinds}
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None

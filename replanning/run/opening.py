@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import is_not
 from typing import Final
 
@@ -14,7 +15,7 @@ import anyio
 import anyio.abc
 
 from replanning.decision.ledger import Ledger
-from replanning.environment import Environment, SystemClock
+from replanning.environment import Clock, Environment, SystemClock
 from replanning.errors import (
     JournalCorrupt,
     LeaseLost,
@@ -427,8 +428,10 @@ async def run_services(
                     if isinstance(life.clock, SystemClock):
                         threading.Thread(target=_renew_lease_in_thread, args=(life, left), daemon=True).start()
                     else:
-                        group.start_soon(_renew_lease_by_clock, life)
-                    group.start_soon(_poll_inbox, run, on_message)
+                        group.start_soon(_repeat, life.clock, life.lease_ttl / 3, partial(_renew_lease, life))
+                    group.start_soon(
+                        _repeat, life.clock, INBOX_POLL_SECONDS, partial(process_messages, run, on_message)
+                    )
             for service in services:
                 service(group)
             if past is not None:
@@ -473,32 +476,23 @@ def _leave(life: Lifecycle, reason: str) -> None:
 def _renew_lease_in_thread(life: Lifecycle, left: threading.Event) -> None:
     """Renew the lease until the run was left, also while users' code blocks the event loop."""
     with suppress(NotRunning):
-        while not left.wait(life.lease_ttl / 3) and _renew_lease(life):
-            pass
+        while not left.wait(life.lease_ttl / 3):
+            _renew_lease(life)
 
 
-async def _renew_lease_by_clock(life: Lifecycle) -> None:
-    await life.clock.sleep(life.lease_ttl / 3)
-    while _renew_lease(life):
-        await life.clock.sleep(life.lease_ttl / 3)
+async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> None:
+    while True:
+        await clock.sleep(seconds)
+        action()
 
 
-def _renew_lease(life: Lifecycle) -> bool:
-    """Renew the lease of a run; false if another process has taken the run over."""
+def _renew_lease(life: Lifecycle) -> None:
     try:
         life.store.renew(life.lease, life.clock.now(), life.lease_ttl)
     except LeaseLost as error:
         life.loop.call(life.handle_lease_lost, error)
-        return False
     except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails, and handle it
         pass
-    return True
-
-
-async def _poll_inbox(run: PlanRun, on_message: MessageHandler | None) -> None:
-    while True:
-        await run._lifecycle.clock.sleep(INBOX_POLL_SECONDS)
-        process_messages(run, on_message)
 
 
 def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None) -> None:

@@ -105,22 +105,6 @@ async def test_resumed_after_the_deadline(answered: bool, tmp_path: Path) -> Non
     store.close()
 
 
-async def test_downtime_costs_no_time() -> None:
-    """Time between the end of a run and its resume does not count against the wall clock."""
-    store = MemoryStore()
-    async with VirtualClock() as clock:
-        engine = asking(clock, store=store, budget={"wall_clock": 100})
-        work = ScriptedExecutor(default=returns(after=40), clock=clock)
-        async with engine.open(chain("a", "b")) as run:
-            async for task in run.ready():
-                async with run.attempt(task) as attempt:
-                    await work(task, attempt.context)
-                    run.pause()
-        await clock.sleep(1000)
-        resumed = await engine.attach(SequentialOrchestrator(work)).resume(run.id)
-    assert resumed.status == "succeeded"
-
-
 # Stale questions
 
 

@@ -356,15 +356,6 @@ async def test_reminder(answered: float, reminders: list[float], clock: VirtualC
     assert gate.reminders == gate.questions[: len(reminders)]
 
 
-async def test_waiting_costs_no_time(clock: VirtualClock) -> None:
-    """The time for which a question is open does not count against the budget's wall clock."""
-    gate = ScriptedGate([returns(APPROVE, after=250)], clock=clock)
-    engine = asking(clock, gate=gate, budget={"wall_clock": 100})
-    work = ScriptedExecutor({"a": raises(ValueError(), after=10), "a~2": returns(after=80)}, clock=clock)
-    result = await engine.execute(chain("a"), work)
-    assert (result.status, clock.elapsed) == ("succeeded", 340)
-
-
 @pytest.mark.parametrize(("seconds", "status", "end", "used"), [(60, "succeeded", 290, 90), (150, "aborted", 100, 100)])
 async def test_work_beside_a_question(
     clock: VirtualClock, seconds: float, status: str, end: float, used: float

@@ -219,30 +219,16 @@ async def test_success_rate_is_real() -> None:
 
 
 async def test_times(clock: VirtualClock) -> None:
-    """Waiting for a person and deciding are measured apart from one another."""
-
-    async def slow(question: Question) -> Answer:
-        await clock.sleep(42)
-        return Answer("approve")
-
-    engine = ReplanningEngine([Proposer(doubtful)], gate=CallbackGate(slow), environment=environment(clock))
-    result = await engine.execute(chain("a"), failing("a"))
-    metrics = engine.history(result.run).metrics
-    assert (metrics.asked, metrics.waiting, metrics.deciding) == (1, 42.0, 0.0)
-    assert (metrics.by_trigger, metrics.by_decision) == ({"task-failed": 1}, {"execute": 1})
-
-
-async def test_overlapping_waits(clock: VirtualClock) -> None:
-    """Time in which people were asked two things at once counts once, also when replans are no longer kept."""
-    failures = {"a": 0, "b": 0, "c": 100}
+    """Deciding is measured apart from waiting for people, which counts once where two are asked at once."""
     gate = ScriptedGate([returns(Answer("approve"), after=seconds) for seconds in (30, 50, 10)], clock=clock)
     engine = ReplanningEngine([Proposer(doubtful)], gate=gate, environment=environment(clock))
-    work = ScriptedExecutor(
-        {name: raises(ValueError(), after=seconds) for name, seconds in failures.items()}, clock=clock
-    )
-    result = await engine.execute(plan(*(Task(id=name) for name in failures)), work)
-    few, all_of_them = (ReplanHistory.of(engine.store, result.run, max_events=kept) for kept in (1, 10))
-    assert few.metrics.waiting == all_of_them.metrics.waiting == compute_metrics(all_of_them.events).waiting == 60
+    broken, later = raises(ValueError()), raises(ValueError(), after=100)
+    work = ScriptedExecutor({"a": broken, "b": broken, "c": later}, clock=clock)
+    result = await engine.execute(plan(Task(id="a"), Task(id="b"), Task(id="c")), work)
+    few, history = (ReplanHistory.of(engine.store, result.run, max_events=kept) for kept in (1, 10))
+    for metrics in (few.metrics, history.metrics, compute_metrics(history.events)):
+        assert (metrics.asked, metrics.waiting, metrics.deciding) == (3, 60.0, 0.0)
+        assert (metrics.by_trigger, metrics.by_decision) == ({"task-failed": 3}, {"execute": 3})
 
 
 async def test_calibration() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from replanning import PlanRun, RunResult, Task, TaskContext, open_run
+from replanning import PlanRun, Task, TaskContext, open_run
 from replanning.errors import ChangeRejected, NotRunning, UnknownQuestion
 from replanning.journal import MemoryStore, RecordBody, Usage
 from replanning.orchestrators import SwarmOrchestrator
@@ -21,7 +21,7 @@ from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.questions import asking
 from tests.support.runs import again, bodies, chain, failing, make_engine, perform
 
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+InThread = Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]
 
 
 async def in_plain_thread(call: Callable[[], Any]) -> Any:
@@ -37,10 +37,7 @@ def in_thread(request: pytest.FixtureRequest) -> Any:
 
 async def test_reports_and_changes(in_thread: InThread) -> None:
     """A run takes from a thread all that it takes from its loop, errors included, and whoever waits for it wakes."""
-    store, results = MemoryStore(), list[RunResult]()
-
-    async def wait(run: PlanRun) -> None:
-        results.append(await run.wait())
+    store = MemoryStore()
 
     def tell(run: PlanRun) -> None:
         run.succeeded(run.started("a"), 1)
@@ -59,10 +56,9 @@ async def test_reports_and_changes(in_thread: InThread) -> None:
 
     document = chain("a", "b").model_copy(update={"resources": {"cpu": 4}})
     async with open_run(document, store=store) as run, anyio.create_task_group() as group:
-        group.start_soon(wait, run)
-        await anyio.wait_all_tasks_blocked()
-        await in_thread(partial(tell, run))
-    assert [(result.status, result.reason, result.spent.calls) for result in results] == [("paused", "enough", 1)]
+        group.start_soon(in_thread, partial(tell, run))
+        result = await run.wait()
+    assert (result.status, result.reason, result.spent.calls) == ("paused", "enough", 1)
     told = "charged facts-observed context-updated resource-updated goal-changed person-asked planning-noted"
     kinds = [body.kind for body in bodies(store, run.id)]
     assert kinds[4:] == [*told.split(), "revised", "run-paused", "attempt-failed", "run-ended"]
