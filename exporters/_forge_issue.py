@@ -36,6 +36,7 @@ from replanning.http import (
     url_problem,
 )
 from replanning.plan import JsonObject
+from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonValue
 from replanning.planning import IssueComment, TaskRequest
 
@@ -706,11 +707,6 @@ def text_at(value: JsonValue, *path: str) -> str:
         value = value.get(name) if isinstance(value, dict) else None
     text = "" if value is None or isinstance(value, dict | list) else str(value)
     return text if text.isascii() else text.encode(errors="replace").decode()  # replaces lone surrogates
-
-
-def as_object(value: JsonValue) -> JsonObject:
-    """Return a JSON value that is an object; else an empty object."""
-    return value if isinstance(value, dict) else {}
 
 
 def _rate_limit_end(answer: ApiResponse, now: float) -> float:

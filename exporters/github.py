@@ -6,8 +6,9 @@ import re
 from typing import ClassVar, Final
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, as_object, result_or_none, text_at, truncated_list
+from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, result_or_none, text_at, truncated_list
 from replanning.plan import JsonObject
+from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonValue
 
 _MEMBER_ROLES: Final = ("OWNER", "MEMBER", "COLLABORATOR")

@@ -9,9 +9,10 @@ from urllib.parse import quote, unquote
 import httpx
 
 from replanning.exporters._forge import ForgeComment, ForgeError
-from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, as_object, result_or_none, text_at, truncated_list
+from replanning.exporters._forge_issue import MAX_FILES, ForgeIssue, result_or_none, text_at, truncated_list
 from replanning.http import url_problem
 from replanning.plan import JsonObject
+from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonValue
 
 _PROJECT_PATTERN: Final = r"(?P<project>[\w.+-]+(?:/[\w.+-]+)+)"

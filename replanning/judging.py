@@ -37,6 +37,8 @@ Disposition = Literal["done", "continue", "replan", "blocked"]
 """The consequence of a judgement for the task."""
 
 _MAX_FEEDBACK_CHARS: Final = 4_000
+_MAX_PROMPT_CHARS: Final = 12_000
+
 _MAX_MISSING: Final = 50
 _MAX_EXCERPT_CHARS: Final = 2_000
 """Characters of an output that are kept with the reason why it is not accepted."""
@@ -299,16 +301,12 @@ class LLMJudge:
         llm: the language model.
         rules: asked first, and in its place where replanning is disabled.
         max_attempts: how often the model is asked for a reply that can be read, each with one repair.
-        max_prompt_chars: the most characters of a prompt.
     """
 
-    def __init__(
-        self, llm: LLMProvider, rules: RuleJudge | None = None, *, max_attempts: int = 2, max_prompt_chars: int = 12_000
-    ) -> None:
+    def __init__(self, llm: LLMProvider, rules: RuleJudge | None = None, *, max_attempts: int = 2) -> None:
         self.rules = rules
         self._llm = llm
         self._max_attempts = max_attempts
-        self._max_prompt_chars = max_prompt_chars
 
     def __repr__(self) -> str:
         return f"<LLMJudge {self._llm!r} after {self.rules!r}>"
@@ -333,7 +331,7 @@ class LLMJudge:
         return Judgement(False, unverified=True, reason=problem)
 
     def _prompt(self, request: JudgeRequest, problem: str) -> str:
-        room = self._max_prompt_chars // 4
+        room = _MAX_PROMPT_CHARS // 4
         end = _RESPONSE_FORMAT + (_REPAIR_PROMPT.format(problem=problem[:1_000]) if problem else "")
         task, clean = request.task, self._llm.redactor.value
         shown = {"id": task.id, "name": task.name, "goal": task.goal, "tool": task.tool, "arguments": task.arguments}
@@ -349,7 +347,7 @@ class LLMJudge:
             texts = [encode_data(truncate_value(clean(truncate_value(value, 8 * room)), room)) for value in values]
             sections += [DataSection(name, texts)] if texts else []
         order = ("told", "goal", "acceptance", "result", "task")
-        return fit_sections(sections, self._max_prompt_chars - len(end), order) + end
+        return fit_sections(sections, _MAX_PROMPT_CHARS - len(end), order) + end
 
 
 _SYSTEM_PROMPT: Final = """\

@@ -14,9 +14,10 @@ from replanning.history.wording import (
     pluralise,
 )
 from replanning.live import PlanView
+from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line
 from replanning.plan.tasks import Budget
-from replanning.plan.types import JsonObject, JsonValue
+from replanning.plan.types import JsonObject
 
 _MAX_TEXT_CHARS: Final = 300
 """Longest text of a tool, a person or an error in one line, in characters."""
@@ -207,8 +208,3 @@ def _phase_outcome(value: JsonObject) -> str:
     if isinstance(summary, dict):
         return "the goal was achieved" if summary.get("goal_achieved") else "the goal was not achieved"
     return "it could not be judged" if "not_judged" in value else "done"
-
-
-def as_object(value: JsonValue) -> JsonObject:
-    """Return a value that is an object; an empty object for any other."""
-    return value if isinstance(value, dict) else {}

@@ -29,7 +29,7 @@ from replanning.cli.app import (
 )
 from replanning.cli.display import Display
 from replanning.cli.gate import create_gate
-from replanning.cli.narrator import Line, as_object
+from replanning.cli.narrator import Line
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import ContextShell, parse_context_options, run_until_stopped
 from replanning.cli.summary import RunSummary, current_entries
@@ -38,6 +38,7 @@ from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
+from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import (
     PlanningCoordinator,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replanning.changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask
+from replanning.changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask, dump_change
 from replanning.history.wording import change_line, printable_line
 from replanning.live.draft import display_fields
 from replanning.plan.document import Plan
@@ -88,7 +88,7 @@ class PlanDiff:
             "tools": [_item_change_json(tool) for tool in self.tools],
             "context": [change._asdict() for change in self.context],
             "goal": [change._asdict() for change in self.goal],
-            "acts": [change_json(act) for act in self.acts],
+            "acts": [dump_change(act) for act in self.acts],
         }
 
 
@@ -113,11 +113,6 @@ def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: 
         goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
     )
-
-
-def change_json(change: PlanChange) -> JsonObject:
-    """Return a change in the form of plan files."""
-    return {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
 
 
 def _task_line(task: Task) -> str:

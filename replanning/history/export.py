@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final
 
+from replanning.changes import dump_change
 from replanning.errors import JournalCorrupt, ReplanningError
-from replanning.history.diff import change_json
 from replanning.history.events import PlanEdit, ReplanEvent
 from replanning.history.history import MAX_EVENTS, ReplanHistory
 from replanning.history.wording import format_iso_time
@@ -87,7 +87,7 @@ def event_json(event: ReplanEvent) -> JsonObject:
         "reason": event.reason,
         "by": event.by,
         "chosen": None if event.chosen is None else candidate_json(event.chosen),
-        "changes": [change_json(change) for change in event.changes],
+        "changes": [dump_change(change) for change in event.changes],
         "revision_before": event.before,
         "revision_after": event.after,
         "executed": event.executed,
@@ -105,7 +105,7 @@ def edit_json(edit: PlanEdit) -> JsonObject:
         "timestamp": format_iso_time(edit.at),
         "by": edit.by,
         "reason": edit.reason,
-        "changes": [change_json(change) for change in edit.changes],
+        "changes": [dump_change(change) for change in edit.changes],
         "revision_before": edit.before,
         "revision_after": edit.after,
     }
@@ -117,7 +117,7 @@ def candidate_json(candidate: Candidate) -> JsonObject:
     rest: JsonObject = alternative.model_dump(mode="json", exclude={"changes"}, exclude_none=True)
     return {
         **rest,
-        "changes": [change_json(change) for change in alternative.changes],
+        "changes": [dump_change(change) for change in alternative.changes],
         "score": None if candidate.score is None else dict(asdict(candidate.score)),
         "rejected": candidate.rejected,
     }

@@ -52,6 +52,11 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
     return True
 
 
+def as_object(value: JsonValue) -> dict[str, JsonValue]:
+    """Return a value that is an object; an empty object for any other."""
+    return value if isinstance(value, dict) else {}
+
+
 def copy_json(value: JsonValue) -> JsonValue:
     """Return a deep copy; a value too deep to be recorded is returned as it is."""
     try:

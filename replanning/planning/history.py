@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
-from replanning.changes import AddTask, PlanChange, ReplaceTask
+from replanning.changes import AddTask, PlanChange, ReplaceTask, dump_change
 from replanning.environment import Environment
 from replanning.errors import Problem, RecordNotSerializable, SettingsError, StoreError, UnknownRun
 from replanning.history.wording import format_iso_time
@@ -151,10 +151,7 @@ class HistoryLineBuilder:
                 return "execution", {**fields, "error": error, "tried_again": body.retry_at is not None}
             case PlanRevised() as body if not any(map(_is_planning_change, body.changes)):
                 # What no other line covers: fallbacks, retries, skips, and changes by people.
-                edits: list[JsonValue] = [
-                    {"kind": change.kind, **change.model_dump(mode="json", exclude_defaults=True)}
-                    for change in body.changes
-                ]
+                edits: list[JsonValue] = list(map(dump_change, body.changes))
                 return "execution", {"event": "changed", "reason": body.reason, "by": body.by, "changes": edits}
             case QuestionAsked(question=question, text=text):
                 fields = {"event": "asked", "question": question, "text": text}

@@ -29,7 +29,7 @@ HANDLED_NOTE: Final = "heard"
 """Type of the planning note that lists handled comments."""
 
 POLL_SECONDS: Final = 10.0
-"""Default seconds between polls for new comments."""
+"""Seconds between polls for new comments."""
 
 _COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
 
@@ -120,7 +120,6 @@ class Steering:
         forge: the issue.
         handled: ids of comments that the request includes; by default those of the run's request, or, if that does not
             come from an issue, all comments present when the run begins.
-        poll_seconds: seconds between polls.
         on_message: receives a sentence about the handling of each comment.
     """
 
@@ -130,12 +129,10 @@ class Steering:
         forge: CommentSource,
         *,
         handled: Iterable[str] | None = None,
-        poll_seconds: float = POLL_SECONDS,
         on_message: Callable[[str], None] | None = None,
     ) -> None:
         self._planning, self._forge = planning, forge
         self._initially_handled = None if handled is None else tuple(handled)
-        self._poll_seconds = poll_seconds
         self._on_message = on_message or (lambda message: None)
         self._run: RunId | None = None
         self._handled: set[str] = set()
@@ -151,7 +148,7 @@ class Steering:
         """Poll until cancelled; failures are reported and do not harm the run."""
         clock, failures = self._planning.environment.clock, 0
         while True:
-            wait = self._poll_seconds if self._planning.run is not None else 1.0
+            wait = POLL_SECONDS if self._planning.run is not None else 1.0
             try:
                 await isolate(self.poll())
             except Exception as error:  # noqa: BLE001 - the issue is not part of the run
@@ -163,7 +160,7 @@ class Steering:
                 if getattr(error, "final", False):
                     return
                 retry_after = getattr(error, "retry_after", None) or 0.0
-                wait = max(retry_after, min(self._poll_seconds * 2.0 ** (failures - 1), 300.0))
+                wait = max(retry_after, min(POLL_SECONDS * 2.0 ** (failures - 1), 300.0))
             else:
                 failures, self._last_problem = 0, ""
             await clock.sleep(wait)

@@ -339,35 +339,14 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
 # Replans that cannot be done
 
 
-async def _escalate_failure(session: PlanningSession, task: Task, phase: Phase, error: PlanningFailed) -> bool:
-    """Have the model decide, once, on another way instead of the failed replan that a phase belongs to.
-
-    Returns True if the new decision was applied, and False if the existing output is used. Raises PlanningHeld if a
-    person decides, PlanningFailed if the run ends, and the error itself if the phase belongs to no replan.
-    """
-    failed = session.state.begun.get(PlanningTask.of(task).replan)
-    if failed is None:
-        raise error
-    if all(record.error != str(error) for record in session.state.records if record.replan_id == failed.replan_id):
-        session.manager.record_failure(failed, str(error))
-    return await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
-
-
-async def _escalate_forbidden_replan(session: PlanningSession, task: Task, phase: Phase) -> bool | None:
-    """Do the same for an approved replan that a limit forbids by now; return None if none does."""
-    replan, state = PlanningTask.of(task).replan, session.state
-    record = next((one for one in state.records if one.replan_id == replan), None)
-    if phase not in PLANNING_PHASES or record is None or record.override_reason not in ("limit", "loop"):
-        return None
-    # A question beside any other kind of replan is for clarification, not approval.
-    approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
-    approved = next((one for one in approvals if one is not None and one.replan_id == replan), None)
-    return None if approved is None else await _escalate_replan(session, task, phase, approved, record.reason)
-
-
 async def _escalate_replan(
     session: PlanningSession, task: Task, phase: Phase, failed: Consideration, reason: str
 ) -> bool:
+    """Have the model decide, once, on another way instead of the failed or forbidden replan that a phase belongs to.
+
+    Returns True if the new decision was applied, and False if the existing output is used. Raises PlanningHeld if a
+    person decides, and PlanningFailed if the run ends.
+    """
     subject = f"{task.id}~otherwise"
     other = session.state.judged.get(subject)  # if the run was interrupted after that decision
     if other is None:
@@ -427,12 +406,24 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         return {}
     output = state.outputs.get(notes.accept or task.id)
     if output is None and not accepted:
-        try:
-            replanned = await _escalate_forbidden_replan(session, task, phase)
-            if replanned is None and not _is_superseded(session, task):
+        replanned, record = False, next((one for one in state.records if one.replan_id == notes.replan), None)
+        # A question beside any other kind of replan is for clarification, not approval.
+        approvals = [held.considered for held in state.held.values() if held.is_replan_approval]
+        approved = next((one for one in approvals if one is not None and one.replan_id == notes.replan), None)
+        forbidden = phase in PLANNING_PHASES and record is not None and record.override_reason in ("limit", "loop")
+        if record is not None and approved is not None and forbidden:  # a limit was reached before the approval
+            replanned = await _escalate_replan(session, task, phase, approved, record.reason)
+        elif not _is_superseded(session, task):
+            try:
                 output = await _WORK[phase](session, task)
-        except NoUsableReply as error:
-            replanned = await _escalate_failure(session, task, phase, error)
+            except NoUsableReply as error:
+                failed = session.state.begun.get(notes.replan)
+                if failed is None:
+                    raise
+                outcomes = [one.error for one in session.state.records if one.replan_id == failed.replan_id]
+                if str(error) not in outcomes:
+                    session.manager.record_failure(failed, str(error))
+                replanned = await _escalate_replan(session, task, phase, failed, f"it failed: {error}")
         if replanned:
             return {}
         accepted = output is None

@@ -189,78 +189,68 @@ def simulate(
     schedule.check(plan)
 
     async def all_runs() -> list[SimulatedRun]:
-        seeds = range(seed, seed + runs)
-        return [await _Simulation(plan, schedule, s, max_concurrency, time_limit).play(engine_factory) for s in seeds]
+        return [
+            await _simulate_run(plan, schedule, s, engine_factory, workers=max_concurrency, time_limit=time_limit)
+            for s in range(seed, seed + runs)
+        ]
 
     return SimulationReport(plan.name or plan.id or plan.goal.objective, tuple(anyio.run(all_runs)))
 
 
-class _Simulation:
-    """One simulated run with its workers, its scheduled events and its time limit."""
+async def _simulate_run(
+    plan: Plan, schedule: FaultSchedule, seed: int, factory: EngineFactory, *, workers: int, time_limit: float
+) -> SimulatedRun:
+    clock, store = VirtualClock(), MemoryStore()
+    current: PlanRun | None = None
+    abnormal_end: tuple[SimulatedStatus, str] | None = None
 
-    def __init__(self, plan: Plan, schedule: FaultSchedule, seed: int, workers: int, time_limit: float) -> None:
-        self._plan = plan
-        self._schedule = schedule
-        self._seed = seed
-        self._workers = workers
-        self._time_limit = time_limit
-        self._clock = VirtualClock()
-        self._faults = schedule.draw(plan, seed, self._clock, root_of=self._root_of)
-        self._executor = ScriptedExecutor(self._faults.attempt_step, clock=self._clock)
-        self._store = MemoryStore()
-        self._abnormal_end: tuple[SimulatedStatus, str] | None = None
-        self._run: PlanRun | None = None
+    def root_of(task_id: str) -> str:
+        return task_id if current is None else current.view.task(task_id).root
 
-    async def play(self, factory: EngineFactory) -> SimulatedRun:
-        environment = virtual_environment(self._seed, clock=self._clock)
-        store, gate = self._faults.wrap_store(self._store), self._faults.gate()
-        async with self._clock:
-            engine = factory(environment=environment, store=store, gate=gate)
-            if self._schedule.provider_fail or self._schedule.provider_hang:
-                paths = engine.generator.path_generator
-                paths.providers = tuple(map(self._faults.wrap_provider, paths.providers))
-            try:
-                async with engine.open(self._plan) as run, anyio.create_task_group() as around:
-                    self._run = run
-                    around.start_soon(self._enforce_time_limit, run, around.cancel_scope)
-                    for when, action in self._schedule.events:
-                        around.start_soon(self._apply_event, run, when, action, around.cancel_scope)
-                    await run_workers(run, self._executor, self._workers)
-                    around.cancel_scope.cancel()
-            except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
-                self._abnormal_end = "crashed", f"{type(error).__name__}: {error}"
-            return self._summary()
-
-    async def _apply_event(
-        self, run: PlanRun, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope
+    async def apply_event(
+        run: PlanRun, when: float, action: Callable[[PlanRun], object], scope: anyio.CancelScope
     ) -> None:
-        await self._clock.sleep(when)
+        nonlocal abnormal_end
+        await clock.sleep(when)
         try:
             action(run)
         except Exception as error:  # noqa: BLE001 - an error of the user's function belongs in the report
-            self._abnormal_end = "crashed", f"the event after {when:g} s raised {type(error).__name__}: {error}"
+            abnormal_end = "crashed", f"the event after {when:g} s raised {type(error).__name__}: {error}"
             scope.cancel()
 
-    async def _enforce_time_limit(self, run: PlanRun, scope: anyio.CancelScope) -> None:
-        await self._clock.sleep(self._time_limit)
-        self._abnormal_end = "stuck", f"it had not ended after {self._time_limit:g} s: {run!r}"
+    async def enforce_time_limit(run: PlanRun, scope: anyio.CancelScope) -> None:
+        nonlocal abnormal_end
+        await clock.sleep(time_limit)
+        abnormal_end = "stuck", f"it had not ended after {time_limit:g} s: {run!r}"
         scope.cancel()
 
-    def _root_of(self, task_id: str) -> str:
-        return task_id if self._run is None else self._run.view.task(task_id).root
-
-    def _summary(self) -> SimulatedRun:
-        records = list(self._store.read(self._store.runs()[0].run))
+    faults = schedule.draw(plan, seed, clock, root_of=root_of)
+    async with clock:
+        environment = virtual_environment(seed, clock=clock)
+        engine = factory(environment=environment, store=faults.wrap_store(store), gate=faults.gate())
+        if schedule.provider_fail or schedule.provider_hang:
+            paths = engine.generator.path_generator
+            paths.providers = tuple(map(faults.wrap_provider, paths.providers))
+        try:
+            async with engine.open(plan) as current, anyio.create_task_group() as around:
+                around.start_soon(enforce_time_limit, current, around.cancel_scope)
+                for when, action in schedule.events:
+                    around.start_soon(apply_event, current, when, action, around.cancel_scope)
+                await run_workers(current, ScriptedExecutor(faults.attempt_step, clock=clock), workers)
+                around.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - a run that raises is a result of the simulation
+            abnormal_end = "crashed", f"{type(error).__name__}: {error}"
+        records = list(store.read(store.runs()[0].run))
         kinds = Counter(type(record.body) for record in records)
         failed = Counter(r.body.task for r in records if isinstance(r.body, AttemptFailed | AttemptTimedOut))
-        status, reason = self._abnormal_end or ("crashed", "the run was not opened")
-        if self._run is not None and self._abnormal_end is None:
-            status, reason = self._run.result.status, self._run.result.reason
+        status, reason = abnormal_end or ("crashed", "the run was not opened")
+        if current is not None and abnormal_end is None:
+            status, reason = current.result.status, current.result.reason
         return SimulatedRun(
-            seed=self._seed,
+            seed=seed,
             status=status,
             reason=reason,
-            makespan=round(self._clock.elapsed, 6),
+            makespan=round(clock.elapsed, 6),
             revisions=kinds[PlanRevised],
             questions=kinds[QuestionAsked],
             failures=dict(failed.most_common()),
