@@ -9,6 +9,7 @@ ReplanningError                  catch this to catch all of them
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
 │   └── NoResult                 a task that exists has no result (yet)
 ├── NotRunning                   an operation needs a run that is under way
+├── RunFailed                    a run did not succeed; keeps status, reason and failures
 ├── StaleView                    a view of the plan was read after the plan moved on
 ├── StaleAnswer                  an answer to a question whose subject has changed
 ├── SettingsError                a setting or argument is wrong; names key, source, range
@@ -34,9 +35,9 @@ ReplanningError                  catch this to catch all of them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "BudgetExceeded",
@@ -62,6 +63,7 @@ __all__ = [
     "RecordNotSerializable",
     "ReplanningError",
     "RevisionConflict",
+    "RunFailed",
     "RunOwned",
     "SettingsError",
     "StaleAnswer",
@@ -185,6 +187,20 @@ class UnknownRun(_UnknownError):
 
 class NotRunning(ReplanningError):
     """The operation needs a run that is under way."""
+
+
+class RunFailed(ReplanningError):
+    """A run did not succeed; raised by `RunResult.raise_for_status`.
+
+    Attributes:
+        status: `failed`, `aborted`, `paused` or `needs_human`.
+        reason: the reason, in one sentence.
+        failures: by task, the last `Failure` of each one that ended failed or blocked.
+    """
+
+    def __init__(self, run: str, status: str, reason: str, failures: Mapping[str, Any]) -> None:
+        super().__init__(f"run {run!r} is {status}: {reason}")
+        self.run, self.status, self.reason, self.failures = run, status, reason, failures
 
 
 class StaleView(ReplanningError):

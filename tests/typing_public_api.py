@@ -140,6 +140,14 @@ async def reports(engine: rp.ReplanningEngine) -> None:
     assert_type(run.result.questions, tuple[str, ...])
     async with engine.resume("mine") as again:
         assert_type(again, rp.PlanRun)
+    async with engine.run_or_resume(PLAN, run_id="mine") as either:
+        assert_type(either, rp.PlanRun)
+    try:
+        assert_type(run.result.raise_for_status(), rp.RunResult)
+    except errors.RunFailed as error:
+        use(error.status, error.reason, error.failures)
+    last: Mapping[str, journal.Failure] = run.result.failures
+    use(last, run.result.ok)
     assert_type(engine.fork("mine", 3), RunId)
     async with rp.open_run(PLAN, store=journal.MemoryStore()) as bare:
         assert_type(bare, rp.PlanRun)

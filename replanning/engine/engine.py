@@ -194,6 +194,15 @@ class ReplanningEngine:
         """
         return self._managed_run(lambda: self._run_factory.resume(run_id))
 
+    def run_or_resume(self, plan: Plan, *, run_id: str) -> AbstractAsyncContextManager[PlanRun]:
+        """The same for a plan that may have been begun: opens it as this run, or resumes the run where it exists.
+
+        Raises:
+            RunOwned: another process is at it.
+            StoreError: it is a run of another plan, or the store does not take it.
+        """
+        return self._managed_run(lambda: self._run_factory.create_or_resume(plan, run_id, mode=self.mode))
+
     def fork(self, run_id: str, revision: int, *, new_id: str | None = None) -> RunId:
         """Start a new run from a checkpoint of an old one: the moment a revision had been applied.
 

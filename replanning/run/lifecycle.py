@@ -698,7 +698,12 @@ class Lifecycle:
             unfinished = tuple(e.id for e in live if e.state in WAITING or e.state is _RUNNING)
             self.finish("succeeded", "the goal was reached early", unfinished)
         elif ledger.pause is not None:
-            if not live.counts[_RUNNING]:
+            if live.counts[_RUNNING]:
+                return
+            decided = not self.is_replanning() and (live.complete or not self.settings.enabled)
+            if decided and not any(live.counts[state] for state in WAITING):  # nothing is left to be resumed
+                self._handle_quiescence()
+            else:
                 self.finish("paused", ledger.pause.reason)
         elif not self.is_replanning() and live.quiescent:
             self._handle_quiescence()

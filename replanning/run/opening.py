@@ -131,6 +131,26 @@ class RunFactory:
             spans.close(error)
             raise
 
+    async def create_or_resume(self, plan: Plan, run_id: str, *, mode: str) -> PlanRun:
+        """Create a run of a plan, or resume it where it exists.
+
+        Raises:
+            RunOwned: another process owns it.
+            StoreError: it is a run of another plan, or cannot be created or resumed.
+            TypeError: this is not a plan, or not an id.
+        """
+        require_instance("run_id", run_id, str, "the id of a run")
+        opened = None
+        with suppress(UnknownRun):
+            opened = next((record.body for record in self.store.read(RunId(run_id))), None)
+        if not isinstance(opened, RunOpened) or not isinstance(plan, Plan):
+            return await self.create(plan, run_id, mode=mode)
+        if opened.plan.content_hash() != self.redactor.document(plan).content_hash():
+            raise StoreError(
+                f"run {run_id!r} is a run of another plan; resume that one, or open this plan as another run"
+            )
+        return await self.resume(run_id)
+
     async def resume(self, run_id: str) -> PlanRun:
         """Take a run over: own it, replay its journal, and kill the processes that it left running.
 

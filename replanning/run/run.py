@@ -24,7 +24,7 @@ from replanning.changes import (
     parse_changes,
 )
 from replanning.decision.policy import redact_changes
-from replanning.errors import ChangeRejected, NotRunning, Problem, StoreError
+from replanning.errors import ChangeRejected, NotRunning, Problem, RunFailed, StoreError
 from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
     ContextUpdated,
@@ -68,6 +68,7 @@ class RunResult:
         questions: the ids of the questions that a person must answer.
         spent: the usage that budgets counted.
         unjournaled: whether the store failed and the run continued without it.
+        failures: by task, the last failure of each one that ended FAILED or BLOCKED.
     """
 
     run: RunId
@@ -78,6 +79,22 @@ class RunResult:
     questions: tuple[str, ...] = ()
     spent: Usage = field(default_factory=Usage)
     unjournaled: bool = False
+    failures: Mapping[TaskId, Failure] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run succeeded."""
+        return self.status == "succeeded"
+
+    def raise_for_status(self) -> Self:
+        """Return this result of a run that succeeded.
+
+        Raises:
+            RunFailed: it did not.
+        """
+        if not self.ok:
+            raise RunFailed(self.run, self.status, self.reason, self.failures)
+        return self
 
 
 def in_loop_thread(
@@ -153,6 +170,7 @@ class PlanRun:
             tuple(ledger.open_questions),
             ledger.budget_tracker.spent,
             self._lifecycle.unjournaled,
+            {e.id: e.failure for e in map(self.live.entry, self.live.stuck) if e.failure is not None},
         )
 
     @property

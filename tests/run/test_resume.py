@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replanning import Retry, Task, TaskContext
+from replanning import PlanRun, Retry, Task, TaskContext
 from replanning.changes import AbortRun, AddTask, RetryTask, SkipTask
 from replanning.errors import JournalCorrupt, RunOwned, StoreError, UnknownRun
 from replanning.journal import (
@@ -120,6 +120,25 @@ async def test_paused() -> None:
         assert await perform(run) == ["c"]
     assert (run.result.status, run.result.outputs) == ("succeeded", {"a": 1, "b": 1, "c": None})
     assert len(bodies(engine.store, RUN, RunResumed)) == 2
+
+
+async def test_opened_or_resumed() -> None:
+    """A plan is opened as a run or the run resumed where it exists; a run of another plan, or of none, is refused."""
+    engine = make_engine()
+    for ran in (["a"], ["b"], []):
+        async with engine.run_or_resume(chain("a", "b"), run_id=RUN) as run:
+            assert await perform(run, lambda task, context: leave(run)) == ran
+    assert engine.history(RUN).status == "succeeded"
+    with pytest.raises(StoreError, match=r"run 'run-1' is a run of another plan; resume that one"):
+        await engine.run_or_resume(chain("a", "c"), run_id=RUN).__aenter__()
+    with pytest.raises(TypeError, match=r"expected a Plan, got 'plan\.yaml'"):
+        await engine.run_or_resume("plan.yaml", run_id=RUN).__aenter__()  # type: ignore[arg-type]
+    assert len(bodies(engine.store, RUN, RunResumed)) == 1
+
+
+async def leave(run: PlanRun) -> None:
+    """Let a run pause after this task."""
+    run.pause()
 
 
 async def test_left_by_its_program() -> None:

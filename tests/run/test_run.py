@@ -10,7 +10,7 @@ import pytest
 from pydantic import JsonValue
 
 from replanning import ReplanningEngine, Retry, Settings, Task, TaskContext, TaskState, TransientError, open_run
-from replanning.errors import ChangeRejected, NotRunning, UnknownAttempt, UnknownTask
+from replanning.errors import ChangeRejected, NotRunning, ReplanningError, RunFailed, UnknownAttempt, UnknownTask
 from replanning.journal import (
     AttemptFenced,
     AttemptInterrupted,
@@ -62,6 +62,34 @@ async def test_result_before_the_end() -> None:
         with pytest.raises(NotRunning, match="not ended yet"):
             run.result  # noqa: B018
         run.pause()
+
+
+async def test_result_as_an_exception() -> None:
+    """A result says whether the run succeeded and why each task did not, and raises that where it is asked to."""
+    engine = make_engine()
+    good = await engine.execute(chain("a"), failing())
+    assert (good.ok, good.failures, good.raise_for_status()) == (True, {}, good)
+    bad = await engine.execute(plan(Task(id="a"), Task(id="b"), Task(id="c", depends_on=["b"])), failing("a", "b"))
+    assert not bad.ok
+    assert {task: failure.message for task, failure in bad.failures.items()} == {"a": "a is broken", "b": "b is broken"}
+    with pytest.raises(RunFailed, match=r"is failed: 'a' failed \(a is broken\)") as caught:
+        bad.raise_for_status()
+    assert isinstance(caught.value, ReplanningError)
+    assert (caught.value.status, caught.value.reason, caught.value.failures) == ("failed", bad.reason, bad.failures)
+
+
+@pytest.mark.parametrize(("broken", "status"), [((), "succeeded"), (("b",), "failed")])
+async def test_paused_after_the_last_task(broken: tuple[str, ...], status: str) -> None:
+    """A run that is to pause while its last task runs is over with it, as there is nothing left to resume."""
+    async with open_run(chain("a", "b")) as run:
+
+        async def work(task: Task, context: TaskContext) -> str:
+            if task.id == "b":
+                run.pause("lunch")
+            return await failing(*broken)(task, context)
+
+        assert await perform(run, work) == ["a", "b"]
+    assert run.result.status == status
 
 
 async def test_started_twice() -> None:
