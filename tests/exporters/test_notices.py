@@ -1,20 +1,34 @@
-"""Notices: their content, and that no text of a model changes their form."""
+"""Notices: their content, which no text of a model changes, and their places without a forge."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import signal
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
+import anyio
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replanning import Settings
-from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker, find_marker
+from replanning.cli.lookup import open_notifiers
+from replanning.exporters._forge import MAX_COMMENT_CHARS, ForgeError, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
+from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
 from replanning.journal import PlanningNoted, Record
-from replanning.plan import JsonObject
+from replanning.plan import JsonObject, RunId
 from replanning.plan.types import JsonValue
-from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, read
-from tests.support.planning import Replies, go_on, replan
+from replanning.telemetry import ExporterContext
+from tests.support.cli import cli, process
+from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
+from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, marks, read
+from tests.support.planning import Model, Replies, action, go_on, replan
+from tests.support.resume import cut
 
 
 async def test_six_moments() -> None:
@@ -207,3 +221,214 @@ def test_marks_are_read_as_they_were_written(run: str, about: str) -> None:
     marker = Marker("decided", run, about)
     assert find_marker(f"text\n\n{marker}") == marker
     assert read(str(marker)).html == (str(marker),)
+
+
+# Notices without a forge
+
+
+async def test_a_file_holds_the_same_comments(records, expected, clock, tmp_path):
+    """A file has every comment that a forge would have; a resumed run goes on in it; what people add stays."""
+    path = tmp_path / "new" / "notices.md"
+    for length in (len(records) // 2, len(records)):
+        notifier = FileNotifier(path)
+        notifier.attach(ExporterContext(cut(records[:length]), clock))
+        await notifier.export(RUN, records[length - 1])
+        await notifier.aclose()
+        path.write_text(f"# My notes\n\n{path.read_text()}")
+    comments = await FileForge(path).comments()
+    hint = "\n\n*Answer with `replanning pending` and then `replanning approve`, `reject` or `modify`.*"
+    assert [find_marker(one.body) for one in comments] == marks(expected)
+    assert [one.body.replace(hint, "") for one in comments] == [one.body for one in expected.kept]
+    assert path.read_text().startswith("# My notes\n\n# My notes\n")
+    assert [one.name for one in path.parent.iterdir()] == ["notices.md"]
+
+
+async def test_a_folder_has_a_file_for_each_run(records, clock, tmp_path):
+    """In a folder each run has a file under its id, wherever that id points to."""
+    notifier = FileNotifier.from_target(f"{tmp_path}/notices/")
+    notifier.attach(ExporterContext(cut(records), clock))
+    await notifier.export(RUN, records[-1])
+    assert [one.name for one in (tmp_path / "notices").iterdir()] == [f"{RUN}.md"]
+    assert notifier._index_for(RunId("../x")).forge.name.endswith("..%2Fx.md")
+
+
+async def test_what_people_write_around_comments_stays(tmp_path: Path) -> None:
+    """Notes before, between and after the comments stay where they are, whatever ends their lines, and so do permissions."""
+    path = tmp_path / "notices.md"
+    forge = FileForge(path)
+    await forge.post("first\n\n<!-- mark -->")
+    await forge.post("second")
+    between, (one, two, _) = "My note.", path.read_text().split("<!-- end of comment")
+    whole = f"Before.\n\n{one}<!-- end of comment 1 -->\n{between}\n\n{two[7:]}<!-- end of comment 2 -->\nAfter.\n"
+    path.write_bytes(b"\xef\xbb\xbf" + whole.replace("\n", "\r\n").encode())
+    path.chmod(0o600)
+    assert [comment.body for comment in await forge.comments()] == ["first\n\n<!-- mark -->", "second"]
+    await forge.edit("1", "first, edited")
+    await forge.post("third")
+    assert [comment.body for comment in await forge.comments()] == ["first, edited", "second", "third"]
+    said = [line for line in path.read_text().splitlines() if line and not line.startswith("<!--")]
+    assert said == ["Before.", "first, edited", between, "second", "After.", "third"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_file_that_lacks_its_ends(tmp_path: Path) -> None:
+    """A comment whose end line was removed extends to the next comment."""
+    path = tmp_path / "notices.md"
+    forge = FileForge(path)
+    for text in ("first", "second"):
+        await forge.post(text)
+    path.write_text(path.read_text().replace("<!-- end of comment 1 -->", "").replace("<!-- end of comment 2 -->", ""))
+    assert [comment.body for comment in await forge.comments()] == ["first", "second"]
+
+
+@given(st.lists(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40), max_size=4))
+@example(["<!-- comment 1 at 2026-01-01T00:00:00+00:00 -->", "a\n<!-- comment 7 at x -->\nb"])
+@example(["\r<!-- comment 1 at x -->\r\n", "a\n<!-- end of comment 2 -->\nb", "\n<!-- end of comment 1 -->"])
+def test_no_comment_of_a_file_passes_for_two(texts: list[str]) -> None:
+    """Whatever comments say, a file has as many as were written, under their ids."""
+
+    async def written(path: Path) -> list[str]:
+        forge = FileForge(path)
+        ids = [await forge.post(f"x{text}") for text in texts]
+        for number, text in zip(ids, texts, strict=True):
+            await forge.edit(number, f"y{text}")
+        assert [one.id for one in await forge.comments()] == ids
+        return ids
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert anyio.run(written, Path(folder) / "n.md") == [str(n) for n in range(1, len(texts) + 1)]
+
+
+async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """If the file cannot be written, the error names it and the reason."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ForgeError, match=r"taken/notices.md cannot be (read|written): Not a directory"):
+        await FileForge(tmp_path / "taken" / "notices.md").post("x")
+
+
+def test_finding_out_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Checking that a file can be written leaves no trace."""
+    there = tmp_path / "there.md"
+    there.write_text("my notes")
+    assert [FileForge(path).write_error() for path in (there, tmp_path / "new.md")] == ["", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.md"]
+    assert there.read_text() == "my notes"
+
+
+async def test_console_lines() -> None:
+    """The console has a line for each notice, and one whenever the plan has come further."""
+    stream = io.StringIO()
+    await carried_out(EVENTFUL, ConsoleNotifier(stream), failing=1)
+    assert stream.getvalue().splitlines() == [
+        "❓ Clarification Needed (AI Decision): Which people? Which news?",
+        "⚠️ Plan Revision Overridden by a Limit: action_regeneration: its confidence is 0.1, and 0.3 is needed",
+        "📋 Progress: 0/2 (0%) complete",
+        "🔄 Plan Revision Decided by AI: retry after execution, 60 %: a retry is needed",
+        "🚀 Plan Revision Started: retry after execution, 60 %: a retry is needed",
+        "✅ Plan Revision Done: retry",
+        "📋 Progress: 1/2 (50%) complete",
+        "📋 Progress: 2/2 (100%) complete",
+    ]
+
+
+async def test_the_console_does_not_repeat_itself_after_a_resume(records, clock):
+    """Of a run that is resumed the console tells what is new."""
+    stream = io.StringIO()
+    notifier = ConsoleNotifier(stream)
+    notifier.attach(ExporterContext(cut(records), clock))
+    for record in records[-4:]:
+        await notifier.export(RUN, record)
+    assert "Decided" not in stream.getvalue()
+
+
+# On the command line
+
+TOOL = (
+    "tools: [{name: write, kind: shell, parameters: {text: string}, command: 'if test -e again; then echo {text}; else"
+    " touch again; kill -9 $PPID; fi'}]"
+)
+"""Ends the program that uses it for the first time, as nothing else could."""
+
+SHORT: Replies = {
+    "task_decomposition": {"subtasks": [{"id": "write", "description": "Write to @everybody"}]},
+    "action_sequence": {"actions": [action("write", "write")]},
+    "decision:execution": (replan("retry"), go_on()),
+}
+
+
+def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """A program that is killed in the middle is resumed: file and console tell everything once, and the box is ticked."""
+    (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    model = Model(SHORT)
+
+    def service(request: LLMRequest) -> LLMServerReply:
+        return json.dumps(model(request.prompt))
+
+    told = ("--notify", "notices.md", "--notify", "console")
+    with ScriptedLLMServer(service) as server:
+        wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai", "--run-id", "r", "-q")
+        killed = process(tmp_path, "solve", *wanted, *told, code=-signal.SIGKILL, **server.environ())
+        before = anyio.run(FileForge(tmp_path / "notices.md").comments)
+        resume = ("resume", "r", "--replan-provider", "openai", "-q", *told)
+        asked = cli(tmp_path, *resume, code=4, **server.environ())
+        cli(tmp_path, "approve", "r.q1")
+        again = cli(tmp_path, *resume, **server.environ())
+
+    after = anyio.run(FileForge(tmp_path / "notices.md").comments)
+    assert [read(one.body).ticks for one in before] == [(False,)]
+    assert [found.kind for one in after if (found := find_marker(one.body))] == [
+        "checklist",
+        "decided",
+        "started",
+        "done",
+        "question",
+    ]
+    assert read(after[0].body).ticks == (True,)
+    assert (read(after[0].body).calls, after[0].id) == ((), before[0].id)
+    assert killed.stderr.splitlines() == ["📋 Progress: 0/1 (0%) complete"]
+    assert "🙋 Decision Needed: task 'write'" in asked.stderr
+    assert again.stderr.splitlines()[0] == "📋 Progress: 1/1 (100%) complete"
+
+
+@pytest.mark.parametrize(
+    ("targets", "places"),
+    [
+        (("a.md", "./a.md", "a.md "), 1),
+        (("a.md", "A.md"), 2),
+        (("console", "console", "a.md"), 2),
+        (("github=octo/repo#12", "github=Octo/Repo#12"), 1),
+    ],
+)
+def test_each_place_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: tuple[str, ...], places: int
+) -> None:
+    """However a place is written, it is told once, and what are two files is not taken for one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_TOKEN", "not-used")
+    assert len(open_notifiers(targets)) == places
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("github", "github=owner/repo#12"),
+        ("gitlab=", "gitlab=group/project#12"),
+        (" ", "name a file"),
+        ("github=x", "x"),
+        ("github=owner/repo#12", "--notify: writing to owner/repo#12 needs a token: set GITHUB_TOKEN"),
+        ("tools.yaml/notices.md", "--notify: tools.yaml/notices.md cannot be written: Not a directory"),
+        ("tools.yaml/", "--notify: tools.yaml/notices.md cannot be written: Not a directory"),
+        ("binary.md", "--notify: binary.md cannot be written: 'utf-8' codec can't decode byte 0xff"),
+        ("pipe", "--notify: pipe cannot be written: not a regular file"),
+        ("/dev/null", "--notify: /dev/null cannot be written: not a regular file"),
+        ("/proc/notices.md", "--notify: /proc/notices.md cannot be written: "),
+    ],
+)
+def test_wrong_targets(tmp_path: Path, target: str, told: str) -> None:
+    """A target that names nothing, or where nothing can be written, is refused before anything is run, and why is said."""
+    (tmp_path / "tools.yaml").write_text(TOOL, encoding="utf-8")
+    (tmp_path / "binary.md").write_bytes(b"\xff\xfe")
+    os.mkfifo(tmp_path / "pipe")
+    wanted = ("--goal", "Tell people", "--tools", "tools.yaml", "--llm", "openai")
+    keys = {"OPENAI_API_KEY": "sk-none-of-this-is-used", "GITHUB_TOKEN": ""}
+    assert told in cli(tmp_path, "solve", *wanted, "--notify", target, code=2, **keys).stderr

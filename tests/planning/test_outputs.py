@@ -262,20 +262,14 @@ def test_a_fallback_takes_the_arguments_that_both_tools_have():
 
 
 def test_a_prefix_stands_before_every_id_and_reference():
-    """With a prefix no id is used again, and references find the tasks under their new ids; escapes stay."""
-    actions = [*ACTIONS[:1], {**ACTIONS[1], "arguments": {"path": "${look.output} $${x} ${context.y}"}}, *ACTIONS[2:]]
-    _, (look, read, fix, _) = compiled(decomposition(), action_plan(*actions), prefix="n2.")
-    assert (look.id, read.id, fix.depends_on) == ("n2.look", "n2.fix-1", ("n2.fix-1",))
-    assert read.arguments == {"path": "${n2.look.output} $${x} ${context.y}"}
-
-
-def test_references_are_found_wherever_they_stand():
-    """References in lists and objects are renamed as well, and numbers stay numbers."""
-    deep = {"list": ["${look.output}", 1], "object": {"key": "see ${look.output.a}"}}
+    """With a prefix no id is used again, and references, also in lists and objects, find the new ids; all else stays."""
+    deep = {"list": ["${look.output} $${x} ${context.y}", 1], "object": {"key": "see ${look.output.a}"}}
     tool = ToolSpec(name="any", kind="python", callable="tools:any", parameters={"deep": "object"})
-    plan = action_plan(ACTIONS[0], {"task_id": "fix", "tool": "any", "arguments": {"deep": deep}}, order=())
-    _, (_, fix) = compiled(decomposition(SUBTASKS[0], SUBTASKS[2]), plan, (*TOOLS, tool), prefix="p.")
-    assert fix.arguments == {"deep": {"list": ["${p.look.output}", 1], "object": {"key": "see ${p.look.output.a}"}}}
+    actions = [*ACTIONS[:1], {**ACTIONS[1], "tool": "any", "arguments": {"deep": deep}}, *ACTIONS[2:]]
+    _, (look, read, fix, _) = compiled(decomposition(), action_plan(*actions), (*TOOLS, tool), prefix="n2.")
+    assert (look.id, read.id, fix.depends_on) == ("n2.look", "n2.fix-1", ("n2.fix-1",))
+    renamed = {"list": ["${n2.look.output} $${x} ${context.y}", 1], "object": {"key": "see ${n2.look.output.a}"}}
+    assert read.arguments == {"deep": renamed}
 
 
 def test_the_steps_of_a_subtask_take_no_id_that_is_there():

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from replanning import Answer, Plan, ReplanningEngine, Settings, ToolSpec
+from replanning import Answer, Plan, Settings, ToolSpec
 from replanning.exporters.notices import FileNotifier
 from replanning.plan import JsonObject
 from replanning.planning import PlanningCoordinator, PlanningHistoryExporter, PlanningHistoryStore
@@ -150,19 +150,3 @@ async def test_workflow_two_revisions_then_success(tmp_path):
     assert (first.reason, second.tasks["more"]) == ("", "v2.more")
     assert "b is missing" in second.reason
     assert "c is missing" in third.reason
-
-
-async def test_save_and_load_plan(tmp_path):
-    """A plan that was only made is saved, loaded as the same plan, and carried out without a model."""
-    note, look = use("note", "write", path="note.txt", text="bread"), use("look", "read", path="note.txt")
-    replies = planned(note, look, look=["note"])
-    async with working(tmp_path, replies) as planning:
-        plan = await planning.make_plan()
-    (tmp_path / "plan.yaml").write_text(plan.to_yaml(), encoding="utf-8")
-    loaded = Plan.load(tmp_path / "plan.yaml")
-    assert loaded == plan
-    assert not (tmp_path / "note.txt").exists()
-    async with ToolExecutor(loaded) as work:
-        result = await ReplanningEngine([]).execute(loaded, work)
-    assert result.status == "succeeded"
-    assert (tmp_path / "note.txt").read_text() == "bread"

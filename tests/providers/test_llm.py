@@ -1,15 +1,27 @@
-"""Alternatives from a language model: what becomes of what it answers, and what it may not do."""
+"""Alternatives from a language model: what it is asked, what becomes of its answers, and what it may not do."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from typing import Any
 
+import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from replanning import Plan, ReplanRequest, open_run
 from replanning.errors import LLMUnavailable
-from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked
+from replanning.journal import AlternativesConsidered, DecisionMade, QuestionAsked, TaskFailed
+from replanning.llm.quoting import encode_data, truncate_value
+from replanning.plan import JsonObject, TaskId
+from replanning.plan.redaction import Redactor
+from replanning.providers._prompt import CUT_ORDER, MAX_TASKS, MIN_PROMPT_CHARS, PromptBuilder
 from replanning.providers.llm import MAX_CANDIDATES, MAX_CHANGES, LLMAlternatives
 from replanning.testing import ScriptedLLM, hangs
+from tests.plan.test_redaction import BY_NAME, BY_SHAPE
 from tests.support.models import PLAN, candidate, change, played, replaced, reply
 
 
@@ -197,3 +209,257 @@ def test_name_and_size():
     assert LLMAlternatives(ScriptedLLM(), name="llm").name == "llm"
     with pytest.raises(ValueError, match="give at least 6000"):
         LLMAlternatives(ScriptedLLM(), size=100)
+
+
+# Prompts about a plan
+
+
+RICH = """
+goal: {objective: Ship the release, success_criteria: [it can be installed]}
+context: {region: north}
+resources: {cpu: 4}
+budget: {calls: 9}
+tools:
+  - {name: get, kind: shell, command: "get --key {env:KEY}", adds: [here]}
+  - {name: make, kind: shell, command: "make {out}", capability: build, adds: [built], requires: [here]}
+  - {name: cmake, kind: shell, command: "cmake {out}", parameters: {out: string}, capability: build, adds: [built], available: false}
+  - {name: wipe, kind: shell, command: "wipe", dangerous: true, description: Deletes everything}
+facts: [quiet]
+tasks:
+  - {id: fetch, tool: get}
+  - {id: build, tool: make, arguments: {out: dist}, depends_on: [fetch], fallbacks: [{tool: cmake, arguments: {out: x}}]}
+  - {id: ship, tool: get, depends_on: [build], goal: bring it to people}
+"""
+
+
+def sections(prompt: str) -> dict[str, list[Any]]:
+    """The data of a prompt by kind."""
+    found: dict[str, list[Any]] = {}
+    values: list[Any] = []
+    for line in prompt.splitlines():
+        if line.startswith("</"):
+            continue
+        if line.startswith("<"):
+            values = found[line.strip("<>")] = []
+        elif line.startswith(("{", '"', "[")) and found and not line.startswith(('{"candidates', '{"kind', '"$')):
+            values.append(json.loads(line))
+    return found
+
+
+async def shown(text: str = RICH, broken: str = "build", **parts: object) -> dict[str, list[Any]]:
+    """Last prompt after the failure of a task."""
+    found = await played([reply()] * 5, text, broken={broken: 9}, **parts)  # type: ignore[arg-type]
+    return sections(found.prompts[-1])
+
+
+def prompts_of(plan: Plan, failed: str, size: int = 24_000) -> tuple[str, str]:
+    """The first prompt about a task of a plan of which nothing has run yet, and the one after a rejection."""
+
+    async def written() -> tuple[str, str]:
+        async with open_run(plan) as run:
+            trigger = TaskFailed(tasks=(TaskId(failed),), message=plan.goal.objective)
+            request = ReplanRequest((trigger,), run.view, 3, 0.0)
+            prompts = await PromptBuilder.for_request(request, size, Redactor().value)
+            rejected: list[JsonObject] = [{"why_not": plan.goal.objective, "changes": [plan.context]}] * 3
+            return prompts.render(), prompts.render(rejected)
+
+    return anyio.run(written)
+
+
+async def test_a_model_is_shown_all_that_a_replanner_needs():
+    """Goal, failure, state, results, tools with their availability, facts, limits and context are told, the rest is not."""
+    found = await shown(outputs={"fetch": {"sha": "abc"}})
+    assert found["goal"] == [{"objective": "Ship the release", "success_criteria": ["it can be installed"]}]
+    assert [(what["what"], what["tasks"]) for what in found["happened"]] == [("task-failed", ["build"])]
+    assert found["tasks"] == [
+        {
+            "id": "build",
+            "state": "FAILED",
+            "tool": "make",
+            "arguments": {"out": "dist"},
+            "depends_on": ["fetch"],
+            "error": {"kind": "error", "type": "RuntimeError", "message": "it is broken"},
+            "attempts": 1,
+            "waited_for_by": ["ship"],
+            "fallbacks": [{"tool": "cmake", "arguments": {"out": "x"}}],
+            "free_id": "build~2",
+        }
+    ]
+    assert [(other["id"], other["state"]) for other in found["around"]] == [("fetch", "DONE"), ("ship", "PENDING")]
+    assert found["results"] == [{"task": "fetch", "output": {"sha": "abc"}}]
+    shown_tools = [(tool["name"], tool["available"], tool.get("dangerous")) for tool in found["tools"]]
+    assert shown_tools == [("make", True, None), ("cmake", False, None), ("get", True, None), ("wipe", True, True)]
+    assert found["tools"][0]["parameters"] == {"out": "any"}
+    assert sorted(found["facts"]) == ["here", "quiet"]
+    assert [found["limits"][0][name] for name in ("resources", "budget")] == [{"cpu": 4.0}, {"calls": 9}]
+    assert found["context"] == [{"region": "north"}]
+    assert "--key" not in json.dumps(found)
+
+
+async def test_a_model_is_shown_what_was_tried_and_decided_before():
+    """The next prompt has earlier revisions with their outcomes, rejections with reasons, and the task's lineage."""
+    way = reply(candidate(replaced("build", "cmake")), candidate(replaced("build", "rm")))
+    found = await played([way, reply()], PLAN, broken={"build": 9, "new": 9}, cooldown=0)
+    seen = sections(found.prompts[1])
+    earlier = {name: value for one in reversed(seen["earlier"]) for name, value in one.items()}
+    assert (earlier["decided"], earlier["worked"], earlier["changed"][0]["kind"]) == ("execute", False, "replace")
+    assert "there is no tool 'rm'" in earlier["considered"][1]["rejected"]
+    assert seen["tasks"][0]["replaced_in_vain"][0]["id"] == "build"
+
+
+async def test_without_tasks_the_stuck_ones_are_shown():
+    """If no task can run and none is named, a model is shown the stuck tasks."""
+    found = await shown(PLAN, triggers=["goal-unreachable"], approval={"always_for": []})
+    assert [task["id"] for task in found["tasks"]] == ["build"]
+
+
+async def test_the_nearest_tasks_are_shown_of_a_long_plan():
+    """Of a long plan only what stands nearest to the failure is looked at, and the counts say how much there is."""
+    tasks = "".join(f"- {{id: t{n}, depends_on: [{f't{n - 1}' if n else ''}]}}\n" for n in range(1, 2_000))
+    plan = f"goal: {{objective: test}}\ntasks:\n- {{id: t0}}\n{tasks}"
+    found = await shown(plan, "t500")
+    near = [int(task["id"][1:]) for task in found["around"] if "id" in task]
+    assert near[:4] == [499, 501, 498, 502]
+    assert len(near) < MAX_TASKS
+    assert found["limits"][0]["tasks"]["PENDING"] == 1_499
+
+
+def test_work_grows_with_what_is_shown_not_with_the_plan():
+    """A prompt about a plan a hundred times as long calls about as many functions."""
+
+    async def calls(length: int) -> int:
+        tasks = [{"id": f"t{n}", "depends_on": [f"t{n - 1}"] if n else []} for n in range(length)]
+        calls: list[object] = []
+        async with open_run(Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})) as run:
+            request = ReplanRequest((TaskFailed(tasks=(TaskId("t300"),)),), run.view, 3, 0.0)
+            sys.setprofile(lambda frame, event, value: calls.append(event) if event == "call" else None)
+            (await PromptBuilder.for_request(request, 24_000, Redactor().value)).render()
+            sys.setprofile(None)
+        return len(calls)
+
+    assert anyio.run(calls, 60_000) <= 1.1 * anyio.run(calls, 600)
+
+
+def long_plan(fill: int) -> Plan:
+    """A plan with much of everything, whose texts are so long."""
+    text = "word " * (fill // 5)
+    return Plan.model_validate(
+        {
+            "goal": {"objective": text, "success_criteria": [text] * 3, "facts": [f"g{n}({text})" for n in range(3)]},
+            "context": {f"k{n}": text for n in range(30)},
+            "facts": [f"f{n}({text})" for n in range(200)],
+            "tools": [{"name": f"tool{n}", "description": text} for n in range(50)],
+            "tasks": [
+                {"id": f"t{n}", "tool": f"tool{n}", "goal": text, "arguments": {"a": [text] * 5}} for n in range(50)
+            ],
+        }
+    )
+
+
+@pytest.mark.parametrize("size", [MIN_PROMPT_CHARS, 9_000, 24_000, 60_000])
+@pytest.mark.parametrize("fill", [10, 400, 4_000])
+def test_a_prompt_is_never_longer_than_its_size(size, fill):
+    """Whatever there is to say, prompts fit; the goal, what happened and the task concerned are still in them."""
+    for prompt in prompts_of(long_plan(fill), "t7", size):
+        assert len(prompt) <= size
+        found = sections(prompt)
+        assert "objective" in found["goal"][0]
+        assert found["happened"][0]["what"] == "task-failed"
+        assert found["tasks"][0]["id"] == "t7"
+
+
+def test_what_is_cut_first_is_what_the_documentation_says():
+    """With less room, kinds of data disappear in the stated order, and where something is missing a line says how much."""
+    whole = sections(prompts_of(long_plan(100), "t7", 200_000)[0])
+    gone: list[str] = []
+    for size in range(80_000, MIN_PROMPT_CHARS, -2_000):
+        found = sections(prompts_of(long_plan(100), "t7", size)[0])
+        for name in whole:
+            marks = [value["cut"] for value in found[name] if isinstance(value, dict) and "cut" in value]
+            left = len(found[name]) - len(marks)
+            assert marks == ([f"{len(whole[name]) - left} more of these"] if left < len(whole[name]) else [])
+            if left == 0 and name not in gone:
+                gone.append(name)
+    assert gone == [name for name in CUT_ORDER if name in gone]
+    assert gone[:2] == ["context", "facts"]
+
+
+async def test_a_long_value_is_cut_where_it_is_marked():
+    """A long output is shown as far as there is room, and says at its end how long it was."""
+    found = await shown(PLAN, outputs={"fetch": {"log": "x" * 50_000, "code": 3}})
+    text = json.dumps(found["results"][0], ensure_ascii=False)
+    assert "… [cut: " in text
+    assert len(text) < 2_000
+    assert found["results"][0]["output"]["code"] == 3
+
+
+hostile = st.text(st.sampled_from("ab<>&/\"'{}[]:\n\r\t \\\u2028\u202e\ud800\U000e0041é\0\x1b"), max_size=40)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | hostile,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(hostile, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values, st.integers(0, 300))
+def test_data_stays_on_its_line_and_in_its_room(value, room):
+    """JSON stands on one line, without tags or hidden characters, and reads back the same; cut to its room it is marked."""
+    whole, short = (encode_data(truncate_value(value, most)) for most in (10_000, room))
+    for text in (whole, short):
+        assert text.isprintable()
+        assert not set("<>&") & set(text)
+        assert len(text.splitlines()) == 1
+    if "[cut: a number" not in whole:
+        assert json.loads(whole) == json.loads(json.dumps(value))
+    assert len(short) <= room + 600
+    assert len(short) <= len(whole) or "cut: " in short
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
+def test_what_is_nested_too_deep_is_marked(opening, closing):
+    """A value within twenty others is told; one that is nested deeper is marked as cut, however much room there is."""
+    assert "cut" not in encode_data(truncate_value(json.loads(opening * 20 + "1" + closing * 20), 10_000))
+    told = encode_data(truncate_value(json.loads(opening * 21 + "1" + closing * 21), 10_000))
+    assert told == opening * 20 + '"… [cut: nested deeper]"' + closing * 20
+
+
+@given(hostile, hostile, st.integers(MIN_PROMPT_CHARS, 30_000))
+def test_no_text_forges_a_tag(one, other, size):
+    """Whatever the texts of a plan hold, every tag stands once and every line between them is one value."""
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": clear(one)},
+            "context": {one: [other, {other: one}]},
+            "tasks": [{"id": "a", "arguments": {one: other}, "goal": clear(other)}, {"id": "b", "depends_on": ["a"]}],
+        }
+    )
+    for prompt in prompts_of(plan, "a", size):
+        assert len(prompt) <= size
+        tags = [line for line in prompt.splitlines() if line.startswith("<")]
+        assert len(set(tags)) == len(tags)
+        assert prompt.count("<") == len(tags) == prompt.count(">")
+        assert prompt.replace("\n", "").isprintable()
+
+
+def clear(text: str) -> str:
+    """A text without what a plan file may not hold."""
+    return "".join(c for c in text if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff").replace("${", "")
+
+
+@pytest.mark.parametrize("secret", [*((text, text) for text in BY_SHAPE), *BY_NAME], ids=lambda secret: secret[1][:16])
+def test_no_secret_is_in_a_prompt(secret):
+    """A secret in any text of a plan is taken out before a prompt is written, also where the text is cut."""
+    text, hidden = secret
+    said = clear(text.replace("\n", " "))
+    plan = Plan.model_validate(
+        {
+            "goal": {"objective": said, "success_criteria": ["x" * 900 + " " + said]},
+            "context": {"note": text, "log": ["y" * 350 + " " + text]},
+            "tools": [{"name": "t", "description": said}],
+            "tasks": [{"id": "a", "tool": "t", "goal": said, "arguments": {"text": text}, "name": said}],
+        }
+    )
+    for prompt in prompts_of(plan, "a"):
+        assert hidden not in prompt
+        assert encode_data(hidden).strip('"') not in prompt
+        assert "[redacted]" in prompt
