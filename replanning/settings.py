@@ -15,33 +15,7 @@ from replanning.plan.tasks import Budget, Retry, StrictModel
 from replanning.plan.types import to_seconds
 from replanning.plugins import installed_plugins
 
-__all__ = [
-    "AlternativeSettings",
-    "ApprovalSettings",
-    "BetterPathSettings",
-    "DecisionSettings",
-    "DecompositionSettings",
-    "EscalationSettings",
-    "ExecutionSettings",
-    "GlobalSettings",
-    "GoalSettings",
-    "HistorySettings",
-    "JudgeSettings",
-    "LLMSettings",
-    "LimitSettings",
-    "OverrideSettings",
-    "PlanRevisionSettings",
-    "PlanningReplanSettings",
-    "PlanningSettings",
-    "PriceSettings",
-    "RedactionSettings",
-    "ReflectionSettings",
-    "RevisionSettings",
-    "SequenceSettings",
-    "Settings",
-    "TimeoutSettings",
-    "Weights",
-]
+__all__ = ["Settings", "Weights"]
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 

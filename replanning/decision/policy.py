@@ -101,7 +101,7 @@ def find_objection(
     stuck = all(trigger.kind == "goal-unreachable" for trigger in request.triggers)
     if declined is not None and stuck and all(entry.started_at <= declined for entry in known):
         return "a person was asked about the same already"  # and kept the plan, which is stuck for that reason
-    # Since the providers were asked, a person may have approved one.
+    # Checked again, because a person may have approved a change since providers were asked.
     if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:
         return f"the limit of {limits.replans_per_run} replans per run is reached"
     for root in (live.entries[task_id].root if task_id in live.entries else task_id for task_id in targets):
@@ -113,7 +113,7 @@ def find_objection(
 def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
     """Return why a call of valid changes cannot help: its tool is unavailable, or it failed for the same task; else empty.
 
-    A call that failed may be made again after something else, or once what it needs was made true anew.
+    A failed call may be repeated if another new task runs first, or if a fact that it needs was made true since.
     """
     for tool in (view.tool(task.tool) for task in tasks_to_run(changes, view)):
         if tool is not None and not tool.available:

@@ -1,4 +1,4 @@
-"""Replanning of one run: triggers queue up, providers are asked about them, and decisions are applied one by one."""
+"""Replanning of one run: triggers queue up in groups, providers are asked, and decisions are applied one by one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from replanning.changes import AbortRun, PlanChange, target_task_ids
 from replanning.decision.answers import question_footprint
+from replanning.decision.grouping import group_triggers
 from replanning.decision.ledger import Fingerprint
 from replanning.decision.policy import Decision, ReplanPolicy
 from replanning.decision.staleness import PERSISTENT_KINDS, relevant_triggers, stale_reason
@@ -25,23 +26,20 @@ from replanning.journal.records import (
     DecisionMade,
     PlanRevised,
     QuestionAnswered,
-    QuestionAsked,
     Record,
     Trigger,
     TriggerAttached,
     TriggerDropped,
     TriggerFired,
-    normalised_cause,
 )
 from replanning.live.graph import TaskEntry
-from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
-from replanning.plan.types import QuestionId, ReplanId, TriggerId
+from replanning.plan.types import ReplanId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
 _ROUNDS_PER_CHECKPOINT: Final = 8
-"""Rounds of decisions that waited for nothing before the event loop gets a turn all the same."""
+"""After this many rounds the event loop gets a turn, even if nothing was awaited."""
 
 MAX_TRIGGERS_PER_ROUND: Final = 20
 """Most triggers that are decided in one round, so that the event loop gets its turns."""
@@ -49,11 +47,8 @@ MAX_TRIGGERS_PER_ROUND: Final = 20
 MAX_STALE_VIEWS: Final = 2
 """How often providers are asked again because the plan was edited while they were asked."""
 
-MAX_FOOTPRINT_TASKS: Final = 10_000
-"""Most tasks that are followed to learn which triggers concern the same tasks; beyond it, all of them do."""
-
 _AUTOMATIC_DECIDERS: Final = ("policy", "observe")
-"""Authors of decisions other than a person, or the deadline of a question."""
+"""Values of `by` in decisions that neither a person nor the deadline of a question made."""
 
 _HOLD_KINDS: Final = ("context-changed", "resource-changed")
 """Kinds of trigger that are fired before a task has failed."""
@@ -101,7 +96,7 @@ class Replanner:
         """Whether a trigger is being decided or will be, a person is being asked, or an answer is carried out."""
         if self._in_progress or self._waiting or self._questions.conversations:
             return True
-        live = self._lifecycle.live  # a repetition that nothing needs any more does not keep the run from its end
+        live = self._lifecycle.live  # a deferred trigger that is stale does not keep the run open
         deferred = any(not stale_reason(trigger, live) for trigger in self._deferred.values()) and not live.complete
         return deferred or bool(self._lifecycle.ledger.answers_by_replan)
 
@@ -147,8 +142,8 @@ class Replanner:
         """
         life, open_questions = self._lifecycle, self._lifecycle.ledger.open_questions.values()
         waiting = list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND))
-        current = [t for t in waiting if self._check_current(t) and not self._is_repetition(t)]
-        groups, parked = _group(current, life.live, open_questions)
+        current = [t for t in waiting if not self._drop_if_stale(t) and not self._drop_or_defer_repetition(t)]
+        groups, parked = group_triggers(current, life.live, open_questions)
         for trigger, question in parked:
             life.commit(TriggerAttached(question, trigger.id))
             del self._waiting[trigger.id]
@@ -165,21 +160,21 @@ class Replanner:
         self._waiting = {**again, **self._waiting}
         self._nonempty.set()
 
-    def _check_current(self, trigger: Trigger) -> bool:
-        """Return whether a trigger still holds; drop it if the plan has moved past it."""
+    def _drop_if_stale(self, trigger: Trigger) -> bool:
+        """Drop a trigger that the plan has moved past, and return whether it is no longer open."""
         if trigger.id not in self._lifecycle.ledger.open_triggers:
             self._waiting.pop(trigger.id, None)
-            return False
+            return True
         reason = stale_reason(trigger, self._lifecycle.live)
         if reason:
             self._lifecycle.commit(TriggerDropped(trigger.id, reason))
-        return not reason
+        return bool(reason)
 
-    def _is_repetition(self, trigger: Trigger) -> bool:
+    def _drop_or_defer_repetition(self, trigger: Trigger) -> bool:
         """Drop a trigger that was decided already, or put it off until the cooldown of its fingerprint is over."""
         life, ledger, mark = self._lifecycle, self._lifecycle.ledger, trigger.fingerprint
         if trigger.kind == "goal-unreachable":
-            # What was sought in vain for its tasks is in vain again, unless there is a person to ask.
+            # If no alternative was found for these tasks, none is sought again, unless a person can be asked.
             asks = self._questions.gate is not None and trigger.kind in life.settings.approval.always_for
             in_vain = bool(trigger.tasks) and ledger.sought_in_vain.keys() >= set(trigger.tasks) and not asks
             if in_vain or mark in ledger.last_decided:
@@ -301,7 +296,7 @@ class Replanner:
             for attempt in range(MAX_STALE_VIEWS + 1):
                 try:
                     if attempt:  # the plan was edited meanwhile: providers are asked again about current triggers
-                        triggers = [trigger for trigger in triggers if self._check_current(trigger)]
+                        triggers = [trigger for trigger in triggers if not self._drop_if_stale(trigger)]
                     if triggers:
                         last = attempt == MAX_STALE_VIEWS
                         ranked = await self._generator.generate(triggers, life, began=began, last=last)
@@ -315,11 +310,11 @@ class Replanner:
             try:
                 if failure is not None:
                     raise failure
-                triggers = [t for t in triggers if self._check_current(t)] if life.end is None else []
+                triggers = [t for t in triggers if not self._drop_if_stale(t)] if life.end is None else []
                 if triggers and ranked is not None:  # otherwise an edit has settled the matter meanwhile
                     before, ranked = ranked, ranked if ranked.version == life.live.version else ranked.rank()
                     if before.has_usable and not ranked.has_usable:
-                        self._put_back(triggers)  # a decision just before is in the way: providers are asked again
+                        self._put_back(triggers)  # the change of an earlier group is in the way: ask again
                     else:
                         with life.batch():
                             self._decide(replan, triggers, ranked, began)
@@ -384,7 +379,7 @@ class Replanner:
         live = self._lifecycle.live
         left = {t.id: t.tasks for t in triggers if t.kind in PERSISTENT_KINDS and not stale_reason(t, live)}
         targets = set(target_task_ids(tuple(changes)))
-        # Fewer tasks must be left each time that the rest is considered again, so that this ends.
+        # Triggers stay open only if this round made progress; otherwise it would never end.
         fewer = len(left) < len(triggers) or any(not targets.isdisjoint(tasks) for tasks in left.values())
         return [trigger for trigger in triggers if trigger.id not in left] if fewer else triggers
 
@@ -396,7 +391,7 @@ class _Turns:
         count: the number of groups.
 
     Attributes:
-        waiting: set when it is the turn of a group; empty for a single one.
+        waiting: one event for each group, set when it is its turn; empty if there is only one group.
         error: the failure of the store, or the end of the run, that a group came upon.
     """
 
@@ -417,53 +412,3 @@ class _Turns:
         """Let the next group have its turn."""
         for following in self.waiting[index + 1 : index + 2]:
             following.set()
-
-
-def _group(
-    triggers: Sequence[Trigger], live: LivePlan, asked: Iterable[QuestionAsked]
-) -> tuple[list[list[Trigger]], list[tuple[Trigger, QuestionId]]]:
-    """Return groups of triggers with a common cause or overlapping footprints, and those that wait for open questions.
-
-    The footprint of a trigger is its tasks with everything that depends on them; each task is followed once for all.
-    """
-    groups = list(range(len(triggers)))
-
-    def find(group: int) -> int:
-        while groups[group] != group:
-            groups[group] = group = groups[groups[group]]
-        return group
-
-    causes: dict[tuple[str, ...], int] = {}
-    starts = [[live.entry(task_id) for task_id in trigger.tasks if task_id in live] for trigger in triggers]
-    for index, trigger in enumerate(triggers):
-        for failure in (entry.failure for entry in starts[index] if entry.failure is not None):
-            cause = trigger.kind, failure.type, normalised_cause(failure.message)
-            groups[find(index)] = find(causes.setdefault(cause, index))
-    held = {task_id: question.question for question in asked for task_id in question.holds}
-    waiting: dict[int, QuestionId] = {}
-    followed: dict[TaskEntry, int] = {}
-    for index, trigger in enumerate(triggers) if held or len(set(map(find, groups))) > 1 else ():
-        asks = trigger.kind not in ("goal-unreachable", "human-request")
-        stack, own = starts[index], []
-        while stack and index not in waiting:
-            entry = stack.pop()
-            other = followed.get(entry) if len(followed) < MAX_FOOTPRINT_TASKS else 0
-            if asks and entry.id in held:
-                waiting[index] = held[entry.id]
-            elif other is not None:
-                groups[find(index)] = find(other)
-            else:
-                followed[entry] = index
-                own.append(entry)
-                replaced: TaskEntry | None = entry
-                while replaced is not None:
-                    stack += replaced.dependents
-                    replaced = replaced.sink_of
-        if index in waiting:  # others do not overlap with what it touches
-            for entry in own:
-                del followed[entry]
-    together: dict[int, list[Trigger]] = {}
-    for index, trigger in enumerate(triggers):
-        if index not in waiting:
-            together.setdefault(find(index), []).append(trigger)
-    return list(together.values()), [(triggers[index], question) for index, question in waiting.items()]
