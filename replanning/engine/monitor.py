@@ -100,8 +100,7 @@ class PlanMonitor:
                 plugin = load_plugin("triggers", spec)
                 make = getattr(plugin, "for_settings", None)
                 spec = plugin() if make is None else make(life.settings)  # noqa: PLW2901 - the detector of that name
-            if spec.name in triggers or self._detector_specs is not None:
-                detectors.append(spec)
+            detectors.append(spec)
         watch = RunWatch(life, detectors, self)
         self._watches[life.run_id] = watch
         if self._event_names:

@@ -515,7 +515,7 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: warned\nVersion: 1.0\n")
     points = "[replanning.triggers]\nwarning-found = warned:WarningDetector\n"
-    points += "unread-kind = unread:UnreadKind\nbroken-kind = nowhere:Detector\n"
+    points += "warnings = warned:WarningDetector\nunread-kind = unread:UnreadKind\nbroken-kind = nowhere:Detector\n"
     (info / "entry_points.txt").write_text(points)
     (folder / "unread.py").write_text(UNREAD)
     (folder / "warned.py").write_text(PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
@@ -529,7 +529,7 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("make_store", [journal.SqliteStore, journal.JsonlStore])
 async def test_kinds_of_others(warned: Path, make_store: Callable[[Path], RunStore]) -> None:
     """A trigger of an installed kind is journaled without secrets, read back in its class, and decided after a resume."""
-    settings = Settings.model_validate({"triggers": ["warning-found"], "approval": {"always_for": ["warning-found"]}})
+    settings = Settings.model_validate({"triggers": ["warnings"], "approval": {"always_for": ["warning-found"]}})
     tasks = made("  - {id: a}\n  - {id: b}")
     async with VirtualClock() as clock:
         slow = ScriptedProvider(lambda request: returns([], after=100), clock=clock)
