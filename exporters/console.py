@@ -91,7 +91,7 @@ def _describe_body(body: RecordBody) -> str:
         case RunEnded():
             return f"{body.status}: {body.reason}"
         case AttemptFailed():
-            return f"{body.attempt} {body.failure.type}: {body.failure.message}"
+            return f"{body.attempt} {body.failure}"
         case AttemptTimedOut():
             return f"{body.attempt} after {body.timeout:g} s"
         case TriggerFired():

@@ -187,7 +187,7 @@ class PromptBuilder:
             yield from (task for task in self._view.tasks() if task.id not in seen)
 
     def _triggers(self) -> Iterator[JsonValue]:
-        hidden = {"kind", "id", "run", "at", "root", "cause", "revision"}
+        hidden = {"kind", "id", "run", "at", "root", "cause", "revision", "traceback"}
         triggers: Sequence[Trigger] = self._request.triggers[:_MAX_TRIGGERS]
         for trigger in triggers:
             yield {"what": trigger.kind, **trigger.model_dump(mode="json", exclude=hidden, exclude_defaults=True)}

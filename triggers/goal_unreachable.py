@@ -44,6 +44,7 @@ class GoalUnreachableDetector:
             cause=hashlib.sha256("\n".join([*causes, *missing]).encode()).hexdigest()[:16],
             reason=one_line(reason, 300),
             missing_facts=missing,
+            traceback=next((task.failure.traceback for task in blocking if task.failure is not None), ""),
         )
 
 

@@ -43,7 +43,7 @@ class TaskFailedDetector:
                 reason = f"{label} cannot be given its arguments: {failure.message}"
             case _:
                 times = f" after {task.attempts} attempts" if task.attempts > 1 else ""
-                reason = f"{label} failed{times}: {failure.type}: {failure.message}"
+                reason = f"{label} failed{times}: {failure}"
         yield TaskFailed(
             tasks=(task.id,),
             root=task.root,
@@ -54,6 +54,7 @@ class TaskFailedDetector:
             attempts=task.attempts,
             transient=failure.transient,
             interrupted=failure.kind == "interrupted",
+            traceback=failure.traceback,
         )
 
 

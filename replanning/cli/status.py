@@ -45,6 +45,7 @@ from replanning.history.wording import (
     format_time,
     pluralise,
     printable_line,
+    printable_lines,
 )
 from replanning.journal import InboxMessage, RunInfo, RunOpened, RunStore
 from replanning.journal.records import (
@@ -67,6 +68,8 @@ commands = Program()
 
 POLL_INTERVAL: Final = 0.1
 """Seconds between two reads of the journal while a command waits for the run to react."""
+
+_MAX_FAILURES: Final = 8
 
 PendingQuestion = tuple[Question, InboxMessage | None]
 """An open question, with the answer that was posted for it, if the run has not read that yet."""
@@ -208,6 +211,7 @@ def _status_json(report: RunStatusReport, now: float) -> JsonObject:
         "tasks": {str(state): number for state, number in report.task_counts.items()},
         "held": [{"task": task.id, "question": task.question} for task in report.held_tasks],
         "running": running,
+        "failed": [{"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()],
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
         "budget": report.budget.model_dump(mode="json"),
@@ -242,6 +246,9 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
         left = f", {_age(task.deadline, now)} left" if task.deadline is not None else ""
         yield f"  cut off   {label}, started {age} ago" if abandoned else f"  running   {label}, for {age}{left}"
     held = {task.question: task.id for task in report.held_tasks}
+    for task_id, failure in list(report.failures.items())[:_MAX_FAILURES]:
+        yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"
+        yield from (f"            {line}" for line in printable_lines(failure.traceback))
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""

@@ -18,6 +18,7 @@ from replanning.history.wording import (
     goal_line,
     pluralise,
     printable_line,
+    printable_lines,
     trigger_cause,
     trigger_kinds_text,
     trigger_line,
@@ -104,6 +105,7 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
             rejected.append(f"… and {len(entry.rejected) - _MAX_ITEMS} more")
         sections += [
             ("Cause", _limited_lines([trigger_line(trigger) for trigger in entry.triggers])),
+            ("Traceback", printable_lines(next(filter(None, (t.traceback for t in entry.triggers)), ""))),
             ("Candidates", candidates or ["none"]),
             ("Rejected", rejected),
             ("Notes", _limited_lines([printable_line(note) for note in entry.notes])),

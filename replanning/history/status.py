@@ -13,7 +13,7 @@ from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
 from replanning.journal.owner import is_lease_free
-from replanning.journal.records import QuestionAsked, Record, RunOpened, Usage
+from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
 from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
@@ -48,6 +48,7 @@ class RunStatusReport:
         task_counts: number of tasks per state, of the tasks that are now part of the plan.
         held_tasks: tasks of planning mode that wait for a person; their state is FAILED until the answer.
         running_tasks: tasks that are being executed.
+        failures: the last failure of each task that has failed and waits for nobody.
         questions: open questions to people.
         replans: number of applied replans.
         spent: usage counted by the budget; `budget` is the limit.
@@ -66,6 +67,7 @@ class RunStatusReport:
     task_counts: Mapping[TaskState, int]
     held_tasks: tuple[HeldTask, ...]
     running_tasks: tuple[RunningTask, ...]
+    failures: Mapping[TaskId, Failure]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -183,6 +185,11 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
         running_tasks=tuple(
             RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING
         ),
+        failures={
+            e.id: e.failure
+            for e in live
+            if e.state is TaskState.FAILED and not e.removed and e.failure and e.failure.type != HELD_FAILURE_TYPE
+        },
         questions=tuple(build_question(asked, info.run, live, ledger) for asked in ledger.open_questions.values()),
         replans=ledger.applied_count,
         spent=ledger.budget_tracker.spent,

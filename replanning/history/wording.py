@@ -37,6 +37,11 @@ def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
 
 
+def printable_lines(text: str) -> list[str]:
+    """Return the lines of a text, each printable and with its indentation."""
+    return [" " * (len(line) - len(line.lstrip())) + printable_line(line) for line in text.splitlines()]
+
+
 def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%SZ") -> str:
     """Return a time, in seconds since the epoch, as `2026-03-01 12:00:03Z`."""
     try:

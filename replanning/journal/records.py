@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, get_args
 
@@ -66,13 +66,17 @@ class Failure:
     `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
     prepared the attempt (`condition`, `arguments`) or stored its result (`output`). A judge's verdict is
     `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
-    `blocked` (a person must act).
+    `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
     """
 
     type: str
     message: str
     transient: bool = False
     kind: FailureKind = "error"
+    traceback: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return self.message if self.message.startswith(f"{self.type}: ") else f"{self.type}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +356,8 @@ class TriggerEvent(BaseModel):
 
     `tasks` are the tasks concerned, `root` is the root of their lineage, `cause` the normalised cause. Kind, root and
     cause form the fingerprint that identifies repetitions. A trigger that is read from a journal while its class is
-    not installed is a plain `TriggerEvent`, with the further fields in `model_extra`.
+    not installed is a plain `TriggerEvent`, with the further fields in `model_extra`. `traceback` is that of the first
+    failed task.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -365,6 +370,7 @@ class TriggerEvent(BaseModel):
     root: TaskId | None = None
     cause: str = ""
     reason: str = ""
+    traceback: str = ""
 
     @property
     def fingerprint(self) -> tuple[str, str, str]:

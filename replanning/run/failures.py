@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from pathlib import Path
+from traceback import TracebackException
 from typing import Final
+
+import anyio
 
 from replanning.errors import NotAccepted, StoreError, TransientError
 from replanning.journal.records import Failure
 from replanning.live.graph import TaskEntry
+from replanning.plan.redaction import Redactor
 from replanning.run.event_loop import describe_error, error_message
 from replanning.settings import Settings
 
@@ -22,7 +27,15 @@ _MAX_DELAY_SECONDS: Final = 3600.0
 _MAX_DOUBLINGS: Final = 62
 """By then every delay has reached the maximum, and a float still holds it."""
 
-_MAX_MESSAGE_CHARS: Final = 8_000
+MAX_MESSAGE_CHARS: Final = 8_000
+
+MAX_TRACEBACK_CHARS: Final = 4_000
+
+_REDACTION_MARGIN: Final = 1_000
+
+_MAX_FRAMES: Final = 30
+
+_HIDDEN_FRAMES: Final = (f"{Path(__file__).parents[1]}{os.sep}", anyio.__path__[0] + os.sep)
 
 _MAX_WRAPPED_ERRORS: Final = 5
 
@@ -85,24 +98,41 @@ def failure_from(
         is_transient: decides about the rest.
     """
     if isinstance(error, str):
-        failure = Failure("Error", error)
-    elif isinstance(error, NotAccepted):
-        failure = Failure("NotAccepted", error_message(error), kind=error.kind)
-    else:
-        message = error_message(error)
-        if isinstance(error, BaseExceptionGroup):
-            parts = [failure_from(part) for part in error.exceptions]
-            message = f"{message}: " + "; ".join(f"{part.type}: {part.message}" for part in parts)
-        try:
-            transient = _may_pass(error, retry_on, idempotent, is_transient)
-        except Exception as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
-            transient, message = False, f"{message} (whether it may pass cannot be told: {describe_error(problem)})"
-        failure = Failure(type(error).__name__, message, transient)
-    message, half = failure.message, _MAX_MESSAGE_CHARS // 2
-    if len(message) <= _MAX_MESSAGE_CHARS:
-        return failure
-    left_out = f"\n[... {len(message) - 2 * half} characters left out ...]\n"
-    return replace(failure, message=f"{message[:half]}{left_out}{message[-half:]}")
+        return Failure("Error", error)
+    message = error_message(error)
+    if isinstance(error, NotAccepted):
+        return Failure("NotAccepted", message, kind=error.kind)
+    if isinstance(error, BaseExceptionGroup):
+        message = f"{message}: " + "; ".join(str(failure_from(part)) for part in error.exceptions)
+    try:
+        if len(error.args) == 1 and message == repr(error.args[0]):  # a key says little without its KeyError
+            message = f"{type(error).__name__}: {message}"
+        transient = _may_pass(error, retry_on, idempotent, is_transient)
+    except Exception as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
+        transient, message = False, f"{message} (whether it may pass cannot be told: {describe_error(problem)})"
+    return Failure(type(error).__name__, message, transient, traceback=format_traceback(error))
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback of an exception and of its causes, without the frames of this library and of anyio.
+
+    Values of variables are not in it. Where no frame remains, there is none.
+    """
+    parts = [TracebackException.from_exception(error, limit=-_MAX_FRAMES, lookup_lines=False)]
+    for part in parts:
+        part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_HIDDEN_FRAMES)]
+        parts += filter(None, (part.__cause__, part.__context__, *(part.exceptions or ())))
+    return "".join(parts[0].format()) if any(part.stack for part in parts) else ""
+
+
+def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
+    """Return a text without secrets; of a long one the beginning and the end."""
+    half, margin = most // 2, _REDACTION_MARGIN
+    if len(text) <= most + 2 * margin and len(clean := redactor.text(text)) <= most:
+        return clean
+    # A part may be cut within a secret, which is not recognised then.
+    head, tail = redactor.text(text[: half + margin])[:-margin], redactor.text(text[-half - margin :])[margin:]
+    return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
 
 
 def _may_pass(

@@ -6,6 +6,7 @@ A failing store is waited for.
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -69,7 +70,15 @@ from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import LoopThread, Timer, describe_error
-from replanning.run.failures import IsTransient, failure_from, schedule_retry
+from replanning.run.failures import (
+    MAX_MESSAGE_CHARS,
+    MAX_TRACEBACK_CHARS,
+    IsTransient,
+    failure_from,
+    format_traceback,
+    redact_bounded,
+    schedule_retry,
+)
 from replanning.settings import Settings
 from replanning.telemetry.tracer import RunTracer
 
@@ -92,6 +101,8 @@ _REDACTED_ARGUMENT_MESSAGE: Final = (
 )
 
 _new_tuple = tuple.__new__
+
+_log: Final = logging.getLogger("replanning")
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 
@@ -291,8 +302,10 @@ class Lifecycle:
 
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, without secrets."""
-        text = error if isinstance(error, str) else describe_error(error)
-        self.commit_or_defer(ErrorContained(where, self.redactor.text(text)[:_MAX_ERROR_CHARS]))
+        text, traceback = (error, "") if isinstance(error, str) else (describe_error(error), format_traceback(error))
+        text = self.redactor.text(text)[:_MAX_ERROR_CHARS]
+        _log_problem(logging.ERROR, f"{where}: {text}", redact_bounded(traceback, MAX_TRACEBACK_CHARS, self.redactor))
+        self.commit_or_defer(ErrorContained(where, text))
 
     def past_outcomes(self, tool: str) -> Sequence[bool]:
         """Return outcomes as evidence of success, oldest first: of a tool in this run, then in earlier runs.
@@ -621,7 +634,10 @@ class Lifecycle:
         message, kind = failure.message, failure.kind
         if kind == "unfinished" and entry.continuations + 1 >= (most := self.settings.judge.max_iterations):
             message, kind = f"still unfinished after {most} attempts (judge.max_iterations): {message}", "blocked"
-        failure = Failure(failure.type, self.redactor.text(message), failure.transient, kind)
+        message = redact_bounded(message, MAX_MESSAGE_CHARS, self.redactor)
+        traceback = redact_bounded(failure.traceback, MAX_TRACEBACK_CHARS, self.redactor)
+        failure = Failure(failure.type, message, failure.transient, kind, traceback)
+        _log_problem(logging.WARNING, f"attempt {attempt_id} failed: {failure}", failure.traceback)
         now, chance = self.clock.now(), self._chance()
         retry_at, exhausted = schedule_retry(entry, failure, self.settings, now=now, chance=chance)
         if retry_at is not None:
@@ -803,6 +819,12 @@ class Lifecycle:
                 trace = self.spans.attempt_trace(attempt_id)
                 self.commit_or_defer(AttemptTimedOut(attempt_id, entry.id, timeout, retry_at, trace))
         self.after_observation()
+
+
+def _log_problem(level: int, text: str, traceback: str) -> None:
+    """Log what a run has met, where the program has set up logging; people without it read the journal."""
+    if _log.hasHandlers():
+        _log.log(level, "%s", f"{text}\n{traceback}".rstrip())
 
 
 _UNSTORABLE_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"

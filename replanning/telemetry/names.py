@@ -19,6 +19,8 @@ APPLY_SPAN: Final = "replanning.apply"
 OPERATION_NAME: Final = "gen_ai.operation.name"
 AGENT_NAME: Final = "gen_ai.agent.name"
 ERROR_TYPE: Final = "error.type"
+EXCEPTION_EVENT: Final = "exception"
+EXCEPTION_ATTRIBUTES: Final = ("exception.type", "exception.message", "exception.stacktrace")
 
 # Attributes of the general conventions for a call of a language model
 LLM_PROVIDER_NAME: Final = "gen_ai.provider.name"

@@ -283,7 +283,12 @@ class OTelRunTracer(RunTracer):
                         span.set_attribute(names.TASK_OUTPUT, writer.redact_json(body.output, redacted=True))
                     writer.end(span, at)
             case AttemptFailed():
-                error = (body.failure.type, body.failure.message)
+                failure = body.failure
+                error = (failure.type, failure.message)
+                if failure.traceback and (span := self._attempt_spans.get(body.attempt)) is not None:
+                    values = (failure.type, writer.redact_text(failure.message), failure.traceback)
+                    event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
+                    span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
                 self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
             case AttemptTimedOut():
                 error = ("timeout", f"not finished after {body.timeout:g} s")

@@ -220,7 +220,7 @@ def test_why() -> None:
     assert "run one: r1" in call("why", "1")
     assert "run one: r1" in call("why", "one", "r1")
     text = call("why", "one", "2")
-    assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == ["Cause", "Candidates", "Decision", "Plan"]
+    assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == ["Cause", "Traceback", "Candidates", "Decision", "Plan"]
     assert "self-assessment 0.90, past success" in text
     found = data("why", "1")
     assert (found["executed"], found["rule"], found["diff"][0]) == (True, "confident", "- a [FAILED]")

@@ -132,6 +132,11 @@ def test_no_address(address: str) -> None:
     assert "http://localhost:4318" in str(caught.value)
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the exporter has logged."""
+    return [record.message for record in caplog.records if record.name == LOG]
+
+
 async def test_headers(collector: Collector) -> None:
     """Headers that the collector wants are sent with every request."""
     await send(OtlpExporter(collector.url, headers={"x-key": "abc"}))
@@ -153,7 +158,7 @@ async def test_dead_collector(nowhere: str, caplog: pytest.LogCaptureFixture) ->
     exporter = OtlpExporter(nowhere, timeout=0.1)
     await repaired(exporter)
     assert exporter.problem.startswith(f"9 spans could not be sent to {nowhere}; is a collector listening there?")
-    assert [(record.name, record.message) for record in caplog.records] == [(LOG, exporter.problem)]
+    assert said(caplog) == [exporter.problem]
 
 
 async def test_absent_collector_is_not_waited_for(nowhere: str) -> None:
@@ -168,7 +173,7 @@ async def test_collector_that_refuses(caplog: pytest.LogCaptureFixture) -> None:
     with HttpServer(lambda request: (403, {}, b"")) as collector:
         exporter = OtlpExporter(collector.url)
         await repaired(exporter)
-    assert ("403" in exporter.problem, len(caplog.records)) == (True, 1)
+    assert ("403" in exporter.problem, len(said(caplog))) == (True, 1)
 
 
 async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +190,7 @@ async def test_stuck_collector(caplog: pytest.LogCaptureFixture) -> None:
         exporter = OtlpExporter(collector.url, timeout=600, close_limit=0.05)
         await repaired(exporter)
     assert exporter.problem == f"{collector.url} did not take all spans within 0.05 s at the end; the rest is lost"
-    assert len(caplog.records) == 1
+    assert len(said(caplog)) == 1
 
 
 async def test_closing_twice(collector: Collector) -> None:

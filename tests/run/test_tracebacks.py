@@ -1,0 +1,92 @@
+"""What a failure leaves behind for the person who looks for its cause."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from replanning import ReplanningEngine, Settings, Task, TaskContext, open_run
+from replanning.journal import AttemptFailed, Failure, MemoryStore, SqliteStore
+from replanning.journal.records import load_body
+from replanning.testing import ScriptedProvider
+from tests.support.cli import answer, cli
+from tests.support.resume import RUN
+from tests.support.runs import bodies, chain
+from tests.support.tracing import Spans
+
+SECRET = "hunter2hunter2hunter2"
+LOG = logging.getLogger("replanning")
+
+
+async def look_up(task: Task, context: TaskContext) -> None:
+    """Fail within a task group, with a secret in a variable, in a line of source and in the message of the cause."""
+    secret = SECRET
+    try:
+        {}["hunter2" + f"{secret}"]
+    except KeyError as error:
+        async with anyio.create_task_group():
+            password = "sk-abcdefghijklmnopqrstuvwxyz"  # noqa: F841
+            raise KeyError("url") from error
+
+
+def check(text: str) -> None:
+    """The frames of the work and of its cause are shown, and none of a library, and no secret."""
+    assert "in look_up" in text
+    assert 'raise KeyError("url") from error' in text
+    assert "direct cause of the following exception" in text
+    assert "KeyError: 'url'" in text
+    assert not any(hidden in text for hidden in ("anyio/", "replanning/run/", "hunter2hunter2", "sk-abc")), text
+
+
+async def test_a_traceback_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The journal, the log, the span, `why` and `status` show the traceback of a failed attempt, and a key's type."""
+    spans = Spans()
+    settings = Settings.model_validate({"redaction": {"patterns": [SECRET]}})
+    provider = ScriptedProvider([[]])
+    with closing(SqliteStore(tmp_path / "h.db")) as store:
+        engine = ReplanningEngine([provider], store=store, settings=settings, tracer_provider=spans.provider)
+        result = await engine.execute(chain("a"), look_up)
+        (failed,) = bodies(store, result.run, AttemptFailed)
+    assert result.reason.endswith("(1 sub-exception): KeyError: 'url')")
+    (event,) = [event for span in spans.finished for event in span.events]
+    for arguments in (["why"], ["status", result.run]):
+        check(cli(tmp_path, *arguments, "--store", "h.db").stdout)
+    check(answer(tmp_path, "why", "--store", "h.db")["triggers"][0]["traceback"])
+    check(answer(tmp_path, "status", result.run, "--store", "h.db")["failed"][0]["traceback"])
+    for text in (failed.failure.traceback, caplog.text, str((event.attributes or {})["exception.stacktrace"])):
+        check(text)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_contained_error_is_logged(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error that goes no further is logged with its traceback; without logging nothing appears on standard error."""
+    engine = ReplanningEngine([ScriptedProvider([[]])])
+    engine.monitor.on(AttemptFailed, lambda event: {}["listened"])
+    await engine.execute(chain("a"), look_up)
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "KeyError('listened')" in record.message
+    assert 'lambda event: {}["listened"]' in record.message
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LOG, "propagate", False)
+        await engine.execute(chain("a"), look_up)
+    assert capsys.readouterr().err == ""
+
+
+async def test_long_and_missing_tracebacks() -> None:
+    """A long traceback keeps its ends without half a secret; an error that was not raised, or an older journal, has none."""
+    store = MemoryStore()
+    long = "x" * 10 + "y" * 1_980 + " sk-" + "a" * 40 + " y" * 4_500 + "end"
+    async with open_run(chain("a", "b"), store=store, run_id=RUN) as run:
+        run.failed(run.started("a"), Failure("Odd", "long", traceback=long))
+    (failed,) = bodies(store, RUN, AttemptFailed)
+    shown = failed.failure.traceback
+    assert (shown[:10], shown[-3:], "sk-" in shown, len(shown) < 4_100) == ("x" * 10, "end", False, True)
+    older = load_body("attempt-failed", '{"attempt":"a#1","task":"a","failure":{"type":"E","message":"m"}}')
+    assert isinstance(older, AttemptFailed)
+    assert (older.failure.traceback, str(older.failure)) == ("", "E: m")
