@@ -9,13 +9,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
+from replanning.history.wording import format_time
 from replanning.journal import (
     AttemptSucceeded,
     PlanningNoted,
@@ -60,6 +60,8 @@ _TEXT_LIMITS: Final = (2_000, 400, 100, 20)
 
 _redactor: Final = Redactor()
 
+_format_time: Final = partial(format_time, form="%Y-%m-%d %H:%M:%S UTC")
+
 
 def plain_line(text: str, limit: int) -> str:
     """Return a text on one line, without secrets and invisible characters, cut to `limit`."""
@@ -97,11 +99,6 @@ def markdown_list(name: str, texts: Iterable[str], limit: int, *, after: str = "
     more = [f"… and {len(lines) - _MAX_LIST_ITEMS} more"] if len(lines) > _MAX_LIST_ITEMS else []
     items = enumerate(lines[:_MAX_LIST_ITEMS] + more, 1)
     return "\n".join([f"**{name}**{after}:", *(f"{f'{n}.' if numbered else '-'} {item}" for n, item in items)])
-
-
-def format_time(at: float) -> str:
-    """Return a time in UTC as text."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class NoticeKind(StrEnum):
@@ -167,7 +164,7 @@ class Notice:
             hint: instructions for answering, in Markdown; shown below questions.
         """
         asks = self.kind in (NoticeKind.CLARIFICATION, NoticeKind.QUESTION)
-        end = [hint] * (asks and bool(hint)) + [f"*{format_time(self.at)}*", str(self.marker(run))]
+        end = [hint] * (asks and bool(hint)) + [f"*{_format_time(self.at)}*", str(self.marker(run))]
         text = ""
         for limit in _TEXT_LIMITS:
             text = "\n\n".join([f"## {HEADINGS[self.kind]}", *self.build(limit), *end])
@@ -276,7 +273,7 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
 
     decision = held.considered.decision if held.considered is not None else None
     context = decision.reasoning if decision is not None else held.text
-    by = f" by {format_time(held.due)}" if held.due is not None else ""
+    by = f" by {_format_time(held.due)}" if held.due is not None else ""
 
     def clarification(limit: int) -> Paragraphs:
         paragraphs = [
@@ -340,7 +337,7 @@ def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_CO
             )
         )
     if revisions >= 2:
-        started = f"(started at {format_time(plan.at)})"
+        started = f"(started at {_format_time(plan.at)})"
         tail = f"*{_progress(plan)}*\n*Plan Revisions: {revisions} times*\n*Current Plan: #{plan.number} {started}*"
     mark = str(Marker(CHECKLIST_KIND, run))
     left = room - len(head) - len(tail) - len(mark) - 6
@@ -353,7 +350,7 @@ def render_checklist(plans: Sequence[PlanProgress], run: str, room: int = MAX_CO
 def progress_line(plans: Sequence[PlanProgress]) -> str:
     """Return the progress of the current plan on a single line."""
     plan = plans[-1]
-    revision = f" | Revision: #{plan.number - 1} at {format_time(plan.at)}" if plan.number > 1 else ""
+    revision = f" | Revision: #{plan.number - 1} at {_format_time(plan.at)}" if plan.number > 1 else ""
     return f"{_progress(plan)}{revision}"
 
 
@@ -415,7 +412,7 @@ def _details_block(sections: Sequence[str], gone: int, short: int) -> str:
 def _plan_section(plan: PlanProgress, *, tasks: bool) -> str:
     """Return an earlier plan with its reason and progress."""
     parts = [
-        f"### Plan {plan.number} (started at {format_time(plan.at)})",
+        f"### Plan {plan.number} (started at {_format_time(plan.at)})",
         markdown_field("Reason", plan.reason or "the initial plan", _MAX_REASON_CHARS if tasks else 100),
         "\n".join(_task_item(step, _TASK_TEXT_LIMITS[0]) for step in plan.steps) if tasks else "",
         f"*{_progress(plan)}*",

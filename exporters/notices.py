@@ -465,7 +465,15 @@ class ConsoleNotifier(Exporter):
         Raises:
             StoreError: the journal of the run cannot be read.
         """
-        notices = self._runs.get(run) or self._replay(run, record)
+        notices = self._runs.get(run)
+        if notices is None:  # nothing from before the record is printed
+            notices = self._runs[run] = RunNotices(run)
+            for past in self._journals.records_until(run, 0, record):
+                if past is not record:
+                    notices.fold(past)
+            notices.pending.clear()
+            notices.checklist_changed = False
+            self._progress[run] = notices.progress()
         for past in self._journals.records_until(run, notices.seq, record):
             notices.fold(past)
         lines = [notice.line() for notice in notices.pending]
@@ -480,14 +488,3 @@ class ConsoleNotifier(Exporter):
         stream = self._stream if self._stream is not None else sys.stderr
         stream.writelines(f"{line}\n" for line in lines)
         stream.flush()
-
-    def _replay(self, run: RunId, record: Record) -> RunNotices:
-        """Return the state of a run before a record, with nothing left to print."""
-        notices = self._runs[run] = RunNotices(run)
-        for past in self._journals.records_until(run, 0, record):
-            if past is not record:
-                notices.fold(past)
-        notices.pending.clear()
-        notices.checklist_changed = False
-        self._progress[run] = notices.progress()
-        return notices

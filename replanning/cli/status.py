@@ -418,7 +418,21 @@ def _answer(
             question.id, verdict, by=by, choice=choice - 1, changes=changes, comment=options.comment
         )
         about: JsonObject = {"question": question.id, "verdict": verdict}
-        _report_outcome(store, info, lambda bodies: _answer_outcome(bodies, question), options, about)
+
+        def outcome(bodies: list[RecordBody]) -> str:
+            for number, body in enumerate(bodies):
+                if isinstance(body, AnswerRefused) and body.question == question.id:
+                    refuse(f"it was not taken: {body.reason}")
+                if isinstance(body, QuestionAnswered) and body.question == question.id:
+                    if body.verdict == "withdrawn" or body.by == "timeout":
+                        closed = f"it was closed before: {body.verdict} by {body.by}"
+                        refuse(f"it was not taken: {body.comment or closed}")
+                    later = (body.decision for body in bodies[number:] if isinstance(body, DecisionMade))
+                    decision = next(later, "")
+                    return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
+            return ""
+
+        _report_outcome(store, info, outcome, options, about)
 
 
 @commands.command(
@@ -547,19 +561,6 @@ def resume(
     from replanning.cli.run import resume_plan
 
     raise typer.Exit(resume_plan(info.run, opened, options, revision))
-
-
-def _answer_outcome(bodies: list[RecordBody], question: Question) -> str:
-    """Return how a run reacted to an answer, "" if it has not yet; end the command where it refused the answer."""
-    for number, body in enumerate(bodies):
-        if isinstance(body, AnswerRefused) and body.question == question.id:
-            refuse(f"it was not taken: {body.reason}")
-        if isinstance(body, QuestionAnswered) and body.question == question.id:
-            if body.verdict == "withdrawn" or body.by == "timeout":
-                refuse(f"it was not taken: {body.comment or f'it was closed before: {body.verdict} by {body.by}'}")
-            decision = next((later.decision for later in bodies[number:] if isinstance(later, DecisionMade)), "")
-            return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
-    return ""
 
 
 def _report_outcome(
