@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from replanning.decision.request import Question
 from replanning.errors import RecordNotSerializable, ReplanningError, StoreError
@@ -95,13 +95,6 @@ class Issue(CommentSource, Protocol):
     async def aclose(self) -> None:
         """Close the connections."""
         ...
-
-
-class _Command(NamedTuple):
-    """Content of a comment: a command, or `text` without one, and the rest."""
-
-    kind: Literal["approve", "reject", "replan", "text"]
-    text: str
 
 
 class Steering:
@@ -221,58 +214,57 @@ class Steering:
             return self._ignore(comment, "its author may not steer this project")
         # A command is read at the beginning, or after leading quotes.
         text = truncate_text(_LEADING_QUOTE.sub("", comment.body, count=1).strip(), 10_000)
-        command, parsed = _Command("text", text), _COMMAND.fullmatch(text)
-        if parsed is not None:
-            match parsed["word"].lower():
-                case ("approve" | "reject" | "replan") as kind:
-                    command = _Command(kind, parsed["rest"].strip())
-                case _ if parsed["sign"] == "/":
-                    return self._ignore(comment, "its command is for another program")
-        if not text:
+        command, parsed = "", _COMMAND.fullmatch(text)
+        if parsed is not None and parsed["word"].lower() in ("approve", "reject", "replan"):
+            command, text = parsed["word"].lower(), parsed["rest"].strip()
+        elif parsed is not None and parsed["sign"] == "/":
+            return self._ignore(comment, "its command is for another program")
+        if not (text or command):
             return self._ignore(comment, "it is empty")
         by = f"{comment.author} (comment {comment.id})"
-        if command.kind in ("approve", "reject"):
-            return self._decide(run, comment, command, by)
-        if command.kind == "text" and (pending := self._planning.engine.pending(run.id)):
+        if command in ("approve", "reject"):
+            return self._decide(run, comment, "reject" if command == "reject" else "approve", text, by)
+        if not command and (pending := self._planning.engine.pending(run.id)):
             state = self._planning.state
             for question in pending:
                 if state.accepts_free_text(question.id) and self._is_reply(comment, question):
-                    return self._answer(comment, question, _Command("approve", command.text), by)
+                    return self._answer(comment, question, "approve", text, by)
         if run.ended:
             return False
-        run.request_replan(command.text or "a new plan is wanted", by=by)
+        run.request_replan(text or "a new plan is wanted", by=by)
         return self._mark_handled(comment, f"{comment.author} has given feedback")
 
-    def _decide(self, run: PlanRun, comment: SteeringComment, command: _Command, by: str) -> bool:
+    def _decide(self, run: PlanRun, comment: SteeringComment, verdict: QuestionVerdict, text: str, by: str) -> bool:
         """Answer the pending question that an approval or a rejection is about."""
-        first_word, rest = [*command.text.split(maxsplit=1), "", ""][:2]
+        first_word, rest = [*text.split(maxsplit=1), "", ""][:2]
         named = first_word.strip("`.,:;")  # perhaps the id of a question
         pending = self._planning.engine.pending(run.id)
         state = self._planning.state
         clarifications = {question.id for question in pending if state.accepts_free_text(question.id)}
         chosen = [question for question in pending if named and named in (question.id, question.id.rpartition(".")[2])]
         if chosen:
-            command = _Command(command.kind, rest)
+            text = rest
             chosen = [q for q in chosen if self._is_reply(comment, q)]
         else:
             chosen = [q for q in pending if self._is_reply(comment, q, require_notice=True)]
             approvals = [q for q in chosen if q.id not in clarifications]
-            chosen = approvals or (chosen if command.kind == "reject" else [])
+            chosen = approvals or (chosen if verdict == "reject" else [])
         if len(chosen) == 1:
-            return self._answer(comment, chosen[0], command, by)
+            return self._answer(comment, chosen[0], verdict, text, by)
         if chosen:
             sign = getattr(self._forge, "command", "/")
-            why = f"{len(chosen)} questions are pending: name one, as in {sign}{command.kind} {chosen[0].id}"
+            why = f"{len(chosen)} questions are pending: name one, as in {sign}{verdict} {chosen[0].id}"
         elif clarifications and len(clarifications) == len(pending):
             why = "the pending question needs an answer in words"
         else:
             why = "no question was pending when it was written"
         return self._ignore(comment, why)
 
-    def _answer(self, comment: SteeringComment, question: Question, command: _Command, by: str) -> bool:
-        verdict: QuestionVerdict = "reject" if command.kind == "reject" else "approve"
+    def _answer(
+        self, comment: SteeringComment, question: Question, verdict: QuestionVerdict, text: str, by: str
+    ) -> bool:
         try:
-            self._planning.engine.answer(question.id, verdict, by=by, comment=command.text)
+            self._planning.engine.answer(question.id, verdict, by=by, comment=text)
         except ReplanningError as error:
             if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
                 raise  # it is handled as soon as the store works
