@@ -19,7 +19,6 @@ from replanning.planning.decisions import (
     CountName,
     DecisionRequest,
     Phase,
-    ReplanCause,
     ReplanType,
     exhausted_limit,
 )
@@ -74,15 +73,11 @@ def _decision_data(request: DecisionRequest) -> JsonObject:
         "phase": request.phase.value,
         "limits": {name: {"used": used, "of": limit} for name, (used, limit) in usage.items()},
         "replans": earlier,
+        "cause": _without_empty({"action": cause.action, "lineage": cause.lineage, "error": cause.error}),
+        "refused": request.refusal,
+        "rejected": [{"reply": request.rejected_reply, "problem": request.problem}] if request.problem else [],
     }
-    if cause != ReplanCause():
-        fields = {"action": cause.action, "lineage": cause.lineage, "error": cause.error}
-        data["cause"] = {name: value for name, value in fields.items() if value}
-    if request.refusal:
-        data["refused"] = request.refusal
-    if request.problem:
-        data["rejected"] = [{"reply": request.rejected_reply, "problem": request.problem}]
-    return data
+    return _without_empty(data)
 
 
 def _without_empty(data: JsonObject) -> JsonObject:
