@@ -545,14 +545,6 @@ async def test_a_server_that_comes_back_is_used_again(tmp_path, pulse):
     assert [body.available for body in changed] == [False, True]
 
 
-async def test_dangerous_tools_are_gated():
-    """A tool that its server does not call harmless is not put into a plan without a person's agreement."""
-    bad = {"name": "bad", "kind": "shell", "command": "exit 3"}
-    tasks = [{"id": "a", "tool": "bad", "fallbacks": [{"tool": "web.wipe", "arguments": {"path": "p"}}]}]
-    run, _ = await run_of(plan(described=[bad], tasks=tasks))
-    assert run.result.status == "needs_human"
-
-
 async def test_over_http():
     """A server that serves over HTTP is found, asked, missed when it dies, and asked again once it is back."""
     reports, go, search = Reports(), anyio.Event(), use("web.search", query="x", limit=1)
