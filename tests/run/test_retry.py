@@ -125,6 +125,7 @@ PERMANENT = [
     error("anthropic.AuthenticationError", status_code=401),
     error("app.Odd", status_code="429", code=1),
     error("app.ConnectionError"),
+    error("app.Gone", status=404, reason=ConnectionError()),
 ]
 
 
