@@ -70,7 +70,7 @@ from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
 from replanning.run.event_loop import LoopThread, Timer, describe_error
-from replanning.run.failures import (
+from replanning.run.retries import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
     IsTransient,

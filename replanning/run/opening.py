@@ -52,7 +52,7 @@ from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import StepWrapper, gc_paused, yielding
-from replanning.run.failures import IsTransient
+from replanning.run.retries import IsTransient
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.run import PlanRun

@@ -21,7 +21,7 @@ from replanning.plan.json_values import iter_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
-from replanning.run.failures import is_transient_status
+from replanning.run.retries import is_transient_status
 from replanning.tools.call import (
     HOLE_DELIMITER,
     MARKED_HOLE,

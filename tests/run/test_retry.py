@@ -22,7 +22,7 @@ from replanning.errors import PlanError, TransientError
 from replanning.journal import AttemptFailed, Failure
 from replanning.plan import TaskId
 from replanning.plan.document import plan_schema
-from replanning.run.failures import failure_from, schedule_retry
+from replanning.run.retries import failure_from, schedule_retry
 from tests.support.live import journaled
 from tests.support.runs import bodies, plan
 
