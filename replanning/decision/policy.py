@@ -124,8 +124,9 @@ def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
         own = {task.id for task in change.tasks}
         first = [task for task in change.tasks if task.tool and own.isdisjoint(task.depends_on)]
         for old in view.lineage(change.task_id) if first else ():
-            call = old.task.tool, old.task.arguments
-            if old.failure is None or not (same := [new for new in first if (new.tool, new.arguments) == call]):
+            call = old.task.tool, old.task.arguments, old.task.metadata
+            same = [new for new in first if (new.tool, new.arguments, new.metadata) == call]
+            if old.failure is None or not same:
                 continue
             if old.failure.kind == "timeout" and same[0].timeout != old.task.timeout:
                 continue

@@ -45,9 +45,9 @@ from replanning.plan.messages import brief_repr, require_instance, require_list
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin
-from replanning.run.retries import IsTransient
 from replanning.run.lifecycle import Codec, Lifecycle
 from replanning.run.opening import RunFactory, redactor_for, run_services
+from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry

@@ -151,11 +151,15 @@ class PathGenerator:
     Args:
         providers: asked at the same time, with one deadline for all; a failing one is left out and noted.
         scorer: scores valid proposals.
+
+    Attributes:
+        last_resorts: the providers that are asked even if nothing can run any more and they found nothing before.
     """
 
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(map(require_provider, providers))
         self.scorer = scorer
+        self.last_resorts = tuple(p for p in self.providers if getattr(p, "last_resort", False))
         self._low_priority = {p.name for p in self.providers if getattr(p, "yields_priority", False)}
 
     async def generate(
@@ -263,7 +267,8 @@ class AlternativeGenerator:
         """
         paths, in_vain = self.path_generator, life.ledger.sought_in_vain
         stuck = {task_id for trigger in triggers for task_id in trigger.tasks if trigger.kind == "goal-unreachable"}
-        if stuck and len(triggers) == 1 and in_vain.keys() >= stuck:  # providers have said already what they know
+        again = stuck and len(triggers) == 1 and in_vain.keys() >= stuck
+        if again and not paths.last_resorts:  # providers have said already what they know
             earlier = {body.replan: body for body in (in_vain[task_id] for task_id in triggers[0].tasks)}.values()
             candidates = tuple(candidate for body in earlier for candidate in body.candidates)
             notes = tuple(note for body in earlier for note in body.notes)

@@ -174,8 +174,9 @@ class Replanner:
         """Drop a trigger that was decided already, or put it off until the cooldown of its fingerprint is over."""
         life, ledger, mark = self._lifecycle, self._lifecycle.ledger, trigger.fingerprint
         if trigger.kind == "goal-unreachable":
-            # If no alternative was found for these tasks, none is sought again, unless a person can be asked.
+            # If no alternative was found for these tasks, none is sought again, unless there is a last resort.
             asks = self._questions.gate is not None and trigger.kind in life.settings.approval.always_for
+            asks = asks or bool(self._generator.path_generator.last_resorts)
             in_vain = bool(trigger.tasks) and ledger.sought_in_vain.keys() >= set(trigger.tasks) and not asks
             if in_vain or mark in ledger.last_decided:
                 life.commit(TriggerDropped(trigger.id, "the same was decided before, and nothing has changed since"))

@@ -404,6 +404,7 @@ class PlanningAlternativeProvider:
     """Provider of the alternatives that planning mode decides on; it has no session before the run starts."""
 
     name: str = "planning"
+    last_resort = True
 
     def __init__(self) -> None:
         self.session: PlanningSession | None = None

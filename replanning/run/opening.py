@@ -52,9 +52,9 @@ from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.run.event_loop import StepWrapper, gc_paused, yielding
-from replanning.run.retries import IsTransient
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
+from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Telemetry

@@ -119,7 +119,7 @@ class SimulationReport:
     @property
     def failures(self) -> Mapping[str, int]:
         """Number of runs in which an attempt at the task failed, per task, most frequent first."""
-        return dict(Counter(task for run in self.runs for task in run.retries).most_common())
+        return dict(Counter(task for run in self.runs for task in run.failures).most_common())
 
     @property
     def reasons(self) -> Mapping[str, int]:

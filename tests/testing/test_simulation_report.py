@@ -51,7 +51,7 @@ def test_nothing_goes_wrong() -> None:
     """Without faults every run succeeds, each task takes its second, and nothing is replanned."""
     report = simulate(release(), runs=3)
     assert (report.statuses, report.success_rate) == ({"succeeded": 3}, 1.0)
-    assert [(run.seed, run.makespan, run.revisions, run.questions, run.retries) for run in report.runs] == [
+    assert [(run.seed, run.makespan, run.revisions, run.questions, run.failures) for run in report.runs] == [
         (seed, 3.0, 0, 0, {}) for seed in range(3)
     ]
     assert repr(report) == "<SimulationReport of 'release': 3 succeeded, 3 s>"
