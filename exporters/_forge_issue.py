@@ -35,6 +35,7 @@ from replanning.http import (
     same_origin_url,
     url_problem,
 )
+from replanning.llm.quoting import truncate_text
 from replanning.plan import JsonObject
 from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonValue
@@ -330,9 +331,7 @@ class ForgeIssue(ABC):
         accepted = {"accept": self._readme_type}
         url = self._url + self._readme_path(project)
         if answer := await result_or_none(self._with_retries(partial(self._send, "GET", url, headers=accepted))):
-            readme = answer.data.decode(errors="replace").strip()
-        if len(readme) > _MAX_README_CHARS:
-            readme = f"{readme[:_MAX_README_CHARS]}… [cut: {len(readme)} characters in all]"
+            readme = truncate_text(answer.data.decode(errors="replace").strip(), _MAX_README_CHARS)
         info: JsonObject = {
             "forge": self.name,
             "url": text_at(entry, "html_url") or text_at(entry, "web_url"),
@@ -535,10 +534,7 @@ class ForgeIssue(ABC):
         """
         kept = self._page_cache.get(url)
         headers = {"if-none-match": kept.etag} if kept is not None and kept.etag else {}
-
-        async def ask() -> ApiResponse:
-            return await self._send("GET", url, headers=headers)
-
+        ask = partial(self._send, "GET", url, headers=headers)
         answer = await (ask() if once else self._with_retries(ask))
         if answer.status == 304 and kept is not None:
             # A page that was the last stays unchanged when it fills up and a next one begins.
@@ -639,15 +635,6 @@ class ForgeIssue(ABC):
         self._rate_limited_until = max(self._rate_limited_until, limit_end)
         if answer.status == 304 or 200 <= answer.status < 300:
             return answer
-        raise self._response_error(answer, max(0.0, self._rate_limited_until - now))
-
-    def _response_error(self, answer: ApiResponse, wait: float) -> Exception:
-        """Return the exception for an error response: `RequestFailed` if a retry may help, else `ForgeError`.
-
-        Args:
-            answer: the response.
-            wait: seconds until the rate limit allows another request.
-        """
         status, headers = answer.status, answer.headers
         request_id = self._excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
         limited, message = _is_rate_limited(answer), self._excerpt(_error_message(answer.data))
@@ -657,17 +644,17 @@ class ForgeIssue(ABC):
         elif status >= 500:
             reason = "server error"
         if limited or status >= 500 or status in (408, 409):
-            return RequestFailed(
+            raise RequestFailed(
                 reason,
                 status=status,
                 request_id=request_id,
                 excerpt=message,
-                retry_after=wait,
+                retry_after=max(0.0, self._rate_limited_until - now),
                 maybe_executed=status >= 500 or status == 408,
             )
         if status in (401, 403, 404):
             reason += f"; check {self._token_variable}" if self._token else f"; {self._token_variable} is not set"
-        return ForgeError(f"{self._label}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
+        raise ForgeError(f"{self._label}: {reason}", status=status, final=True, request_id=request_id, excerpt=message)
 
     def _parse_json(self, answer: ApiResponse) -> JsonValue:
         try:

@@ -130,9 +130,6 @@ HEADINGS: Final = MappingProxyType(
 
 Paragraphs = Sequence[str]
 
-ParagraphBuilder = Callable[[int], Paragraphs]
-"""Returns the paragraphs of a notice with texts cut to a number of characters."""
-
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -143,14 +140,14 @@ class Notice:
         subject: id of the replan, question or final record that it is about.
         at: time of the event, in seconds since the epoch.
         summary: summary for a single line.
-        build: returns its paragraphs.
+        build: returns its paragraphs, with texts cut to a number of characters.
     """
 
     kind: NoticeKind
     subject: str
     at: float
     summary: str
-    build: ParagraphBuilder = field(repr=False, compare=False)
+    build: Callable[[int], Paragraphs] = field(repr=False, compare=False)
 
     def marker(self, run: str) -> Marker:
         """Return its marker."""
@@ -473,10 +470,10 @@ class RunNotices:
             self.pending or self.rejected or self.checklist_changed
         )
 
-    def checklist(self, room: int = MAX_COMMENT_CHARS) -> str | None:
+    def checklist(self) -> str | None:
         """Return the checklist as a comment; None without a plan, or if records are missing."""
         plans = self._progress.plans if self._is_complete else ()
-        return render_checklist(plans, self.run, room) if plans else None
+        return render_checklist(plans, self.run) if plans else None
 
     def progress(self) -> str:
         """Return the progress on a single line; empty without a plan, or if records are missing."""

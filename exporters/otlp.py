@@ -241,8 +241,6 @@ def _refuses_connection(address: str) -> bool:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((parts.hostname or "", port), timeout=REFUSED_CLOSE_LIMIT).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False  # it may be reachable through a proxy
+    except OSError as error:  # any other: it may be reachable through a proxy
+        return isinstance(error, ConnectionRefusedError)
     return False

@@ -113,8 +113,22 @@ async def complete_proposal(
     more = [change for repair in repairs for change in splice(repair, draft, reserved_ids)]
     if len(kept) < sum(len(repair.actions) for repair in repairs) or not kept or not more or draft.check(more):
         return None
+    # Tasks that would be added and then removed or rewired are left out, or added as they end up.
+    dropped = {change.task_id for change in more if isinstance(change, RemoveTask)}
+    new = {change.task.id for change in proposed.changes if isinstance(change, AddTask)}
+    rewired = {c.task_id: c.fields["depends_on"] for c in more if isinstance(c, ModifyTask) and c.task_id in new}
+    merged: list[PlanChange] = []
+    for change in proposed.changes:
+        if isinstance(change, AddTask) and change.task.id in rewired.keys() - dropped:
+            names = rewired[change.task.id]
+            depends_on = tuple(map(str, names)) if isinstance(names, list) else ()
+            task = change.task.model_copy(update={"depends_on": depends_on})
+            merged.append(change.model_copy(update={"task": task}))
+        elif not (isinstance(change, AddTask) and change.task.id in dropped):
+            merged.append(change)
+    merged += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
     alternative = Alternative(
-        changes=tuple(merge_changes(proposed.changes, more, request.view)),
+        changes=(*proposed.changes, *more) if request.view.check(merged) else tuple(merged),
         reason=f"{proposed.reason}; completed by a {'; '.join(map(_describe_repair, repairs))}",
         confidence=VERIFIED_CONFIDENCE,
     )
@@ -230,7 +244,15 @@ async def _group_problems(
 ) -> list[RepairProblem]:
     """Return a problem for each group; if there is no group, the problem of reaching the goal."""
     await _checkpoint_if_large(view)
-    sources = argument_sources(view, closed=world.closed_world)
+    # The tasks that have arguments for unbound parameters of tools, read once for all problems. If the plan states its
+    # facts, arguments of all tasks that have not ended may be used.
+    closed = world.closed_world
+    sources: ArgumentSources = {
+        name: [] for tool in _usable_tools(view) for name in _unbound_parameters(tool, view, closed=closed)
+    }
+    for task, state in view.task_states() if sources else ():
+        for name in sources.keys() & task.arguments.keys():
+            sources[name].append((task, closed and state not in _TERMINAL_STATES))
     running = tuple(step for step in feasibility.executable if step.running)
     problems: list[RepairProblem] = []
     for group in groups or [feasibility.executable]:
@@ -368,22 +390,6 @@ def build_domain(
     return Domain(tools, view.original_plan.objects, values, assumed, frozenset(failed))
 
 
-def argument_sources(view: AnyPlanView, *, closed: bool) -> ArgumentSources:
-    """Return the tasks that have arguments for unbound parameters of tools; read once for all problems.
-
-    Args:
-        view: the plan.
-        closed: whether it states its facts; then arguments of all tasks that have not ended may be used.
-    """
-    sources: ArgumentSources = {
-        name: [] for tool in _usable_tools(view) for name in _unbound_parameters(tool, view, closed=closed)
-    }
-    for task, state in view.task_states() if sources else ():
-        for name in sources.keys() & task.arguments.keys():
-            sources[name].append((task, closed and state not in _TERMINAL_STATES))
-    return sources
-
-
 def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
     return tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
 
@@ -459,9 +465,15 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     needed = {dep for step in before for dep in step.depends_on}
     external = [dep for step in removed.values() for dep in view.task(step.id).task.depends_on if dep not in removed]
     inherited = tuple(dict.fromkeys([*external, *(step.id for step in before if step.id not in needed)]))
-    dependents = _earliest_steps(
-        [s for s in kept if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)], kept
-    )
+    affected = [s for s in kept if _must_be_ordered(s.action, bridge) or not removed.keys().isdisjoint(s.depends_on)]
+    affected_ids = {step.id for step in affected if not step.running}
+    behind: set[str] = set()
+    dependents: list[str] = []  # those of them that depend on no other
+    for step in kept:
+        if any(dep in affected_ids or dep in behind for dep in step.depends_on):
+            behind.add(step.id)
+        elif step.id in affected_ids:
+            dependents.append(step.id)
     is_new = isinstance(view, DraftView) and all(view.task(i).root == i and i in view.new_task_ids for i in removed)
     # The bridge replaces the step that failed, else the last one that it makes superfluous; or it is added.
     target: StripsStep | None = None
@@ -476,9 +488,9 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         new_id = view.unused_id(view.task(target.id).root if target is not None else action.tool, reserved_ids)
         reserved_ids.add(new_id)
         depends_on = (chain[-1].id,) if chain else ()
-        step = repeated.get(action.key)
-        if step is not None:
-            chain.append(view.task(step.id).task.model_copy(update={"id": new_id, "depends_on": depends_on}))
+        same = repeated.get(action.key)
+        if same is not None:
+            chain.append(view.task(same.id).task.model_copy(update={"id": new_id, "depends_on": depends_on}))
         else:
             chain.append(Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on))
     changes: list[PlanChange] = []
@@ -492,7 +504,7 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     elif chain:
         chain[0] = chain[0].model_copy(update={"depends_on": inherited})
         changes += [AddTask(task=task) for task in chain[:-1]]
-        changes.append(AddTask(task=chain[-1], before=dependents))
+        changes.append(AddTask(task=chain[-1], before=tuple(dependents)))
         instead = (chain[-1].id,)
     for step in kept:
         old = view.task(step.id).task.depends_on
@@ -509,24 +521,6 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
     return tuple(changes)
 
 
-def merge_changes(first: Sequence[PlanChange], more: Sequence[PlanChange], view: PlanView) -> Iterator[PlanChange]:
-    """Yield changes and further ones that follow them, without tasks that would be added and then removed."""
-    removed = {change.task_id for change in more if isinstance(change, RemoveTask)}
-    new = {change.task.id for change in first if isinstance(change, AddTask)}
-    rewired = {c.task_id: c.fields["depends_on"] for c in more if isinstance(c, ModifyTask) and c.task_id in new}
-    merged: list[PlanChange] = []
-    for change in first:
-        if isinstance(change, AddTask) and change.task.id in rewired.keys() - removed:
-            names = rewired[change.task.id]
-            depends_on = tuple(map(str, names)) if isinstance(names, list) else ()
-            task = change.task.model_copy(update={"depends_on": depends_on})
-            merged.append(change.model_copy(update={"task": task}))
-        elif not (isinstance(change, AddTask) and change.task.id in removed):
-            merged.append(change)
-    merged += [c for c in more if not (isinstance(c, RemoveTask | ModifyTask) and c.task_id in new)]
-    yield from (*first, *more) if view.check(merged) else merged
-
-
 def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
     """Return whether the order of two actions matters: one changes facts that the other needs or changes."""
     changed, touched = one.adds | one.removes, other.adds | other.removes
@@ -536,16 +530,3 @@ def _must_be_ordered(one: GroundAction, other: GroundAction) -> bool:
         and one.adds.isdisjoint(other.removes)
         and one.removes.isdisjoint(other.adds)
     )
-
-
-def _earliest_steps(chosen: Iterable[StripsStep], steps: Sequence[StripsStep]) -> tuple[str, ...]:
-    """Return the ids of the chosen steps that depend on no other of them."""
-    chosen_ids = {step.id for step in chosen if not step.running}
-    behind: set[str] = set()
-    first = []
-    for step in steps:
-        if any(dep in chosen_ids or dep in behind for dep in step.depends_on):
-            behind.add(step.id)
-        elif step.id in chosen_ids:
-            first.append(step.id)
-    return tuple(first)

@@ -165,26 +165,22 @@ class PriceTable:
         if price is None:
             prefix = next((prefix for prefix in self._prefixes if model.startswith(prefix)), None)
             price = None if prefix is None else self._prices[f"{prefix}*"]
-        if price is None:
-            return _published_cost(model, input_tokens, output_tokens)
-        return (price.input * input_tokens + price.output * output_tokens) / 1_000_000
+        if price is not None:
+            return (price.input * input_tokens + price.output * output_tokens) / 1_000_000
+        import genai_prices  # lazily: its data take a moment to load
+
+        usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
+        maker = model.rpartition("/")[0]
+        # Models are found by their names alone, except for some, such as embeddings, which need their maker.
+        for reference, provider in ((model, None), (name, maker.rpartition("/")[2] or "openai")):
+            for edition in dict.fromkeys([reference, _VERSION_SUFFIX.sub("", reference)]):
+                try:
+                    return float(genai_prices.calc_price(usage, edition, provider_id=provider).total_price)
+                except LookupError:
+                    continue
+        return None
 
     def usage(self, model: str, input_tokens: int, output_tokens: int) -> Usage:
         """Return the usage of one call with these tokens, marked as unpriced if the price of the model is not known."""
         money = self.cost(model, input_tokens, output_tokens)
         return Usage(1, input_tokens + output_tokens, money or 0.0, unpriced=money is None)
-
-
-def _published_cost(model: str, input_tokens: int, output_tokens: int) -> float | None:
-    import genai_prices  # lazily: its data take a moment to load
-
-    usage = genai_prices.Usage(input_tokens=input_tokens, output_tokens=output_tokens)
-    maker, _, name = model.rpartition("/")
-    # Models are found by their names alone, except for some, such as embeddings, which need their maker.
-    for reference, provider in ((model, None), (name, maker.rpartition("/")[2] or "openai")):
-        for edition in dict.fromkeys([reference, _VERSION_SUFFIX.sub("", reference)]):
-            try:
-                return float(genai_prices.calc_price(usage, edition, provider_id=provider).total_price)
-            except LookupError:
-                continue
-    return None

@@ -53,6 +53,9 @@ BreakerState = Literal["closed", "open", "half-open"]
 _PERMANENT_STATUSES: Final = (None, 401, 403, 404)
 """Statuses of rejections that concern the key or the model, not the request."""
 
+_FAILURE_THRESHOLD: Final = 3
+_RESET_TIMEOUT: Final = 30.0
+_MAX_RESET_TIMEOUT: Final = 300.0
 _MAX_EXCERPT_CHARS: Final = 300
 
 _MAX_JSON_CANDIDATES: Final = 50
@@ -367,20 +370,12 @@ class CircuitBreaker:
 
     Every permit is returned once: to `record_success`, `record_failure` or `release`.
 
-    Args:
-        failure_threshold: consecutive failures that open it.
-        reset_timeout: seconds that it then stays open; they double each time a probe fails.
-        max_reset_timeout: most seconds that it stays open.
+    It opens after three consecutive failures, for a time that doubles each time a probe fails.
     """
 
-    def __init__(
-        self, *, failure_threshold: int = 3, reset_timeout: float = 30.0, max_reset_timeout: float = 300.0
-    ) -> None:
-        self._failure_threshold = failure_threshold
-        self._initial_reset_timeout = reset_timeout
-        self._max_reset_timeout = max_reset_timeout
+    def __init__(self) -> None:
         self._consecutive_failures = 0
-        self._reset_timeout = reset_timeout
+        self._reset_timeout = _RESET_TIMEOUT
         self._open_until: float | None = None
         self._probing = False
 
@@ -411,7 +406,7 @@ class CircuitBreaker:
         """Close it: the service works, also if the call was made before the failures."""
         self._probing = False
         self._consecutive_failures = 0
-        self._reset_timeout = self._initial_reset_timeout
+        self._reset_timeout = _RESET_TIMEOUT
         self._open_until = None
 
     def record_failure(self, permit: Permit, now: float, *, permanent: bool = False) -> None:
@@ -424,13 +419,13 @@ class CircuitBreaker:
         """
         if permit == "probe":
             self._probing = False
-            self._reset_timeout = min(2 * self._reset_timeout, self._max_reset_timeout)
+            self._reset_timeout = min(2 * self._reset_timeout, _MAX_RESET_TIMEOUT)
         elif self._open_until is not None:
             return  # the call was made before it opened
         self._consecutive_failures += 1
         if permanent:
-            self._reset_timeout = self._max_reset_timeout
-        if permit == "probe" or permanent or self._consecutive_failures >= self._failure_threshold:
+            self._reset_timeout = _MAX_RESET_TIMEOUT
+        if permit == "probe" or permanent or self._consecutive_failures >= _FAILURE_THRESHOLD:
             self._open_until = now + self._reset_timeout
 
     def release(self, permit: Permit) -> None:

@@ -237,7 +237,13 @@ class HttpToolRunner:
         except ValueError as error:
             raise InvalidArguments(call.tool.name, [str(error)]) from None
         response, body = await self._fetch(call, request)
-        status, text, is_decodable = response.status_code, *_decode_text(response, body)
+        status, is_decodable = response.status_code, True
+        stated = (response.charset_encoding or "").lower()
+        try:
+            text = body.decode(stated if stated.startswith(_CHARSET_PREFIXES) else "utf-8")
+            text.encode()
+        except (LookupError, ValueError):
+            text, is_decodable = body.decode(errors="replace"), False
         if not response.is_success:
             is_transient = is_transient_status(status) or status in call.tool.transient
             advice = ""
@@ -306,18 +312,6 @@ class HttpToolRunner:
             if _is_certificate_error(error):
                 raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
             raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
-
-
-def _decode_text(response: httpx.Response, body: bytes) -> tuple[str, bool]:
-    """Return the text of an answer, and whether all bytes could be decoded."""
-    stated = (response.charset_encoding or "").lower()
-    charset = stated if stated.startswith(_CHARSET_PREFIXES) else "utf-8"
-    try:
-        text = body.decode(charset)
-        text.encode()
-    except (LookupError, ValueError):
-        return body.decode(errors="replace"), False
-    return text, True
 
 
 def _retry_after(response: httpx.Response) -> float | None:
