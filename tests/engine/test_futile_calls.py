@@ -7,6 +7,7 @@ import pytest
 from replanning import Alternative, Plan, ReplanRequest, Task, TaskContext
 from replanning.changes import PlanChange, ReplaceTask
 from replanning.journal import AlternativesConsidered
+from replanning.testing import VirtualClock
 from tests.support.runs import alternative, bodies, make_engine, perform, plan
 
 TOOLS = [{"name": "fast"}, {"name": "slow"}, {"name": "gone", "available": False}, {"name": "clean"}]
@@ -90,6 +91,36 @@ async def test_a_call_may_be_made_again_when_something_differs(way: list[dict[st
 
     result = await make_engine(lambda request: [alternative(replaced("build", *way))]).execute(build(), work)
     assert (result.status, ran) == ("succeeded", ["fast", *(part["tool"] for part in way)])
+
+
+async def test_a_longer_timeout_makes_another_call(clock: VirtualClock) -> None:
+    """A call that ran into its deadline may be made again with another deadline, and not with the same."""
+    ways: list[dict[str, object]] = [{**FAST, "timeout": 5}, {**FAST, "timeout": 60}]
+    engine = make_engine(lambda request: [alternative(replaced("build", way)) for way in ways], clock=clock)
+
+    async def work(task: Task, context: TaskContext) -> None:
+        await clock.sleep(10)
+
+    result = await engine.execute(build(timeout=5, idempotent=True, retry={"max_attempts": 1}), work)
+    assert (result.status, [revised.changes[0].tasks[0].timeout for revised in result.revisions]) == ("succeeded", [60])
+
+
+async def test_a_call_whose_needs_were_met_anew_by_others() -> None:
+    """A call may be repeated as it is where what it needs has ceased and come back since it failed."""
+    sent: list[str] = []
+    document = Plan.model_validate({**SESSION, "facts": ["session"], "tasks": [{"id": "send", "tool": "send"}]})
+    engine = make_engine(lambda request: [alternative(replaced("send", {"tool": "send"}))])
+    async with engine.open(document) as run:
+
+        async def work(task: Task, context: TaskContext) -> None:
+            sent.append(task.id)
+            if len(sent) == 1:
+                run.observe(ceased=["session"])
+                run.failed(context.attempt_id, "session expired")
+                run.observe(holds=["session"])
+
+        await perform(run, work)
+    assert (run.result.status, len(sent)) == ("succeeded", 2)
 
 
 SESSION = {

@@ -192,6 +192,7 @@ def test_draft_view() -> None:
     ]
     assert [task.id for task in draft.lineage("y")] == ["a", "x", "y"]
     assert draft.new_task_ids == ("x", "y", "n", "a~2")
+    assert draft.made_true_since("a fact that does not hold", "b")
     assert (draft.goal.facts, draft.original_plan.tasks[0].id) == (("done",), "a")
     assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
     assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [("b", None), ("y", "uv"), ("a~2", None)]

@@ -121,6 +121,8 @@ def test_what_is_no_change() -> None:
     assert unknown.startswith("there is no kind of change 'explode'; known are add, remove, replace, modify")
     with pytest.raises(ChangeRejected, match=r"there is no kind of change 'skp'.*did you mean 'skip'"):
         parse_changes([{"kind": "skp", "task_id": "a"}])
+    with pytest.raises(ChangeRejected, match=r"changes\[0\].replace.tasks: must not be empty"):
+        parse_changes([{"kind": "replace", "task_id": "a", "tasks": []}])
     with pytest.raises(ChangeRejected, match=r"changes\[0\]: its `kind` is missing; known are add, remove"):
         parse_changes([{"task_id": "a"}])
     with pytest.raises(ChangeRejected, match=r"changes: expected a list, got \{'kind': 'abort'\}"):

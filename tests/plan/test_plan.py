@@ -482,3 +482,12 @@ def test_reachability(edges):
         assert all("in a circle" in problem for problem in found)
     else:
         assert len(found) == sum(f"t{j}" not in reach[f"t{i}"] for i in range(count) for j in range(count))
+
+
+def test_near_names_are_sought_within_bounds() -> None:
+    """Of many unknown names the first get a hint and the last none, so that checking does not compare all with all."""
+    tasks = [{"id": f"step{n}", "depends_on": [f"stop{n}"]} for n in range(200)]
+    with pytest.raises(PlanError) as caught:
+        Plan.model_validate({"goal": {"objective": "test"}, "tasks": tasks})
+    hints = ["did you mean" in problem.message for problem in caught.value.problems]
+    assert (len(hints), hints[0], hints[-1]) == (200, True, False)
