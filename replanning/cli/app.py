@@ -41,13 +41,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "history prune": "history",
     },
     "Decide about runs": {"approve": "status", "reject": "status", "modify": "status", "request": "status"},
-    "Look at plans": {
-        "plan": "solve",
-        "validate": "plans",
-        "tools": "plans",
-        "schema": "plans",
-        "simulate": "plans",
-    },
+    "Look at plans": {"plan": "solve", "validate": "plans", "tools": "plans", "schema": "plans", "simulate": "plans"},
     "About this installation": {"config": "setup", "providers": "setup"},
 }
 """Commands by the panel that lists them in the help, each with the module of `replanning.cli` that implements it.

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from replanning import TaskState, journal
-from replanning.history.wording import (
-    HELD_FAILURE_TYPE,
-    edit_author,
-    goal_line,
-    pluralise,
-)
+from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, goal_line, pluralise
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
+from replanning import journal
 from replanning.changes import parse_changes
 from replanning.cli import lookup
 from replanning.cli.app import (
@@ -47,16 +48,7 @@ from replanning.history.wording import (
     printable_line,
     printable_lines,
 )
-from replanning.journal import InboxMessage, RunInfo, RunOpened, RunStore
-from replanning.journal.records import (
-    AnswerRefused,
-    DecisionMade,
-    GoalChanged,
-    QuestionAnswered,
-    QuestionVerdict,
-    RecordBody,
-    ReplanRequested,
-)
+from replanning.journal.records import QuestionVerdict
 from replanning.live import TaskState
 from replanning.plan.messages import did_you_mean
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
@@ -71,7 +63,7 @@ POLL_INTERVAL: Final = 0.1
 
 _MAX_FAILURES: Final = 8
 
-PendingQuestion = tuple[Question, InboxMessage | None]
+PendingQuestion = tuple[Question, journal.InboxMessage | None]
 """An open question, with the answer that was posted for it, if the run has not read that yet."""
 
 _epilog = partial(
@@ -138,7 +130,7 @@ def status(
         for line in _status_lines(report, waiting, store, now):
             console().print(line)
         return
-    reports: list[tuple[RunInfo, RunStatusReport | str]] = []
+    reports: list[tuple[journal.RunInfo, RunStatusReport | str]] = []
     with lookup.existing_store(store) as opened:
         runs = opened.runs()
         for info in runs[:limit]:
@@ -273,12 +265,7 @@ def _task_counts(report: RunStatusReport) -> str:
 
 @commands.command("questions", hidden=True)
 @commands.command(epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c --json"))
-def pending(
-    run: AnyRunArgument = None,
-    *,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
-) -> None:
+def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Show the questions that wait for a person, with the choices and the changes that each one makes."""
     now = SystemClock().now()
     with lookup.existing_store(store) as opened:
@@ -321,8 +308,8 @@ def pending(
         out.print(f"  {_posted_answer_text(answer) if answer is not None else how}")
 
 
-def _pending_questions(store: RunStore, questions: Sequence[Question]) -> list[PendingQuestion]:
-    messages: Sequence[InboxMessage] = ()
+def _pending_questions(store: journal.RunStore, questions: Sequence[Question]) -> list[PendingQuestion]:
+    messages: Sequence[journal.InboxMessage] = ()
     if questions:
         try:
             messages = store.inbox(questions[0].run)
@@ -332,7 +319,7 @@ def _pending_questions(store: RunStore, questions: Sequence[Question]) -> list[P
     return [(question, answers.get(question.id)) for question in questions]
 
 
-def _posted_answer_text(answer: InboxMessage) -> str:
+def _posted_answer_text(answer: journal.InboxMessage) -> str:
     return f"{answer.payload.get('verdict')} by {printable_line(answer.by)} waits to be taken"
 
 
@@ -353,11 +340,7 @@ def approve(
 
 
 @commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c.q1 --comment 'not today'"))
-def reject(
-    question: QuestionArgument = None,
-    *,
-    options: MessageOptions,
-) -> None:
+def reject(question: QuestionArgument = None, *, options: MessageOptions) -> None:
     """Refuse every change that a run asks about; the plan stays as it is."""
     _answer(question, "reject", options)
 
@@ -419,15 +402,15 @@ def _answer(
         )
         about: JsonObject = {"question": question.id, "verdict": verdict}
 
-        def outcome(bodies: list[RecordBody]) -> str:
+        def outcome(bodies: list[journal.RecordBody]) -> str:
             for number, body in enumerate(bodies):
-                if isinstance(body, AnswerRefused) and body.question == question.id:
+                if isinstance(body, journal.AnswerRefused) and body.question == question.id:
                     refuse(f"it was not taken: {body.reason}")
-                if isinstance(body, QuestionAnswered) and body.question == question.id:
+                if isinstance(body, journal.QuestionAnswered) and body.question == question.id:
                     if body.verdict == "withdrawn" or body.by == "timeout":
                         closed = f"it was closed before: {body.verdict} by {body.by}"
                         refuse(f"it was not taken: {body.comment or closed}")
-                    later = (body.decision for body in bodies[number:] if isinstance(body, DecisionMade))
+                    later = (body.decision for body in bodies[number:] if isinstance(body, journal.DecisionMade))
                     decision = next(later, "")
                     return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
             return ""
@@ -490,10 +473,12 @@ def request(
         payload: JsonObject = {"reason": Redactor().text(reason), "tasks": list[JsonValue](task or [])}
         if new_goal:
             payload["goal"] = new_goal
-        opened.post(info.run, InboxMessage("request", SystemClock().now(), name, payload))
+        opened.post(info.run, journal.InboxMessage("request", SystemClock().now(), name, payload))
 
-        def outcome(bodies: list[RecordBody]) -> str:
-            received = any(isinstance(body, ReplanRequested | GoalChanged) and body.by == name for body in bodies)
+        def outcome(bodies: list[journal.RecordBody]) -> str:
+            received = any(
+                isinstance(body, journal.ReplanRequested | journal.GoalChanged) and body.by == name for body in bodies
+            )
             return "the run considers it" if received else ""
 
         _report_outcome(opened, info, outcome, options, {"asked": "request"})
@@ -518,7 +503,7 @@ def pause(
             raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
         by = lookup.user_name(None)
         payload: JsonObject = {"reason": Redactor().text(reason) or f"{by} asked for it"}
-        opened.post(info.run, InboxMessage("pause", SystemClock().now(), by, payload))
+        opened.post(info.run, journal.InboxMessage("pause", SystemClock().now(), by, payload))
     if as_json:
         print_json({"run": info.run, "asked": "pause"})
     else:
@@ -549,7 +534,7 @@ def resume(
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
         opened = next(iter(opened_store.read(info.run))).body
-        assert isinstance(opened, RunOpened)
+        assert isinstance(opened, journal.RunOpened)
     if revision is None and info.status in ("succeeded", "aborted"):
         how = "succeeded" if info.status == "succeeded" else "was aborted"
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
@@ -564,9 +549,9 @@ def resume(
 
 
 def _report_outcome(
-    store: RunStore,
-    info: RunInfo,
-    read_outcome: Callable[[list[RecordBody]], str],
+    store: journal.RunStore,
+    info: journal.RunInfo,
+    read_outcome: Callable[[list[journal.RecordBody]], str],
     options: MessageOptions,
     about: JsonObject,
 ) -> None:

@@ -131,50 +131,7 @@ class RunSummary:
         """Print the summary on standard output and return the exit code."""
         if json:
             print_json(self.to_json())
-        else:
-            self._show()
-        return self.exit_code
-
-    def to_json(self) -> JsonObject:
-        """Return the summary in the form that `--json` prints."""
-        result = self.result
-        document: JsonObject = {
-            "run": result.run,
-            "status": result.status,
-            "reason": result.reason,
-            "exit_code": int(self.exit_code),
-            "elapsed": round(self._elapsed, 3),
-            "outputs": dict(result.outputs),
-            "tasks": {entry.id: str(entry.state) for entry in self.live},
-            "revisions": [
-                {
-                    "number": revised.number,
-                    "reason": revised.reason,
-                    "by": revised.by,
-                    "triggers": [
-                        {"kind": trigger.kind, "reason": trigger.reason, "tasks": list(trigger.tasks)}
-                        for trigger in triggers
-                    ],
-                    "changes": list(map(dump_change, revised.changes)),
-                    "source": candidate.alternative.source if candidate else None,
-                    "confidence": asdict(candidate.score) if candidate and candidate.score else None,
-                    "diff": list[JsonValue](diff.splitlines()),
-                }
-                for revised, triggers, candidate, _, diff in self._revisions
-            ],
-            "questions": list(result.questions),
-            "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
-            "store": self._store,
-            "unjournaled": result.unjournaled,
-            "unsent": list(self._unsent),
-        }
-        if self._trace_place:
-            document["trace"] = {"place": self._trace_place, "id": self._trace_id or None}
-        if self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and self._durable:
-            document["resume"] = self._resume
-        return document
-
-    def _show(self) -> None:
+            return self.exit_code
         out = console()
         result = self.result
         mark, style = _STATUS_LOOKS.get(result.status, ("✗", "bold red"))
@@ -225,6 +182,46 @@ class RunSummary:
             out.print("\nNext", style="bold")
             for command, what in steps:
                 out.print(f"  {command}\n      {what}")
+        return self.exit_code
+
+    def to_json(self) -> JsonObject:
+        """Return the summary in the form that `--json` prints."""
+        result = self.result
+        document: JsonObject = {
+            "run": result.run,
+            "status": result.status,
+            "reason": result.reason,
+            "exit_code": int(self.exit_code),
+            "elapsed": round(self._elapsed, 3),
+            "outputs": dict(result.outputs),
+            "tasks": {entry.id: str(entry.state) for entry in self.live},
+            "revisions": [
+                {
+                    "number": revised.number,
+                    "reason": revised.reason,
+                    "by": revised.by,
+                    "triggers": [
+                        {"kind": trigger.kind, "reason": trigger.reason, "tasks": list(trigger.tasks)}
+                        for trigger in triggers
+                    ],
+                    "changes": list(map(dump_change, revised.changes)),
+                    "source": candidate.alternative.source if candidate else None,
+                    "confidence": asdict(candidate.score) if candidate and candidate.score else None,
+                    "diff": list[JsonValue](diff.splitlines()),
+                }
+                for revised, triggers, candidate, _, diff in self._revisions
+            ],
+            "questions": list(result.questions),
+            "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
+            "store": self._store,
+            "unjournaled": result.unjournaled,
+            "unsent": list(self._unsent),
+        }
+        if self._trace_place:
+            document["trace"] = {"place": self._trace_place, "id": self._trace_id or None}
+        if self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED) and self._durable:
+            document["resume"] = self._resume
+        return document
 
     def _show_plan_comparison(self, out: Console) -> None:
         """Print the plan before and after side by side, unless it is large."""

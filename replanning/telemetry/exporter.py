@@ -10,19 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
+from replanning import journal
 from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
-from replanning.journal.records import (
-    AlternativesConsidered,
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    DecisionMade,
-    Record,
-    RecordBody,
-)
-from replanning.journal.store import RunStore
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import RunId
 from replanning.telemetry import names
@@ -45,7 +35,7 @@ class ExporterContext:
         clock: the clock of the runs.
     """
 
-    store: RunStore
+    store: journal.RunStore
     clock: Clock
 
 
@@ -69,7 +59,7 @@ class Exporter(ABC):
     def attach(self, exporter_context: ExporterContext) -> None:
         """Prepare for use by an engine; called once per engine, before any run is opened."""
 
-    async def export(self, run: RunId, record: Record) -> None:
+    async def export(self, run: RunId, record: journal.Record) -> None:
         """Send a committed record. Any exception is contained and recorded."""
 
     async def aclose(self) -> None:
@@ -79,11 +69,11 @@ class Exporter(ABC):
 _DURATION_BUCKETS: Final = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 _CONFIDENCE_BUCKETS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 
-_OUTCOME_ATTRIBUTES: Final[dict[type[RecordBody], dict[str, str]]] = {
-    AttemptSucceeded: {names.ATTEMPT_OUTCOME: "succeeded"},
-    AttemptFailed: {names.ATTEMPT_OUTCOME: "failed"},
-    AttemptTimedOut: {names.ATTEMPT_OUTCOME: "timed-out"},
-    AttemptInterrupted: {names.ATTEMPT_OUTCOME: "interrupted"},
+_OUTCOME_ATTRIBUTES: Final[dict[type[journal.RecordBody], dict[str, str]]] = {
+    journal.AttemptSucceeded: {names.ATTEMPT_OUTCOME: "succeeded"},
+    journal.AttemptFailed: {names.ATTEMPT_OUTCOME: "failed"},
+    journal.AttemptTimedOut: {names.ATTEMPT_OUTCOME: "timed-out"},
+    journal.AttemptInterrupted: {names.ATTEMPT_OUTCOME: "interrupted"},
 }
 
 
@@ -118,21 +108,21 @@ class Instruments:
         observers = run.observers
         for kind in _OUTCOME_ATTRIBUTES:
             observers.setdefault(kind, []).append(self._on_attempt)
-        observers.setdefault(AlternativesConsidered, []).append(self._on_considered)
-        observers.setdefault(DecisionMade, []).append(lambda record: self._on_decided(record, run))
+        observers.setdefault(journal.AlternativesConsidered, []).append(self._on_considered)
+        observers.setdefault(journal.DecisionMade, []).append(lambda record: self._on_decided(record, run))
 
-    def _on_attempt(self, record: Record) -> None:
+    def _on_attempt(self, record: journal.Record) -> None:
         self._attempts.add(1, _OUTCOME_ATTRIBUTES[type(record.body)])
 
-    def _on_considered(self, record: Record) -> None:
-        assert isinstance(record.body, AlternativesConsidered)
+    def _on_considered(self, record: journal.Record) -> None:
+        assert isinstance(record.body, journal.AlternativesConsidered)
         for candidate in record.body.candidates:
             if candidate.score is not None:
                 self._confidence.record(candidate.score.total, {names.PROVIDER_NAME: candidate.alternative.source})
 
-    def _on_decided(self, record: Record, run: WatchedRun) -> None:
+    def _on_decided(self, record: journal.Record, run: WatchedRun) -> None:
         body = record.body
-        assert isinstance(body, DecisionMade)
+        assert isinstance(body, journal.DecisionMade)
         by = body.by.partition(":")[0]  # without the person's name: each name would be a series of its own
         self._decisions.add(1, {names.DECISION: body.decision, names.DECISION_BY: by})
         if by in ("policy", "observe"):  # a person's answer belongs to the replan that asked
@@ -159,7 +149,7 @@ class Telemetry:
         self._instruments: tuple[MeterProvider, Instruments] | None = None
 
     def run_tracer(
-        self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, records: Sequence[Record]
+        self, run: RunId, clock: Clock, redactor: Redactor, *, capture_content: bool, records: Sequence[journal.Record]
     ) -> RunTracer:
         """Return the tracer of a run, resumed if it has records, or `NOOP_TRACER` if no provider is configured."""
         from opentelemetry import trace as api

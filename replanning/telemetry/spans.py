@@ -26,30 +26,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from replanning import journal
 from replanning.changes import CancelTask, PlanChange
 from replanning.environment import Clock
-from replanning.journal.records import (
-    AlternativesConsidered,
-    AttemptFailed,
-    AttemptInterrupted,
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptTimedOut,
-    DecisionMade,
-    ErrorContained,
-    PlanRevised,
-    QuestionAnswered,
-    QuestionAsked,
-    QuestionReminded,
-    Record,
-    RecordBody,
-    RunEnded,
-    RunOpened,
-    RunResumed,
-    Trigger,
-    Usage,
-    UsageCharged,
-)
 from replanning.live.graph import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
 from replanning.plan.redaction import Redactor
@@ -176,7 +155,7 @@ class SpanWriter:
         span.set_attribute(names.ERROR_TYPE, kind)
         span.set_status(Status(StatusCode.ERROR, self.redact_text(text)))
 
-    def set_usage(self, span: Span, usage: Usage) -> None:
+    def set_usage(self, span: Span, usage: journal.Usage) -> None:
         """Put calls, tokens and money on a span, each where it is not zero."""
         for name, amount in zip(names.USAGE_ATTRIBUTES, (usage.calls, usage.tokens, usage.money), strict=True):
             if amount:
@@ -209,18 +188,18 @@ class OTelRunTracer(RunTracer):
         records: the journal of a resumed run.
     """
 
-    def __init__(self, writer: SpanWriter, run: RunId, records: Sequence[Record] = ()) -> None:
+    def __init__(self, writer: SpanWriter, run: RunId, records: Sequence[journal.Record] = ()) -> None:
         links: tuple[Link, ...] = ()
         parent = otel.get_current()
         self._unsuccessful_contexts: dict[TaskId, SpanContext] = {}
         first, ended, current = None, None, None  # traces of the processes of the run
         for body in (record.body for record in records if type(record.body) in _TRACED):
-            if isinstance(body, RunOpened | RunResumed):
+            if isinstance(body, journal.RunOpened | journal.RunResumed):
                 current = body.trace
                 first = first or current
-            elif isinstance(body, RunEnded):
+            elif isinstance(body, journal.RunEnded):
                 ended = ended or current
-            elif isinstance(body, AttemptFailed | AttemptTimedOut | AttemptInterrupted) and body.trace is not None:
+            elif isinstance(body, _UNSUCCESSFUL) and body.trace is not None:
                 self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
         opener, earlier = writer, _parse_trace(ended or first or "")
         if earlier.is_valid:
@@ -241,7 +220,7 @@ class OTelRunTracer(RunTracer):
         self._parked_replans: set[str] = set()
         self._question_spans: dict[QuestionId, tuple[Span, str]] = {}
         self._provider_spans: dict[str, Span] = {}
-        self._usage: dict[Span, Usage] = {}
+        self._usage: dict[Span, journal.Usage] = {}
         self._ended_at: int | None = None
         self._closed = False
         self._error_reported = False
@@ -271,18 +250,18 @@ class OTelRunTracer(RunTracer):
             self._start_replan(question.replan, triggers)
             self._start_question(question, writer.now())
 
-    def _on_record(self, record: Record) -> None:
+    def _on_record(self, record: journal.Record) -> None:
         body, at, writer = record.body, to_nanoseconds(record.at), self._writer
         match body:
-            case AttemptStarted():
+            case journal.AttemptStarted():
                 self._on_started(body, at)
-            case AttemptSucceeded():
+            case journal.AttemptSucceeded():
                 span = self._attempt_spans.pop(body.attempt, None)
                 if span is not None:
                     if writer.capture_content and body.output is not None:
                         span.set_attribute(names.TASK_OUTPUT, writer.redact_json(body.output, redacted=True))
                     writer.end(span, at)
-            case AttemptFailed():
+            case journal.AttemptFailed():
                 failure = body.failure
                 error = (failure.type, failure.message)
                 if failure.traceback and (span := self._attempt_spans.get(body.attempt)) is not None:
@@ -290,28 +269,28 @@ class OTelRunTracer(RunTracer):
                     event = dict(zip(names.EXCEPTION_ATTRIBUTES, values, strict=True))
                     span.add_event(names.EXCEPTION_EVENT, event, timestamp=at)
                 self._end_unsuccessful(body.attempt, body.task, "failed", at, error)
-            case AttemptTimedOut():
+            case journal.AttemptTimedOut():
                 error = ("timeout", f"not finished after {body.timeout:g} s")
                 self._end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
-            case AttemptInterrupted():
+            case journal.AttemptInterrupted():
                 self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
-            case PlanRevised():
+            case journal.PlanRevised():
                 assert self._run is not None
                 for change in body.changes:
                     if isinstance(change, CancelTask) and change.task_id in self._run.live:
                         entry = self._run.live.entry(change.task_id)
                         attempt = AttemptId(f"{entry.id}#{entry.attempts}")
                         self._end_unsuccessful(attempt, entry.id, "cancelled", at)
-            case UsageCharged():
+            case journal.UsageCharged():
                 span = None
                 if body.attempt is not None:
                     span = self._attempt_spans.get(body.attempt)
                 elif body.provider is not None:
                     span = self._provider_spans.get(body.provider)
                 if span is not None:
-                    self._usage[span] = total = self._usage.get(span, Usage()) + body.usage
+                    self._usage[span] = total = self._usage.get(span, journal.Usage()) + body.usage
                     writer.set_usage(span, total)
-            case AlternativesConsidered() if body.replan in self._replan_spans:
+            case journal.AlternativesConsidered() if body.replan in self._replan_spans:
                 span = self._replan_spans[body.replan]
                 rejected = sum(bool(candidate.rejected) for candidate in body.candidates)
                 span.set_attribute(names.CANDIDATE_COUNT, len(body.candidates))
@@ -322,7 +301,7 @@ class OTelRunTracer(RunTracer):
                 if writer.capture_content:
                     proposals: JsonValue = [c.alternative.model_dump(mode="json") for c in body.candidates]
                     span.set_attribute(names.ALTERNATIVES, writer.redact_json(proposals))
-            case DecisionMade() if body.replan in self._replan_spans:
+            case journal.DecisionMade() if body.replan in self._replan_spans:
                 span = self._replan_spans[body.replan]
                 span.set_attribute(names.DECISION, body.decision)
                 span.set_attribute(names.DECISION_RULE, body.rule)
@@ -331,17 +310,17 @@ class OTelRunTracer(RunTracer):
                     span.set_attribute(names.DECISION_REASON, writer.redact_text(body.reason, MAX_CONTENT_CHARS))
                 if body.replan in self._parked_replans and body.decision != "ask":
                     self._end_replan(body.replan, at)
-            case QuestionAsked():
+            case journal.QuestionAsked():
                 self._start_question(body, at)
-            case QuestionReminded() if body.question in self._question_spans:
+            case journal.QuestionReminded() if body.question in self._question_spans:
                 self._question_spans[body.question][0].add_event("reminded", timestamp=at)
-            case QuestionAnswered() if body.question in self._question_spans:
+            case journal.QuestionAnswered() if body.question in self._question_spans:
                 span, replan = self._question_spans.pop(body.question)
                 span.set_attribute(names.QUESTION_VERDICT, body.verdict)
                 writer.end(span, at)
                 if body.verdict == "withdrawn":
                     self._end_replan(replan, at)
-            case RunEnded():
+            case journal.RunEnded():
                 self._ended_at = at
                 self._end_open_spans(at)
 
@@ -368,7 +347,7 @@ class OTelRunTracer(RunTracer):
         """Record the first error of a span processor; the run continues without those spans."""
         if self._run is not None and not self._error_reported and self._run.store_available:
             self._error_reported = True
-            self._run.commit_or_defer(ErrorContained("tracing", text))
+            self._run.commit_or_defer(journal.ErrorContained("tracing", text))
 
     def _end_open_spans(self, at: int) -> None:
         for span in self._attempt_spans.values():
@@ -398,7 +377,7 @@ class OTelRunTracer(RunTracer):
         """Restore the span that was current before `attach_attempt`."""
         otel.detach(token)
 
-    def _on_started(self, body: AttemptStarted, at: int) -> None:
+    def _on_started(self, body: journal.AttemptStarted, at: int) -> None:
         assert self._run is not None
         entry = self._run.live.entry(body.task)
         attributes: dict[str, str | int] = {
@@ -443,7 +422,7 @@ class OTelRunTracer(RunTracer):
     # Replans
 
     @contextmanager
-    def replan_span(self, replan: ReplanId, triggers: Sequence[Trigger]) -> Iterator[None]:
+    def replan_span(self, replan: ReplanId, triggers: Sequence[journal.Trigger]) -> Iterator[None]:
         """Trace a replan; an open question keeps its span open beyond the block."""
         span = self._start_replan(replan, triggers)
         token = otel.attach(set_span_in_context(span))
@@ -495,7 +474,7 @@ class OTelRunTracer(RunTracer):
         span = None if replan is None else self._replan_spans.get(replan)
         return self._context if span is None else set_span_in_context(span, self._context)
 
-    def _start_replan(self, replan: ReplanId, triggers: Sequence[Trigger]) -> Span:
+    def _start_replan(self, replan: ReplanId, triggers: Sequence[journal.Trigger]) -> Span:
         attributes = {
             names.OPERATION_NAME: "plan",
             names.AGENT_NAME: names.INSTRUMENTATION_SCOPE,
@@ -515,7 +494,7 @@ class OTelRunTracer(RunTracer):
         if span is not None:
             self._writer.end(span, at)
 
-    def _start_question(self, body: QuestionAsked, at: int) -> None:
+    def _start_question(self, body: journal.QuestionAsked, at: int) -> None:
         attributes: dict[str, str] = {names.QUESTION_ID: body.question}
         if self._writer.capture_content:
             attributes[names.QUESTION_TEXT] = self._writer.redact_text(body.text, MAX_CONTENT_CHARS)
@@ -572,21 +551,20 @@ class OTelRunTracer(RunTracer):
         return {"type": "text", "content": self._writer.redact_text(text, MAX_CONTENT_CHARS)}
 
 
-_TRACED: Final = frozenset((RunOpened, RunResumed, RunEnded, AttemptFailed, AttemptTimedOut, AttemptInterrupted))
+_UNSUCCESSFUL: Final = (journal.AttemptFailed, journal.AttemptTimedOut, journal.AttemptInterrupted)
+_TRACED: Final = frozenset((journal.RunOpened, journal.RunResumed, journal.RunEnded, *_UNSUCCESSFUL))
 """Records from which a resumed run continues its trace."""
 
-_OBSERVED: Final[tuple[type[RecordBody], ...]] = (
-    AttemptStarted,
-    AttemptSucceeded,
-    AttemptFailed,
-    AttemptTimedOut,
-    AttemptInterrupted,
-    PlanRevised,
-    AlternativesConsidered,
-    DecisionMade,
-    QuestionAsked,
-    QuestionReminded,
-    QuestionAnswered,
-    UsageCharged,
-    RunEnded,
+_OBSERVED: Final[tuple[type[journal.RecordBody], ...]] = (
+    journal.AttemptStarted,
+    journal.AttemptSucceeded,
+    *_UNSUCCESSFUL,
+    journal.PlanRevised,
+    journal.AlternativesConsidered,
+    journal.DecisionMade,
+    journal.QuestionAsked,
+    journal.QuestionReminded,
+    journal.QuestionAnswered,
+    journal.UsageCharged,
+    journal.RunEnded,
 )

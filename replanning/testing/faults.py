@@ -182,23 +182,21 @@ class FaultSchedule:
             clock: the clock of the run.
             root_of: returns the lineage root of a task, whose output a replacement must provide.
         """
-        return RunFaults(self, plan, seed, clock, root_of)
+        return RunFaults(self, seed, clock, root_of, synthetic_outputs(plan))
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class RunFaults:
     """Faults of one run, drawn from a `FaultSchedule`.
 
     The faults of an attempt depend on the seed, the task and the number of the attempt only, not on the order of events.
     """
 
-    def __init__(
-        self, schedule: FaultSchedule, plan: Plan, seed: int, clock: Clock, root_of: Callable[[str], str]
-    ) -> None:
-        self.schedule = schedule
-        self.seed = seed
-        self._clock = clock
-        self._root_of = root_of
-        self._synthetic_outputs = synthetic_outputs(plan)
+    schedule: FaultSchedule
+    seed: int
+    clock: Clock
+    root_of: Callable[[str], str]
+    synthetic_outputs: JsonObject
 
     def __repr__(self) -> str:
         return f"<RunFaults seed={self.seed}>"
@@ -214,8 +212,8 @@ class RunFaults:
             return hangs()
         if self.chance("flaky", task.id, call.number) < _first_match(schedule.flaky, keys, 0.0):
             return raises(TransientError(f"attempt {call.number} was made to fail"), after=after)
-        root = self._root_of(task.id)
-        output = _first_match(schedule.outputs, (task.id, root, task.tool, ANY_TASK), self._synthetic_outputs.get(root))
+        root = self.root_of(task.id)
+        output = _first_match(schedule.outputs, (task.id, root, task.tool, ANY_TASK), self.synthetic_outputs.get(root))
         return returns(output, after=after)
 
     def wrap_provider(self, provider: AlternativeProvider) -> AlternativeProvider:
@@ -232,16 +230,16 @@ class RunFaults:
             nonlocal until
             if operation != "append" or number == 1:
                 return False
-            if self._clock.now() >= until and self.chance("store", number) < self.schedule.store_fail:
-                until = self._clock.now() + self._sample(self.schedule.store_outage, "outage", number)
-            return self._clock.now() < until
+            if self.clock.now() >= until and self.chance("store", number) < self.schedule.store_fail:
+                until = self.clock.now() + self._sample(self.schedule.store_outage, "outage", number)
+            return self.clock.now() < until
 
         return FlakyStore(store, fails)
 
     def gate(self) -> HumanGate | None:
         """Return the gate that answers questions, if any."""
         answers = self.schedule.answers
-        return None if answers is None else ScriptedGate(answers, clock=self._clock)
+        return None if answers is None else ScriptedGate(answers, clock=self.clock)
 
     def _sample(self, duration: Duration, *what: object) -> float:
         least, most = _bounds(duration)

@@ -10,18 +10,9 @@ from typing import Final, Literal, Protocol
 
 import anyio
 
-from replanning import Environment, Plan, PlanRun, ReplanningEngine
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, journal
 from replanning.decision import HumanGate
 from replanning.engine.engine import run_workers
-from replanning.journal import (
-    AttemptFailed,
-    AttemptTimedOut,
-    MemoryStore,
-    PlanRevised,
-    QuestionAsked,
-    RunStatus,
-    RunStore,
-)
 from replanning.plan import JsonObject
 from replanning.testing.clock import VirtualClock, virtual_environment
 from replanning.testing.faults import FaultSchedule
@@ -30,7 +21,7 @@ from replanning.testing.scripted import ScriptedExecutor
 DEFAULT_TIME_LIMIT: Final = 30 * 24 * 3600.0
 """Virtual seconds after which a run counts as stuck."""
 
-SimulatedStatus = RunStatus | Literal["stuck", "crashed"]
+SimulatedStatus = journal.RunStatus | Literal["stuck", "crashed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +139,9 @@ class SimulationReport:
 class EngineFactory(Protocol):
     """Builds the engine of one simulated run; `ReplanningEngine` itself and a `partial` of it are two."""
 
-    def __call__(self, *, environment: Environment, store: RunStore, gate: HumanGate | None) -> ReplanningEngine:
+    def __call__(
+        self, *, environment: Environment, store: journal.RunStore, gate: HumanGate | None
+    ) -> ReplanningEngine:
         """Return an engine that uses this environment, store and gate."""
         ...
 
@@ -200,7 +193,7 @@ def simulate(
 async def _simulate_run(
     plan: Plan, schedule: FaultSchedule, seed: int, factory: EngineFactory, *, workers: int, time_limit: float
 ) -> SimulatedRun:
-    clock, store = VirtualClock(), MemoryStore()
+    clock, store = VirtualClock(), journal.MemoryStore()
     current: PlanRun | None = None
     abnormal_end: tuple[SimulatedStatus, str] | None = None
 
@@ -242,7 +235,9 @@ async def _simulate_run(
             abnormal_end = "crashed", f"{type(error).__name__}: {error}"
         records = list(store.read(store.runs()[0].run))
         kinds = Counter(type(record.body) for record in records)
-        failed = Counter(r.body.task for r in records if isinstance(r.body, AttemptFailed | AttemptTimedOut))
+        failed = Counter(
+            r.body.task for r in records if isinstance(r.body, journal.AttemptFailed | journal.AttemptTimedOut)
+        )
         status, reason = abnormal_end or ("crashed", "the run was not opened")
         if current is not None and abnormal_end is None:
             status, reason = current.result.status, current.result.reason
@@ -251,7 +246,7 @@ async def _simulate_run(
             status=status,
             reason=reason,
             makespan=round(clock.elapsed, 6),
-            revisions=kinds[PlanRevised],
-            questions=kinds[QuestionAsked],
+            revisions=kinds[journal.PlanRevised],
+            questions=kinds[journal.QuestionAsked],
             failures=dict(failed.most_common()),
         )
