@@ -184,7 +184,26 @@ class ForgeIssue(ABC):
         variables = os.environ if environ is None else environ
         urls = (base_url, *map(variables.get, self._url_variables), self.default_url)
         self._url = self._api_url(next(url for url in urls if url).strip().rstrip("/"))
-        self.id = self._locate(self._parse_name(issue))
+        variable = self._url_variables[0]
+        if problem := url_problem(self._url):
+            raise SettingsError([Problem(variable, f"{problem}; expected something like {self.default_url}")])
+        text = issue.strip()
+        match = self._short_pattern.fullmatch(text)
+        if match is None or not _is_project_path(match["project"]):
+            if url_problem(text.partition("#")[0].partition("?")[0]):
+                expected = f"{self.example}, or the URL of the page of {self._page_kinds}"
+                problem = f"{issue!r} is not an issue of {self._title}; expected {expected}"
+                raise SettingsError([Problem("issue", problem)])
+            page = httpx.URL(text)
+            match = self._page_pattern.fullmatch(page.path)
+            if match is None or not _is_project_path(match["project"]):
+                problem = f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
+                raise SettingsError([Problem("issue", problem)])
+            api_host = httpx.URL(self._url).host
+            if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
+                problem = f"{page.host} is not served by the API at {api_host}; set {variable} to the URL of its API"
+                raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")])
+        self.id = self._locate(match)
         self._label = f"{self.name} {self.id.removeprefix('gitlab:')}"
         self._token = (variables.get(self._token_variable, "") if token is None else token).strip()
         if not is_valid_token(self._token):
@@ -212,33 +231,6 @@ class ForgeIssue(ABC):
     def _api_url(cls, given: str) -> str:
         """Return the base URL of the API for the URL that the user gives."""
         return given
-
-    def _parse_name(self, issue: str) -> re.Match[str]:
-        """Return the match of an issue's short name or page URL.
-
-        Raises:
-            SettingsError: it is not an issue of this API, or the URL of the API is invalid.
-        """
-        variable = self._url_variables[0]
-        if problem := url_problem(self._url):
-            raise SettingsError([Problem(variable, f"{problem}; expected something like {self.default_url}")])
-        text = issue.strip()
-        short = self._short_pattern.fullmatch(text)
-        if short is not None and _is_project_path(short["project"]):
-            return short
-        if url_problem(text.partition("#")[0].partition("?")[0]):
-            expected = f"{self.example}, or the URL of the page of {self._page_kinds}"
-            raise SettingsError([Problem("issue", f"{issue!r} is not an issue of {self._title}; expected {expected}")])
-        page = httpx.URL(text)
-        match = self._page_pattern.fullmatch(page.path)
-        if match is None or not _is_project_path(match["project"]):
-            problem = f"{issue!r} is not the page of {self._page_kinds}, such as {self._page_example}"
-            raise SettingsError([Problem("issue", problem)])
-        api_host = httpx.URL(self._url).host
-        if api_host not in (page.host, f"api.{page.host}"):  # the token is sent to no other host
-            problem = f"{page.host} is not served by the API at {api_host}; set {variable} to the URL of its API"
-            raise SettingsError([Problem("issue", f"{problem}, such as https://{page.host}{self._api_path}")])
-        return match
 
     @abstractmethod
     def _locate(self, match: re.Match[str]) -> str:

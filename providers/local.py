@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -82,12 +82,25 @@ class LocalProvider(LLMProvider):
 
     def _generate(self, model: str, prompt: str, options: LLMOptions, cancelled: threading.Event) -> Completion:
         answer = _StreamedCompletion(cancelled)
+        system = [{"role": "system", "content": options.system}] if options.system else []
+        body: dict[str, object] = {  # in the form of llama.cpp's server
+            "messages": [*system, {"role": "user", "content": prompt}],
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,  # so that it can be stopped while it processes the prompt
+        }
+        if options.schema is not None:
+            schema = _supported_schema(options.schema.model_json_schema())
+            shape = {"name": options.schema.__name__, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": shape}
         with _MODEL_LOCK:
             try:
                 ask = _load_model(str(self._model_path(model).resolve()))
             except Exception as error:  # the library documents none
                 raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
-            answer.record_error(ask(_request_body(prompt, options), answer))
+            answer.record_error(ask(body, answer))
         if answer.error and not answer.text:  # text of the wrong form is an answer
             raise LLMRequestRejected(answer.error, provider=self.name)
         return self.completion(
@@ -123,24 +136,6 @@ class _StreamedCompletion:
         """Keep the error of a reply that reports one."""
         if reply and "error" in reply:
             self.error = str(reply["error"].get("message"))
-
-
-def _request_body(prompt: str, options: LLMOptions) -> Mapping[str, object]:
-    """Return the request in the form of llama.cpp's server."""
-    system = [{"role": "system", "content": options.system}] if options.system else []
-    shape = options.schema and {
-        "name": options.schema.__name__,
-        "schema": _supported_schema(options.schema.model_json_schema()),
-    }
-    return {
-        "messages": [*system, {"role": "user", "content": prompt}],
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_progress": True,  # so that it can be stopped while it processes the prompt
-        **({"response_format": {"type": "json_schema", "json_schema": shape}} if shape else {}),
-    }
 
 
 def _supported_schema(schema: JsonValue) -> JsonValue:

@@ -105,10 +105,41 @@ class RepairProvider:
         missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
         verdicts: list[Alternative] = []
         if unrepairable or (missing and not repairable):
-            verdicts.append(_unreachable_alternative(unrepairable, missing, view))
-        if all(isinstance(trigger, BetterPathFound) for trigger in request.triggers):
+            is_final = all(
+                task.state in _STUCK_STATES and all(obstacle.is_final for obstacle in obstacles)
+                for task, obstacles in unrepairable
+            )
+            # With stated facts, other tools might achieve the effects of the tasks.
+            states_facts = view.original_plan.facts is not None
+            proven = is_final and not states_facts and not missing and len(unrepairable) < MAX_STUCK_TASKS
+            lines: list[str] = []
+            for task, obstacles in unrepairable:
+                error = f" ({task.failure.type})" if task.failure is not None else ""
+                reasons = ", ".join(obstacle.reason for obstacle in obstacles)
+                lines.append(f"task {task.id!r}, which is {task.state}{error}: {reasons}")
+            if missing:
+                lines.append(f"the goal, which lacks {', '.join(missing[:_MAX_LISTED_ITEMS])}")
+            reason = f"no repair for {_join_lines(lines)}"
+            verdicts.append(
+                Alternative(
+                    changes=(),
+                    reason=reason,
+                    unreachable="proven-unreachable" if proven else "not-found-within-bound",
+                )
+            )
+        better_paths = [trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)]
+        if len(better_paths) == len(request.triggers):
             # Otherwise repairs come first, and a path that is still better is found again.
-            alternatives += _cheaper_tools(request)
+            new_ids: set[str] = set()
+            for path in better_paths:
+                tool = view.tool(path.tool)
+                if tool is None:
+                    continue
+                cases = [RepairCase(task, {path.kind}, view, new_ids) for task in map(view.task, path.tasks)]
+                results = [case.replace_tool(tool) for case in cases]
+                options = [r for r in results if isinstance(r, RepairOption) and not view.check((r.change,))]
+                if options:
+                    alternatives.append(_alternative(options))
         bridges = await find_repairs(request, threads=self._threads)
         alternatives += [alternative for alternative in bridges if alternative.changes]
         if any(alternative.changes for alternative in bridges):
@@ -321,22 +352,6 @@ class RepairCase:
         return ""
 
 
-def _cheaper_tools(request: ReplanRequest) -> Iterator[Alternative]:
-    """Yield, for each `better-path-found`, the replacement of the tool of all tasks that it names."""
-    view, reserved_ids = request.view, set[str]()
-    for trigger in request.triggers:
-        tool = view.tool(getattr(trigger, "tool", None))
-        if tool is None:
-            continue
-        options: list[RepairOption] = []
-        for task in map(view.task, trigger.tasks):
-            result = RepairCase(task, {trigger.kind}, view, reserved_ids).replace_tool(tool)
-            if isinstance(result, RepairOption) and not view.check((result.change,)):
-                options.append(result)
-        if options:
-            yield _alternative(options)
-
-
 def _alternative(options: Sequence[RepairOption]) -> Alternative:
     costs = [option.cost for option in options if option.cost is not None]
     return Alternative(
@@ -344,28 +359,6 @@ def _alternative(options: Sequence[RepairOption]) -> Alternative:
         reason=_join_lines([option.reason for option in options]),
         confidence=min(option.confidence for option in options),
         expected_cost=sum(costs) if costs else None,
-    )
-
-
-def _unreachable_alternative(
-    unrepairable: Sequence[tuple[TaskView, list[NotApplicable]]], missing: Sequence[str], view: PlanView
-) -> Alternative:
-    """Return the verdict on tasks without a repair: proven if no later event can alter that."""
-    is_final = all(
-        task.state in _STUCK_STATES and all(reason.is_final for reason in reasons) for task, reasons in unrepairable
-    )
-    # With stated facts, other tools might achieve the effects of the tasks.
-    proven = is_final and view.original_plan.facts is None and not missing and len(unrepairable) < MAX_STUCK_TASKS
-    lines = []
-    for task, reasons in unrepairable:
-        error = f" ({task.failure.type})" if task.failure is not None else ""
-        lines.append(f"task {task.id!r}, which is {task.state}{error}: {', '.join(each.reason for each in reasons)}")
-    if missing:
-        lines.append(f"the goal, which lacks {', '.join(missing[:_MAX_LISTED_ITEMS])}")
-    return Alternative(
-        changes=(),
-        reason=f"no repair for {_join_lines(lines)}",
-        unreachable="proven-unreachable" if proven else "not-found-within-bound",
     )
 
 

@@ -58,9 +58,14 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
     if not problems:
         return []
     solutions = await _solve_all(problems, threads=threads)
-    if any(map(_affects_other_steps, problems, solutions)):
-        problems = await repair_problems(request)
-        solutions = await _solve_all(problems, threads=threads)
+    for problem, solution in zip(problems, solutions, strict=True):
+        steps = (*problem.remainders[-1].prefix, *problem.remainders[-1].suffix)
+        changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}
+        actions = (action for repair in solution.repairs for action in repair.actions)
+        if not all(changed.issuperset(action.removes) for action in actions):  # steps elsewhere could need these facts
+            problems = await repair_problems(request)
+            solutions = await _solve_all(problems, threads=threads)
+            break
     # The repairs of all parts together: the nearest, the cheapest, those from scratch; then the verdicts.
     alternatives: dict[str, Alternative] = {}
     options = [solution.repairs for solution in solutions if solution.repairs]
@@ -102,7 +107,20 @@ async def complete_proposal(
     None if there is no bridge, or if it has more actions than tasks of the proposal remain.
     """
     draft = request.view.with_changes(proposed.changes)
-    problems = await _draft_problems(request, draft)
+    # Problems that the plan had elsewhere before are not its concern.
+    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+    before = _with_assumed_facts(request.view.strips_problem()).feasibility(strict=True)
+    await _checkpoint_if_large(draft)
+    elsewhere = {step.id for step in before.stuck} - named
+    world = _with_assumed_facts(draft.strips_problem())
+    await _checkpoint_if_large(draft)
+    feasibility = world.feasibility(strict=True)
+    await _checkpoint_if_large(draft)
+    stuck = {step.id for step in feasibility.stuck} - elsewhere
+    groups = [group for group in feasibility.components() if any(step.id in stuck for step in group)]
+    if not groups and not feasibility.missing_goal_facts:
+        return None
+    problems = await _group_problems(draft, world, feasibility, groups)
     solutions = await _solve_all(problems, threads=threads)
     if not problems or not all(solution.repairs for solution in solutions):
         return None
@@ -150,14 +168,6 @@ async def _solve_all(problems: Sequence[RepairProblem], *, threads: bool) -> lis
             solution = await anyio.to_thread.run_sync(in_thread) if threads else solve(problem)
         solutions.append(solution)
     return solutions
-
-
-def _affects_other_steps(problem: RepairProblem, solution: Solution) -> bool:
-    """Return whether a repair removes facts that steps outside of the problem could need."""
-    remainder = problem.remainders[-1]
-    steps = (*remainder.prefix, *remainder.suffix)
-    changed = {fact for step in steps for fact in (*step.action.adds, *step.action.removes)}
-    return any(not changed.issuperset(action.removes) for repair in solution.repairs for action in repair.actions)
 
 
 def _describe_repair(repair: Repair) -> str:
@@ -209,23 +219,6 @@ async def repair_problems(request: ReplanRequest, *, whole_plan: bool = True) ->
         return await repair_problems(request)  # effects of the other steps may be useful
     if groups or (feasibility.missing_goal_facts and (goal_changes or not feasibility.stuck)):
         return await _group_problems(view, world, feasibility, groups)
-    return []
-
-
-async def _draft_problems(request: ReplanRequest, draft: DraftView) -> list[RepairProblem]:
-    """Return the problems of a plan with changes, except for those that the plan had elsewhere before."""
-    named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
-    before = _with_assumed_facts(request.view.strips_problem()).feasibility(strict=True)
-    await _checkpoint_if_large(draft)
-    elsewhere = {step.id for step in before.stuck} - named
-    world = _with_assumed_facts(draft.strips_problem())
-    await _checkpoint_if_large(draft)
-    feasibility = world.feasibility(strict=True)
-    await _checkpoint_if_large(draft)
-    stuck = {step.id for step in feasibility.stuck} - elsewhere
-    groups = [group for group in feasibility.components() if any(step.id in stuck for step in group)]
-    if groups or feasibility.missing_goal_facts:
-        return await _group_problems(draft, world, feasibility, groups)
     return []
 
 

@@ -131,21 +131,24 @@ def command_programs(command: str) -> list[str]:
 
 
 def _simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the simple commands of a template with the operators before each; holes are marked.
+    """Yield the simple commands of a template, roughly, with the operators before each; holes are marked.
 
     The end of a group is passed over: `(a) | b` is `a | b`.
     """
     words: list[str] = []
-    before = ""
-    for token in [*_plain_words(mark_holes(command)), ";"]:
-        if token not in {"|", "&", ";", "(", "\n"}:
-            if words or not (re.match(r"\w+=", token) or token in _PREFIX_WORDS | _CLOSING_WORDS):
-                words.append(token)
-        elif words:
+    word = before = ""
+    for kind, text, _ in [*_tokens(mark_holes(command)), ("text", ";", True)]:
+        if kind != "text" or text not in " \t\n;|&()" or (text == "&" and word[-1:] in {"<", ">"}):
+            word += text  # quoted parts stay as they are
+            continue
+        if word and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS | _CLOSING_WORDS)):
+            words.append(word)
+        word = ""
+        if words and text not in " \t)":
             yield before, words
-            words, before = [], token
-        else:
-            before += token
+            words, before = [], text
+        elif text not in " \t)":
+            before += text
 
 
 def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
@@ -154,22 +157,6 @@ def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
         before, after = marked[match.start() - 1 : match.start()], marked[match.end() : match.end() + 1]
         alone = (not before or before in _BEFORE_WORD) and (not after or after in _AFTER_WORD)
         yield match.lastgroup or "text", match[0], alone
-
-
-def _plain_words(marked: str) -> Iterator[str]:
-    """Yield the words and operators of a command, roughly; quoted parts stay as they are."""
-    current = ""
-    for kind, text, _ in _tokens(marked):
-        if kind != "text" or text not in " \t\n;|&()" or (text == "&" and current[-1:] in {"<", ">"}):
-            current += text
-            continue
-        if current:
-            yield current
-            current = ""
-        if text not in " \t)":
-            yield text
-    if current:
-        yield current
 
 
 _CODE_OPTIONS: Final = {

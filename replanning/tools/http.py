@@ -73,7 +73,17 @@ def request_problems(tool: ToolSpec) -> list[str]:
     method, problems = (tool.method or "GET").upper(), list[str]()
     if not _METHOD.fullmatch(method):
         problems.append(f"its method {tool.method!r} is not one of HTTP, such as GET or POST")
-    problems += _url_problems(tool)
+    if tool.url is None:
+        problems.append("its kind is 'http', so it needs a `url`")
+    elif _CONTROL_CHARS.search(tool.url) or " " in tool.url:
+        problems.append(f"its url {tool.url!r} holds blanks or control characters")
+    elif not _BASE_PLACEHOLDER.match(url := mark_holes(tool.url)) and not _HTTP_URL_START.match(url):
+        problems.append(f"its url {tool.url!r} must begin with http:// or https:// and a host")
+    elif HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0]:
+        texts = [tool.url, *tool.headers.values(), *iter_strings(tool.body)]
+        if not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(map(env_references, texts)):
+            danger = "lets an argument choose the host, which would receive its secrets"
+            problems.append(f"its url {tool.url!r} {danger}; write the host out")
     for name, template in tool.headers.items():
         if not _HEADER_NAME.fullmatch(name):
             problems.append(f"{name!r} cannot be the name of a header")
@@ -88,22 +98,6 @@ def request_problems(tool: ToolSpec) -> list[str]:
     if tool.body is not None and method in _SAFE_METHODS:
         problems.append(f"it has a body, which {method} does not send; give it another `method`, such as POST")
     return problems
-
-
-def _url_problems(tool: ToolSpec) -> Iterator[str]:
-    if tool.url is None:
-        yield "its kind is 'http', so it needs a `url`"
-        return
-    url = mark_holes(tool.url)
-    if _CONTROL_CHARS.search(tool.url) or " " in tool.url:
-        yield f"its url {tool.url!r} holds blanks or control characters"
-    elif not _BASE_PLACEHOLDER.match(url) and not _HTTP_URL_START.match(url):
-        yield f"its url {tool.url!r} must begin with http:// or https:// and a host"
-    elif HOLE_DELIMITER in _SCHEME_AND_HOST.findall(url)[0]:
-        texts = [tool.url, *tool.headers.values(), *iter_strings(tool.body)]
-        if not _SECRET_HEADERS.isdisjoint(map(str.lower, tool.headers)) or any(map(env_references, texts)):
-            danger = "lets an argument choose the host, which would receive its secrets"
-            yield f"its url {tool.url!r} {danger}; write the host out"
 
 
 def _member_names(value: JsonValue) -> Iterator[str]:

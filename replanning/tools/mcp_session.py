@@ -363,7 +363,22 @@ class McpSession:
     async def _run_connection(self, connection: _Connection) -> None:
         self._starting = True
         try:
-            await self._serve_connection(connection)
+            timeout = self.server.timeout
+            with anyio.CancelScope(deadline=anyio.current_time() + timeout) as scope:
+                transport = _open_transport(self.server, connection, self._environ, self._cwd)
+                async with Client(transport, cache=None, message_handler=connection.handle_message) as client:
+                    self.tools = await _list_tools(client)
+                    scope.deadline = math.inf
+                    connection.client, self.unavailable_reason = client, ""
+                    self._on_change(self)
+                    connection.settled.set()
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(_subscribe_to_changes, client)
+                        group.start_soon(self._refresh_tools, connection, client)
+                        await connection.ended.wait()
+                        group.cancel_scope.cancel()
+            if scope.cancelled_caught:
+                raise ServerStartError(f"it did not say within {timeout:g} s what it can do")
             reason = "its process has ended" if self.server.command is not None else "the connection to it has ended"
         except Exception as error:  # noqa: BLE001 - a server and its SDK fail in any way, and none may end the run
             reason = _error_text(error, self.server.url)
@@ -380,24 +395,6 @@ class McpSession:
         if told:
             self._on_change(self)
         connection.settled.set()
-
-    async def _serve_connection(self, connection: _Connection) -> None:
-        timeout = self.server.timeout
-        with anyio.CancelScope(deadline=anyio.current_time() + timeout) as scope:
-            transport = _open_transport(self.server, connection, self._environ, self._cwd)
-            async with Client(transport, cache=None, message_handler=connection.handle_message) as client:
-                self.tools = await _list_tools(client)
-                scope.deadline = math.inf
-                connection.client, self.unavailable_reason = client, ""
-                self._on_change(self)
-                connection.settled.set()
-                async with anyio.create_task_group() as group:
-                    group.start_soon(_subscribe_to_changes, client)
-                    group.start_soon(self._refresh_tools, connection, client)
-                    await connection.ended.wait()
-                    group.cancel_scope.cancel()
-        if scope.cancelled_caught:
-            raise ServerStartError(f"it did not say within {timeout:g} s what it can do")
 
     async def _refresh_tools(self, connection: _Connection, client: Client) -> None:
         while True:
