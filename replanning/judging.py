@@ -168,10 +168,23 @@ class JudgedWork:
             alarm.cancel()
         can_retry = context.continuations + 1 < settings.judge.max_iterations
         consequence = disposition(judgement, can_retry=can_retry, can_replan=settings.enabled)
-        if consequence != "done":
-            exhausted = judgement.should_continue and not can_retry
-            raise _not_accepted_error(judgement, consequence, output, context.continuations + 1 if exhausted else 0)
-        return output
+        if consequence == "done":
+            return output
+        if judgement.unverified:
+            advice = "see whether it is done, then skip the task or retry it"
+            raise NotAccepted(f"the judge could not verify it: {judgement.reason}; {advice}", "blocked")
+        missing = f"missing: {'; '.join(judgement.missing)}" if judgement.missing else ""
+        if consequence == "continue":
+            parts = [judgement.feedback or judgement.reason, missing]
+            raise NotAccepted("\n".join(filter(None, parts)) or "it is not finished", "unfinished")
+        parts = [judgement.reason or judgement.feedback or "the judge does not accept it", missing]
+        text = "\n".join(filter(None, parts))
+        if consequence == "replan":
+            excerpt = encode_data(truncate_value(_as_json(output), _MAX_EXCERPT_CHARS))
+            raise NotAccepted(f"{text}\nits output: {excerpt}", "rejected")
+        if judgement.should_continue and not can_retry:
+            text = f"still unfinished after {context.continuations + 1} attempts (judge.max_iterations): {text}"
+        raise NotAccepted(f"{text}; change the task, retry or skip it", "blocked")
 
 
 def _validated_judgement(judgement: object) -> Judgement:
@@ -195,24 +208,6 @@ def _validated_judgement(judgement: object) -> Judgement:
         reason=truncate_text(judgement.reason, _MAX_FEEDBACK_CHARS),
         missing=tuple(truncate_text(one, _MAX_FEEDBACK_CHARS) for one in judgement.missing[:_MAX_MISSING]),
     )
-
-
-def _not_accepted_error(judgement: Judgement, consequence: Disposition, output: object, attempts: int) -> NotAccepted:
-    """Return the error that ends the attempt; `attempts` is their number where continuations are exhausted, else 0."""
-    if judgement.unverified:
-        advice = "see whether it is done, then skip the task or retry it"
-        return NotAccepted(f"the judge could not verify it: {judgement.reason}; {advice}", "blocked")
-    missing = f"missing: {'; '.join(judgement.missing)}" if judgement.missing else ""
-    if consequence == "continue":
-        parts = [judgement.feedback or judgement.reason, missing]
-        return NotAccepted("\n".join(filter(None, parts)) or "it is not finished", "unfinished")
-    parts = [judgement.reason or judgement.feedback or "the judge does not accept it", missing]
-    text = "\n".join(filter(None, parts))
-    if consequence == "replan":
-        excerpt = encode_data(truncate_value(_as_json(output), _MAX_EXCERPT_CHARS))
-        return NotAccepted(f"{text}\nits output: {excerpt}", "rejected")
-    exhausted = f"still unfinished after {attempts} attempts (judge.max_iterations): " if attempts else ""
-    return NotAccepted(f"{exhausted}{text}; change the task, retry or skip it", "blocked")
 
 
 def _as_json(output: object) -> JsonValue:

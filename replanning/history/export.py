@@ -159,7 +159,21 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
     journal = document.get("journal")
     if not isinstance(journal, list) or not journal:
         raise JournalCorrupt("this history has no `journal`: it is an extract; export the whole history to import it")
-    records = [_parse_record(number, entry) for number, entry in enumerate(journal, 1)]
+    records = []
+    for number, entry in enumerate(journal, 1):
+        place = f"journal[{number - 1}]"
+        if not isinstance(entry, dict) or not entry.keys() >= {"seq", "at", "kind", "body"}:
+            raise JournalCorrupt(f"{place}: a record has seq, at, kind and body; got {brief_repr(entry)}")
+        seq, at, kind, body = entry["seq"], entry["at"], entry["kind"], entry["body"]
+        if seq != number or isinstance(seq, bool):
+            got = f"{brief_repr(seq)}: records are missing or out of order"
+            raise JournalCorrupt(f"{place}: expected record {number}, got {got}")
+        if not isinstance(at, float | int) or isinstance(at, bool) or not -_MAX_EPOCH_SECONDS < at < _MAX_EPOCH_SECONDS:
+            raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {brief_repr(at)}")
+        try:
+            records.append(Record(number, float(at), decode_body(str(kind), json.dumps(body))))
+        except (ValueError, RecursionError) as error:
+            raise JournalCorrupt(f"{place}: {error}") from error
     if not isinstance(records[0].body, RunOpened):
         raise JournalCorrupt("journal[0]: a journal begins with a record of kind 'run-opened'")
     history = ReplanHistory(lambda after: records[after:], max_events=max_events)
@@ -168,20 +182,3 @@ def import_history(text: str, *, max_events: int = MAX_EVENTS) -> ReplanHistory:
     except ReplanningError as error:
         raise JournalCorrupt(f"the records of this history contradict one another: {error}") from error
     return history
-
-
-def _parse_record(number: int, entry: JsonValue) -> Record:
-    place = f"journal[{number - 1}]"
-    if not isinstance(entry, dict) or not entry.keys() >= {"seq", "at", "kind", "body"}:
-        raise JournalCorrupt(f"{place}: a record has seq, at, kind and body; got {brief_repr(entry)}")
-    seq, at, kind, body = entry["seq"], entry["at"], entry["kind"], entry["body"]
-    if seq != number or isinstance(seq, bool):
-        raise JournalCorrupt(
-            f"{place}: expected record {number}, got {brief_repr(seq)}: records are missing or out of order"
-        )
-    if not isinstance(at, float | int) or isinstance(at, bool) or not -_MAX_EPOCH_SECONDS < at < _MAX_EPOCH_SECONDS:
-        raise JournalCorrupt(f"{place}.at: expected seconds since the epoch, got {brief_repr(at)}")
-    try:
-        return Record(number, float(at), decode_body(str(kind), json.dumps(body)))
-    except (ValueError, RecursionError) as error:
-        raise JournalCorrupt(f"{place}: {error}") from error

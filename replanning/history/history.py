@@ -176,7 +176,7 @@ class ReplanHistory:
             until: the time before which they were.
         """
         outcome = None if success is None else "success" if success else "failure"
-        start, end = _epoch_seconds(since), _epoch_seconds(until)
+        start, end = (at.timestamp() if isinstance(at, datetime) else at for at in (since, until))
         return tuple(
             event
             for event in self._events.values()
@@ -291,9 +291,54 @@ class ReplanHistory:
                 triggers = self._resolve_triggers(body.triggers)
                 self._store_event(ReplanEvent(body.replan, at, triggers, body.candidates, body.notes, spent=spent))
             case DecisionMade():
-                self._fold_decision(body, at)
+                triggers = self._resolve_triggers(body.triggers)
+                if body.decision != "ask":
+                    for known in triggers:
+                        del self._triggers[known.id]
+                if body.replan in self._evicted_questions:
+                    self._recount_decision(body.replan, body.decision)
+                    self._evicted_metrics += ReplanMetrics(deciding=body.duration)
+                    del self._evicted_questions[body.replan]
+                    return
+                undecided = self._events.get(body.replan) or ReplanEvent(body.replan, at, triggers)
+                question = undecided.question
+                if body.decision == "ask" and question is not None:
+                    question = replace(question, rule=body.rule)
+                decided = replace(
+                    undecided,
+                    decision=body.decision,
+                    rule=body.rule,
+                    reason=body.reason,
+                    by=body.by,
+                    chosen=_chosen_candidate(undecided, body.chosen),
+                    duration=undecided.duration + body.duration,
+                    question=question,
+                )
+                self._store_event(decided)
             case PlanRevised():
-                self._fold_revision(body, at)
+                self.revision = body.number
+                if body.replan is None:
+                    self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
+                    self._evicted_metrics += ReplanMetrics(edits=1)
+                    return
+                # The decision follows in a record of its own, unless the process dies or the run is forked in between.
+                decision: DecisionKind = "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
+                event = self._events.get(body.replan)
+                if event is None:
+                    self._evicted_metrics += ReplanMetrics(executed=1)
+                    self._recount_decision(body.replan, decision)
+                    return
+                applied = replace(
+                    event,
+                    decision=decision,
+                    reason=body.reason,
+                    by=body.by,
+                    chosen=_chosen_candidate(event, body.chosen),
+                    changes=body.changes,
+                    before=body.parent,
+                    after=body.number,
+                )
+                self._store_event(applied)
             case OutcomeRecorded() if (event := self._events.get(body.replan)) is not None:
                 self._store_event(replace(event, outcome="success" if body.succeeded else "failure"))
             case OutcomeRecorded():
@@ -325,57 +370,6 @@ class ReplanHistory:
     def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
         return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)
 
-    def _fold_decision(self, body: DecisionMade, at: float) -> None:
-        triggers = self._resolve_triggers(body.triggers)
-        if body.decision != "ask":
-            for trigger in triggers:
-                del self._triggers[trigger.id]
-        if body.replan in self._evicted_questions:
-            self._recount_decision(body.replan, body.decision)
-            self._evicted_metrics += ReplanMetrics(deciding=body.duration)
-            del self._evicted_questions[body.replan]
-            return
-        event = self._events.get(body.replan) or ReplanEvent(body.replan, at, triggers)
-        question = event.question
-        if body.decision == "ask" and question is not None:
-            question = replace(question, rule=body.rule)
-        decided = replace(
-            event,
-            decision=body.decision,
-            rule=body.rule,
-            reason=body.reason,
-            by=body.by,
-            chosen=_chosen_candidate(event, body.chosen),
-            duration=event.duration + body.duration,
-            question=question,
-        )
-        self._store_event(decided)
-
-    def _fold_revision(self, body: PlanRevised, at: float) -> None:
-        self.revision = body.number
-        if body.replan is None:
-            self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
-            self._evicted_metrics += ReplanMetrics(edits=1)
-            return
-        # The decision follows in a record of its own, unless the process dies or the run is forked in between.
-        decision: DecisionKind = "abort" if any(isinstance(c, AbortRun) for c in body.changes) else "execute"
-        event = self._events.get(body.replan)
-        if event is None:
-            self._evicted_metrics += ReplanMetrics(executed=1)
-            self._recount_decision(body.replan, decision)
-            return
-        applied = replace(
-            event,
-            decision=decision,
-            reason=body.reason,
-            by=body.by,
-            chosen=_chosen_candidate(event, body.chosen),
-            changes=body.changes,
-            before=body.parent,
-            after=body.number,
-        )
-        self._store_event(applied)
-
     def _store_event(self, event: ReplanEvent) -> None:
         self._events[event.replan] = event
         if len(self._events) > self._max_events:
@@ -395,10 +389,6 @@ class ReplanHistory:
         event = self._events.get(self._questions.get(question, ReplanId("")))
         if event is not None:
             self._store_event(replace(event, notes=(*event.notes, note)))
-
-
-def _epoch_seconds(at: datetime | float | None) -> float | None:
-    return at.timestamp() if isinstance(at, datetime) else at
 
 
 def _chosen_candidate(event: ReplanEvent, index: int | None) -> Candidate | None:

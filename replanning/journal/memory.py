@@ -156,11 +156,7 @@ class MemoryStore(RunStore):
         """Return the last outcomes of this process, newest first."""
         with self._lock:
             newest = reversed(list(self._outcomes))
-        found = (
-            outcome
-            for outcome in newest
-            if (tool is None or outcome.tool == tool) and (capability is None or outcome.capability == capability)
-        )
+        found = (o for o in newest if tool in (None, o.tool) and capability in (None, o.capability))
         return list(islice(found, limit))
 
     def _existing_run(self, run: RunId) -> _StoredRun:

@@ -96,6 +96,7 @@ class Draft:
         self._positions: dict[TaskId, tuple[int, int]] = {}
         self._change_path = ""
         self._committed_at = 0.0
+        self._abort_reason: str | None = None
         self._commit_steps: list[Callable[[Draft], None]] = []
         self._diff_notes: list[str] = []
         for index, change in enumerate(changes):
@@ -153,10 +154,7 @@ class Draft:
             if parent is None:
                 return
             yield (task_id := parent)
-        entry = self._graph.entry(task_id).parent
-        while entry is not None:
-            yield entry.id
-            entry = entry.parent
+        yield from (entry.id for entry in self._graph.entry(task_id).lineage()[-2::-1])
 
     def diff(self) -> str:
         """Return the effect of the changes: per task `-` before and `+` after, then the dependents that wait for others."""
@@ -301,9 +299,8 @@ class Draft:
             self._commit_steps.append(partial(Draft._end, task_id=change.task_id, event=event, reason=change.reason))
 
     def _stage_abort(self, change: AbortRun) -> None:
-        reason = change.reason or "a change asked for it"
-        self._commit_steps.append(partial(Draft._abort, reason=reason))
-        self._diff_notes.append(f"  the run is aborted: {reason}")
+        self._abort_reason = change.reason or "a change asked for it"
+        self._diff_notes.append(f"  the run is aborted: {self._abort_reason}")
 
     # Rules of staging
 
@@ -515,6 +512,7 @@ class Draft:
         graph.revision += 1
         graph.revision_hash = self.plan_hash
         graph.strips_problems.clear()
+        graph.aborted = self._abort_reason or graph.aborted
         self._committed_at = at
         for new in self.new_tasks.values():
             graph.insert(new.task, None if new.parent is None else graph.entries[new.parent])
@@ -596,9 +594,6 @@ class Draft:
         if event is TaskEvent.SKIP:
             graph.has_early_skips = graph.has_early_skips or entry.unsatisfied_dependencies > 0
             graph.satisfy_dependents(entry)
-
-    def _abort(self, reason: str) -> None:
-        self._graph.aborted = reason
 
 
 _STAGE_HANDLERS: dict[type, Callable[..., None]] = {

@@ -131,6 +131,13 @@ class TaskEntry:
         """True if the dependents of this task may run."""
         return self.state in SATISFIED or (self.state is TaskState.REPLACED_BY_REPLAN and not self.unsatisfied_sinks)
 
+    def lineage(self) -> list[TaskEntry]:
+        """Return the tasks that this one replaced, the root first, and this one."""
+        entries = [self]
+        while (parent := entries[-1].parent) is not None:
+            entries.append(parent)
+        return entries[::-1]
+
     def dependent_ids(self) -> tuple[TaskId, ...]:
         """Return the tasks that wait for this one, including those that wait for a task it replaced."""
         ids: dict[TaskId, None] = {}

@@ -34,11 +34,10 @@ from replanning.journal.records import (
     RunEnded,
 )
 from replanning.live.draft import Draft
-from replanning.live.graph import CONDITION_NOT_MET, TaskEntry, TaskGraph
+from replanning.live.graph import CONDITION_NOT_MET, TaskGraph
 from replanning.live.states import TaskEvent, transition
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
@@ -104,8 +103,17 @@ class LivePlan(TaskGraph):
 
     def document(self) -> Plan:
         """Return the current plan: replacements in the place of what they replaced, with their real dependencies."""
-        entries = sorted((e for e in self if not e.removed and not e.replaced_by), key=_plan_position)
-        tasks = tuple(self._with_current_dependencies(entry) for entry in entries)
+        staged = Draft(self)
+        current_tasks = []
+        # Within the place of the task that it replaced.
+        places = {e.id: [e.order for e in e.lineage()] for e in self if not e.removed and not e.replaced_by}
+        for task_id in sorted(places, key=places.__getitem__):
+            task = self.entries[task_id].task
+            if any(self.entries[dep].replaced_by for dep in task.depends_on):
+                needed = dict.fromkeys(staged.follow_replacements(task.depends_on))
+                task = task.model_copy(update={"depends_on": tuple(needed)})
+            current_tasks.append(task)
+        tasks = tuple(current_tasks)
         current: dict[str, object] = {
             "goal": self.goal,
             "tasks": tasks,
@@ -116,20 +124,6 @@ class LivePlan(TaskGraph):
             "sequential": self.plan.sequential and tasks == self.plan.tasks,
         }
         return self.plan.model_copy(update=current)
-
-    def _with_current_dependencies(self, entry: TaskEntry) -> Task:
-        task = entry.task
-        if all(not self.entry(dep).replaced_by for dep in task.depends_on):
-            return task
-        current: dict[TaskId, None] = {}
-        stack = [self.entry(dep) for dep in reversed(task.depends_on)]
-        while stack:
-            needed = stack.pop()
-            if needed.replaced_by:
-                stack.extend(reversed(needed.sinks))
-            else:
-                current[needed.id] = None
-        return task.model_copy(update={"depends_on": tuple(current)})
 
     # Revising
 
@@ -348,15 +342,6 @@ class LivePlan(TaskGraph):
 
 def _stale_attempt_subject(body: AttemptSucceeded | AttemptFailed | AttemptTimedOut | AttemptInterrupted) -> str:
     return f"task {body.task!r}, whose current attempt is not {body.attempt!r},"
-
-
-def _plan_position(entry: TaskEntry) -> tuple[int, ...]:
-    """Return the position of a task in the document: within the place of the task it replaced."""
-    order = [entry.order]
-    while entry.parent is not None:
-        entry = entry.parent
-        order.append(entry.order)
-    return tuple(reversed(order))
 
 
 PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {

@@ -58,39 +58,27 @@ FINISHED: Final = frozenset({_S.DONE, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_R
 """States of tasks that need no further work themselves."""
 
 
-def _build_transitions() -> dict[tuple[TaskState, TaskEvent], TaskState]:
-    table = {
-        (_S.PENDING, _E.SATISFY): _S.READY,
-        (_S.READY, _E.UNSATISFY): _S.PENDING,
-        (_S.PENDING, _E.WAIT): _S.BACKOFF,
-        (_S.BACKOFF, _E.SATISFY): _S.READY,
-        (_S.BACKOFF, _E.UNSATISFY): _S.PENDING,
-        (_S.NEEDS_CONTINUATION, _E.SATISFY): _S.READY,
-        (_S.NEEDS_CONTINUATION, _E.UNSATISFY): _S.PENDING,
-        (_S.READY, _E.START): _S.RUNNING,
-        (_S.BACKOFF, _E.START): _S.RUNNING,
-        (_S.NEEDS_CONTINUATION, _E.START): _S.RUNNING,
-        (_S.READY, _E.CONDITION_ERROR): _S.FAILED,
-        (_S.BACKOFF, _E.CONDITION_ERROR): _S.FAILED,
-        (_S.NEEDS_CONTINUATION, _E.CONDITION_ERROR): _S.FAILED,
-        (_S.RUNNING, _E.SUCCEED): _S.DONE,
-        (_S.RUNNING, _E.FAIL): _S.FAILED,
-        (_S.RUNNING, _E.BACK_OFF): _S.BACKOFF,
-        (_S.RUNNING, _E.CONTINUE): _S.NEEDS_CONTINUATION,
-        (_S.RUNNING, _E.CANCEL): _S.CANCELLED,
-    }
-    for state in (state for state in _S if state in WAITING or state in STUCK):
-        table[state, _E.SKIP] = _S.SKIPPED
-        table[state, _E.CANCEL] = _S.CANCELLED
-        table[state, _E.REPLACE] = _S.REPLACED_BY_REPLAN
-        table[state, _E.BLOCK] = _S.BLOCKED
-    table[_S.CANCELLED, _E.REPLACE] = _S.REPLACED_BY_REPLAN
-    for state in (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN):
-        table[state, _E.REVIVE] = _S.PENDING
-    return table
+_STARTABLE: Final = (_S.READY, _S.BACKOFF, _S.NEEDS_CONTINUATION)
+_EDITABLE: Final = (_S.PENDING, *_STARTABLE, _S.FAILED, _S.BLOCKED)
+_EVENTS: Final = (
+    (_E.SATISFY, _S.READY, (_S.PENDING, _S.BACKOFF, _S.NEEDS_CONTINUATION)),
+    (_E.UNSATISFY, _S.PENDING, _STARTABLE),
+    (_E.WAIT, _S.BACKOFF, (_S.PENDING,)),
+    (_E.START, _S.RUNNING, _STARTABLE),
+    (_E.CONDITION_ERROR, _S.FAILED, _STARTABLE),
+    (_E.SUCCEED, _S.DONE, (_S.RUNNING,)),
+    (_E.FAIL, _S.FAILED, (_S.RUNNING,)),
+    (_E.BACK_OFF, _S.BACKOFF, (_S.RUNNING,)),
+    (_E.CONTINUE, _S.NEEDS_CONTINUATION, (_S.RUNNING,)),
+    (_E.SKIP, _S.SKIPPED, _EDITABLE),
+    (_E.CANCEL, _S.CANCELLED, (_S.RUNNING, *_EDITABLE)),
+    (_E.BLOCK, _S.BLOCKED, _EDITABLE),
+    (_E.REPLACE, _S.REPLACED_BY_REPLAN, (_S.CANCELLED, *_EDITABLE)),
+    (_E.REVIVE, _S.PENDING, (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN)),
+)
+"""Events, each with the state that it leads to and the states in which it may happen."""
 
-
-TRANSITIONS: Final = _build_transitions()
+TRANSITIONS: Final = {(state, event): follows for event, follows, states in _EVENTS for state in states}
 """Every legal transition: (state, event) to the next state."""
 
 

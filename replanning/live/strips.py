@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from replanning.plan.json_values import as_text
@@ -146,28 +145,21 @@ class StripsProblem:
     steps: tuple[StripsStep, ...]
     goal: tuple[str, ...]
     closed_world: bool
+    _computed: dict[bool, Feasibility] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def feasibility(self, *, strict: bool = False) -> Feasibility:
-        """Simulate the steps, each as soon as it can be executed; computed once.
+        """Execute steps one after another, each as soon as its dependencies are done and its preconditions hold.
 
         Args:
             strict: treat steps that cannot be started now as stuck, instead of assuming that they will be fixed.
         """
-        if strict and not all(step.startable or step.running for step in self.steps):
-            return self._strict
-        return self._lenient
-
-    @cached_property
-    def _lenient(self) -> Feasibility:
-        return _simulate(self, strict=False)
-
-    @cached_property
-    def _strict(self) -> Feasibility:
-        return _simulate(self, strict=True)
+        strict = strict and not all(step.startable or step.running for step in self.steps)
+        if strict not in self._computed:
+            self._computed[strict] = _simulate(self, strict=strict)
+        return self._computed[strict]
 
 
 def _simulate(problem: StripsProblem, *, strict: bool) -> Feasibility:
-    """Execute steps one after another, each as soon as its dependencies are done and its preconditions hold."""
     steps, facts = problem.steps, set(problem.facts)
     open_dependencies = [len(step.depends_on) for step in steps]
     dependents: dict[TaskId, list[int]] = {}

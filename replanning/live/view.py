@@ -192,12 +192,7 @@ class PlanView:
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
-        entry = self._live.entry(task_id)
-        ids = [entry.id]
-        while entry.parent is not None:
-            entry = entry.parent
-            ids.append(entry.id)
-        return tuple(map(self.task, reversed(ids)))
+        return tuple(self.task(entry.id) for entry in self._live.entry(task_id).lineage())
 
     def strips_problem(
         self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()

@@ -80,8 +80,7 @@ def truncate(text: str, limit: int) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """Return a text on one line of at most `limit` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return truncate(" ".join(text.split()), limit)
 
 
 def join_names(names: Collection[str], limit: int) -> str:
