@@ -154,30 +154,6 @@ def demo(
 
     A program is missing, a step takes too long, and an assumption turns out to be wrong.
     """
-    place = _prepare_folder(folder)
-    if not options.quiet:
-        again = f"cd {shlex.quote(str(place))} && replanning run plan.yaml"  # its commands use relative paths
-        first = "the step 'pack' needs the program zpaq, which is not on this machine"
-        if shutil.which("zpaq"):
-            first = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
-        print_message(_INTRODUCTION.format(first=first, again=again))
-    # Its python3 is the one that runs this program, so that the demo needs nothing else on the PATH.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    options.store, options.providers = str(place / ".replanning" / "history.db"), ["repair"]
-    summary = _carry_out(
-        options,
-        Plan.load(place / "plan.yaml"),
-        lambda engine, with_tools: engine.open(with_tools),
-        settings=Settings(),
-        cwd=place,
-        environ={**os.environ, "PATH": path},
-    )
-    summary.notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
-    raise typer.Exit(summary.report(json=options.json))
-
-
-def _prepare_folder(folder: str | None) -> Path:
-    """Create the folder of the demo, or a temporary one where the default cannot be written, and fill it."""
     place = Path(folder or DEFAULT_FOLDER)
     earlier_demo = place.is_dir() and (not any(place.iterdir()) or (place / "steps.py").is_file())
     if place.exists() and not earlier_demo:
@@ -205,7 +181,25 @@ def _prepare_folder(folder: str | None) -> Path:
             copy = place / "input" / name / file.relative_to(sources)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-    return place
+    if not options.quiet:
+        again = f"cd {shlex.quote(str(place))} && replanning run plan.yaml"  # its commands use relative paths
+        first = "the step 'pack' needs the program zpaq, which is not on this machine"
+        if shutil.which("zpaq"):
+            first = "(the step 'pack' needs the program zpaq; it is installed here, so that this time it works)"
+        print_message(_INTRODUCTION.format(first=first, again=again))
+    # Its python3 is the one that runs this program, so that the demo needs nothing else on the PATH.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    options.store, options.providers = str(place / ".replanning" / "history.db"), ["repair"]
+    summary = _carry_out(
+        options,
+        Plan.load(place / "plan.yaml"),
+        lambda engine, with_tools: engine.open(with_tools),
+        settings=Settings(),
+        cwd=place,
+        environ={**os.environ, "PATH": path},
+    )
+    summary.notes = (f"report   {place / 'report.md'}", f"files    {place}{os.sep}")
+    raise typer.Exit(summary.report(json=options.json))
 
 
 def _carry_out(

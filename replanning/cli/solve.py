@@ -465,10 +465,7 @@ def _run_planning(
     async def execute() -> tuple[PlanningCoordinator, bool]:
         shell = ContextShell()
         async with ToolExecutor(
-            job.tools,
-            default_timeout=settings.timeout.task,
-            output_limit=settings.max_output,
-            kinds={"shell": shell},
+            job.tools, default_timeout=settings.timeout.task, output_limit=settings.max_output, kinds={"shell": shell}
         ) as executor:
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
