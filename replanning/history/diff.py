@@ -63,8 +63,7 @@ class PlanDiff:
     goal: tuple[FieldChange, ...] = ()
 
     def __bool__(self) -> bool:
-        differing = (self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts)
-        return any(differing)
+        return any((self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts))
 
     def __str__(self) -> str:
         lines = [f"- {_task_line(task)}" for task in self.removed]

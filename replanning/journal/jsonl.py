@@ -307,7 +307,12 @@ def _run_info(path: Path, lease_path: Path) -> RunInfo:
     """Summarise a journal; what cannot be read is skipped here, and reported where the run itself is used."""
     records, line, holder = 0, b"", LeaseState()
     with suppress(JournalCorrupt, OSError):
-        holder = read_lease_state(lease_path)
+        guard = os.open(lease_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _lock(guard, fcntl.LOCK_SH, lease_path)
+            holder = parse_lease_state(read_lease_bytes(guard), lease_path)
+        finally:
+            os.close(guard)
     name, objective = "", ""
     status: CurrentRunStatus = "running"
     created = updated = holder.created
@@ -371,19 +376,6 @@ def _lock(guard: int, operation: int, path: Path) -> None:
                     f"{path}: another process kept the file locked for {LOCK_TIMEOUT:g} seconds; try again"
                 ) from error
             threading.Event().wait(0.002)
-
-
-def read_lease_state(path: Path) -> LeaseState:
-    """Return the lease in a lock file; an empty one if the file does not exist."""
-    try:
-        guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return LeaseState()
-    try:
-        _lock(guard, fcntl.LOCK_SH, path)
-        return parse_lease_state(read_lease_bytes(guard), path)
-    finally:
-        os.close(guard)
 
 
 def read_lease_bytes(guard: int) -> bytes:
