@@ -29,6 +29,7 @@ from replanning.http import (
     RequestFailed,
     call_with_retries,
     create_client,
+    error_message,
     is_valid_token,
     read_body,
     retry_after_seconds,
@@ -629,7 +630,7 @@ class ForgeIssue(ABC):
             return answer
         status, headers = answer.status, answer.headers
         request_id = self._excerpt(headers.get("x-github-request-id") or headers.get("x-request-id") or "")
-        limited, message = _is_rate_limited(answer), self._excerpt(_error_message(answer.data))
+        limited, message = _is_rate_limited(answer), self._excerpt(error_message(answer.data))
         reason = _STATUS_REASONS.get(429 if limited else status, "the request is refused")
         if 300 <= status < 400:
             reason = "redirected to another host, where the token is not sent"
@@ -703,20 +704,8 @@ def _is_rate_limited(answer: ApiResponse) -> bool:
     if answer.status != 403:
         return answer.status == 429
     spent = _integer_header(answer.headers, "x-ratelimit-remaining") == 0
-    message = _error_message(answer.data).lower()
+    message = error_message(answer.data).lower()
     return spent or "retry-after" in answer.headers or any(phrase in message for phrase in _RATE_LIMIT_PHRASES)
-
-
-def _error_message(body: bytes) -> str:
-    """Return the message of an error response of GitHub or GitLab."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return body[: 4 * MAX_EXCERPT_CHARS].decode(errors="replace")
-    if not isinstance(content, dict):
-        return str(content)
-    message, details = content.get("message") or content.get("error") or content, content.get("errors")
-    return f"{message} {json.dumps(details)}" if details else str(message)
 
 
 def _integer_header(headers: Mapping[str, str], *names: str) -> int | None:

@@ -335,7 +335,22 @@ class Notifier(Exporter):
     async def _send(self, notices: RunNotices) -> None:
         """Post what is pending; after a failure, pause as long as the forge demands, else longer each time."""
         try:
-            await self._post_pending(notices)
+            if notices.end_status:  # there may be little time left
+                await self._update_checklist(notices)
+            while notices.pending:
+                notice = notices.pending[0]
+                self._request_started = self._clock.now()
+                index = self._index_for(notices.run)
+                try:
+                    await index.write(notice.marker(notices.run), notice.body(notices.run, self.hint))
+                except ForgeError as error:
+                    if error.status in _TEXT_REJECTED_STATUSES:
+                        notices.rejected.append(notices.pending.popleft())  # the others can still be posted
+                    raise
+                if notices.pending and notices.pending[0] is notice:
+                    notices.pending.popleft()
+            if self._clock.now() >= self._last_edit + self._edit_interval:
+                await self._update_checklist(notices)
         except anyio.get_cancelled_exc_class():
             self._unresponsive = self._clock.now() - self._request_started >= _FINAL_RESPONSE_TIMEOUT
             raise
@@ -355,25 +370,6 @@ class Notifier(Exporter):
             self._failures, self._unresponsive = 0, False
             if not notices.rejected:
                 self._problem = ""
-
-    async def _post_pending(self, notices: RunNotices) -> None:
-        if notices.end_status:  # there may be little time left
-            await self._update_checklist(notices)
-        while notices.pending:
-            notice = notices.pending[0]
-            self._request_started = self._clock.now()
-            try:
-                await self._index_for(notices.run).write(
-                    notice.marker(notices.run), notice.body(notices.run, self.hint)
-                )
-            except ForgeError as error:
-                if error.status in _TEXT_REJECTED_STATUSES:
-                    notices.rejected.append(notices.pending.popleft())  # the others can still be posted
-                raise
-            if notices.pending and notices.pending[0] is notice:
-                notices.pending.popleft()
-        if self._clock.now() >= self._last_edit + self._edit_interval:
-            await self._update_checklist(notices)
 
     async def _update_checklist(self, notices: RunNotices) -> None:
         """Write or edit the checklist if it has changed."""

@@ -20,6 +20,7 @@ from replanning.http import (
     RequestFailed,
     call_with_retries,
     create_client,
+    error_message,
     is_valid_token,
     read_body,
     retry_after_seconds,
@@ -236,7 +237,7 @@ class HTTPLLMProvider(LLMProvider):
             raise RequestFailed(f"{httpx.URL(self.base_url).host} cannot be reached", excerpt=excerpt) from error
         request_id = self._excerpt(response.headers.get("x-request-id") or response.headers.get("request-id") or "")
         if not response.is_success:
-            excerpt, status = self._excerpt(_error_text(data) or problem), response.status_code
+            excerpt, status = self._excerpt(error_message(data) or problem), response.status_code
             fallback = "the service failed" if status >= 500 else "the service does not accept this request"
             message = _STATUS_MESSAGES.get(status, fallback)
             if 300 <= status < 400:
@@ -278,17 +279,6 @@ class HTTPLLMProvider(LLMProvider):
 
     def _excerpt(self, text: str) -> str:
         return super()._excerpt(text.replace(self._key, _MASK) if self._key else text)
-
-
-def _error_text(body: bytes) -> str:
-    """Return the error message in the body of a response, in any of the usual forms."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return body.decode(errors="replace")
-    error = content.get("error", content) if isinstance(content, dict) else content
-    message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
-    return str(message or content)
 
 
 def system_prompt(options: LLMOptions, *, schema_in_prompt: bool) -> str:

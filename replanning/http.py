@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
@@ -186,6 +187,21 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
     if not decompressor.eof or decompressor.unused_data:
         return ResponseBody(b"", f"its answer is compressed with {encoding!r} and cannot be decompressed")
     return ResponseBody(content)
+
+
+def error_message(body: bytes) -> str:
+    """Return the error message in the body of a response, in any of the usual forms, with its details."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode(errors="replace")
+    if not isinstance(content, dict):
+        return str(content)
+    error = content.get("error")
+    part = error if isinstance(error, dict) else content
+    message = part.get("message") or part.get("detail") or (error if part is content else None) or content
+    details = part.get("errors")
+    return f"{message} {json.dumps(details)}" if details else str(message)
 
 
 def retry_after_seconds(headers: Mapping[str, str], now: float) -> float:

@@ -114,7 +114,28 @@ def find_cheapest_path(
         check_cancelled: called now and then; an exception of it ends the search.
     """
     holds = frozenset(start)
-    actions = _relevant_actions(holds, targets, actions)
+    # Only actions that can contribute are tried: they add facts that are missing, or will be after other such actions.
+    # From every plan with other actions, these can be left out.
+    adding: dict[str, list[int]] = {}
+    for number, action in enumerate(actions):
+        for fact in action.adds:
+            adding.setdefault(fact, []).append(number)
+    needed = {fact for needs, _ in targets for fact in needs or ()}
+    removed: set[str] = set()
+    lacking = list(needed - holds)
+    seen = set(lacking)
+    chosen: set[int] = set()
+    while lacking:
+        for number in adding.get(lacking.pop(), ()):
+            if number not in chosen:
+                chosen.add(number)
+                action = actions[number]
+                needed.update(action.needs)
+                removed.update(action.removes)
+                both = [f for f in (*action.needs, *action.removes) if f in needed and (f in removed or f not in holds)]
+                lacking += [fact for fact in both if fact not in seen]
+                seen.update(both)
+    actions = [actions[number] for number in sorted(chosen)]
     # Targets that are out of reach in the delete relaxation are left out.
     within_reach = holds.union(*(action.adds for action in actions))
     changing = dict.fromkeys(fact for action in actions for fact in (*action.adds, *action.removes))
@@ -138,35 +159,6 @@ def find_cheapest_path(
     if result.actions is None and not result.conclusive and greedy_nodes:
         return _greedy_search(space, greedy_nodes, check_cancelled)
     return result
-
-
-def _relevant_actions(
-    holds: frozenset[str], targets: Sequence[Target], actions: Sequence[ToolAction]
-) -> list[ToolAction]:
-    """Return the actions that can contribute: they add facts that are missing, or will be after other such actions.
-
-    From every plan with other actions, these can be left out.
-    """
-    adding: dict[str, list[int]] = {}
-    for number, action in enumerate(actions):
-        for fact in action.adds:
-            adding.setdefault(fact, []).append(number)
-    needed = {fact for needs, _ in targets for fact in needs or ()}
-    removed: set[str] = set()
-    lacking = list(needed - holds)
-    seen = set(lacking)
-    chosen: set[int] = set()
-    while lacking:
-        for number in adding.get(lacking.pop(), ()):
-            if number not in chosen:
-                chosen.add(number)
-                action = actions[number]
-                needed.update(action.needs)
-                removed.update(action.removes)
-                both = [f for f in (*action.needs, *action.removes) if f in needed and (f in removed or f not in holds)]
-                lacking += [fact for fact in both if fact not in seen]
-                seen.update(both)
-    return [actions[number] for number in sorted(chosen)]
 
 
 def _mask(facts: Iterable[str], bits: dict[str, int]) -> int:

@@ -649,15 +649,6 @@ def extract_json(text: str) -> Iterator[JsonValue]:
         pass
     if len(text) > _MAX_TEXT_CHARS:
         return
-    spoken, thoughts = _split_thinking(text)
-    for part in (*reversed(spoken), *reversed(thoughts)):
-        yield from _json_values(part)
-    if thoughts:  # an apparent tag may have been part of a string
-        yield from _json_values(text)
-
-
-def _split_thinking(text: str) -> tuple[list[str], list[str]]:
-    """Return the parts of a text outside of think tags, and those within."""
     spoken: list[str] = []
     thoughts: list[str] = []
     thinking, start = False, 0
@@ -669,7 +660,10 @@ def _split_thinking(text: str) -> tuple[list[str], list[str]]:
         (thoughts if thinking or closes else spoken).append(text[start : tag.start()])
         thinking, start = not closes, tag.end()
     (thoughts if thinking else spoken).append(text[start:])
-    return spoken, thoughts
+    for part in (*reversed(spoken), *reversed(thoughts)):
+        yield from _json_values(part)
+    if thoughts:  # an apparent tag may have been part of a string
+        yield from _json_values(text)
 
 
 def _json_values(text: str) -> Iterator[JsonValue]:

@@ -17,7 +17,7 @@ import httpx
 from pydantic import JsonValue
 
 from replanning.http import read_body, same_origin_url
-from replanning.plan.json_values import iter_strings
+from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
@@ -125,8 +125,15 @@ def build_request(
             secrets.add(text.partition(" ")[2])
         headers[name] = text
     names = {name.lower() for name in headers}
+
+    def fill(template: str) -> JsonValue:
+        marked = mark_holes(template)
+        if alone := MARKED_HOLE.fullmatch(marked):
+            return arguments[alone[1]]
+        return render(marked, secrets, lambda hole: argument_text(hole, arguments[hole]))
+
     if tool.body is not None:
-        content = json.dumps(_build_body(tool.body, arguments, secrets), ensure_ascii=False, allow_nan=False).encode()
+        content = json.dumps(map_strings(tool.body, fill), ensure_ascii=False, allow_nan=False).encode()
         if "content-type" not in names:
             headers["Content-Type"] = "application/json"
     if method not in _SAFE_METHODS and "idempotency-key" not in names:
@@ -159,20 +166,6 @@ def _build_url(template: str, arguments: Mapping[str, JsonValue], secrets: Secre
     if any(part in {".", ".."} for part in re.split(r"[?#]", url, maxsplit=1)[0].split("/")):
         raise ValueError(f"they make the url {secrets.redact(url)!r}, which leads out of its path")
     return url
-
-
-def _build_body(template: JsonValue, arguments: Mapping[str, JsonValue], secrets: Secrets) -> JsonValue:
-    fill = partial(_build_body, arguments=arguments, secrets=secrets)
-    if isinstance(template, list):
-        return [fill(item) for item in template]
-    if isinstance(template, dict):
-        return {key: fill(item) for key, item in template.items()}
-    if not isinstance(template, str):
-        return template
-    marked = mark_holes(template)
-    if alone := MARKED_HOLE.fullmatch(marked):
-        return arguments[alone[1]]
-    return render(marked, secrets, lambda hole: argument_text(hole, arguments[hole]))
 
 
 def _scalar_text(name: str, value: JsonValue) -> str:
