@@ -202,7 +202,13 @@ class OtlpExporter(Exporter):
         self._closed = True
         atexit.unregister(self._shut_down)
         self._close_requested.set()
-        absent = _refuses_connection(self.endpoint)
+        parts = urlsplit(self.endpoint)
+        address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        absent = False
+        try:
+            socket.create_connection(address, timeout=REFUSED_CLOSE_LIMIT).close()
+        except OSError as error:  # any other than this: it may be reachable through a proxy
+            absent = isinstance(error, ConnectionRefusedError)
         self._close_thread.join(min(self._close_limit, REFUSED_CLOSE_LIMIT) if absent else self._close_limit)
         if self._close_thread.is_alive():
             self._problem = (
@@ -233,14 +239,3 @@ def _base_url(endpoint: str) -> str:
             [Problem("otlp", f"{endpoint!r} is not a URL of a collector; expected one such as {DEFAULT_ENDPOINT}")]
         )
     return text.rstrip("/").removesuffix("/v1/traces")
-
-
-def _refuses_connection(address: str) -> bool:
-    """Return whether an address refuses connections."""
-    parts = urlsplit(address)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=REFUSED_CLOSE_LIMIT).close()
-    except OSError as error:  # any other: it may be reachable through a proxy
-        return isinstance(error, ConnectionRefusedError)
-    return False

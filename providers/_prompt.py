@@ -27,7 +27,6 @@ from replanning.journal import (
     PlanRevised,
     QuestionAnswered,
     RecordBody,
-    Trigger,
 )
 from replanning.live import TaskState, TaskView
 from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_value
@@ -188,8 +187,7 @@ class PromptBuilder:
 
     def _triggers(self) -> Iterator[JsonValue]:
         hidden = {"kind", "id", "run", "at", "root", "cause", "revision", "traceback"}
-        triggers: Sequence[Trigger] = self._request.triggers[:_MAX_TRIGGERS]
-        for trigger in triggers:
+        for trigger in self._request.triggers[:_MAX_TRIGGERS]:
             yield {"what": trigger.kind, **trigger.model_dump(mode="json", exclude=hidden, exclude_defaults=True)}
 
     def _concerned_tasks(self) -> Iterator[JsonValue]:

@@ -295,10 +295,13 @@ class HttpToolRunner:
             problem = f"{request.redacted}: {call.secrets.redact(str(error))}"
             raise InvalidArguments(call.tool.name, [problem]) from error
         except httpx.TransportError as error:
-            cause = call.secrets.redact(str(error)) or type(error).__name__
-            if _is_certificate_error(error):
-                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", cause) from error
-            raise HttpUnreachable(call.tool.name, request.redacted, cause) from error
+            reason = call.secrets.redact(str(error)) or type(error).__name__
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is not None:  # a retry does not change the certificate
+                raise ToolUnavailable(call.tool.name, f"a server it can trust ({request.redacted})", reason) from error
+            raise HttpUnreachable(call.tool.name, request.redacted, reason) from error
 
 
 def _retry_after(response: httpx.Response) -> float | None:
@@ -313,13 +316,3 @@ def _retry_after(response: httpx.Response) -> float | None:
         return max(0.0, float(email.utils.mktime_tz(until) - email.utils.mktime_tz(now)))
     except (ValueError, OverflowError):  # a date that no calendar has
         return None
-
-
-def _is_certificate_error(error: BaseException) -> bool:
-    """Return whether a connection failed because of the certificate, which a retry does not change."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False

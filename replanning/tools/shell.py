@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import ByteReceiveStream, Process
+from anyio.abc import ByteReceiveStream
 from pydantic import JsonValue
 
 from replanning.plan.tasks import ToolSpec
@@ -167,26 +167,22 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
             group.cancel_scope.deadline = anyio.current_time() + call.grace
     finally:
         with anyio.CancelScope(shield=True):
-            await _terminate_group(process, call.grace)
+            if process.returncode is None:
+                _signal_group(process.pid, signal.SIGTERM)
+                with anyio.move_on_after(call.grace):
+                    async with anyio.create_task_group() as group:
+                        # The pipes close when the last process of the group is gone: the first is often a shell
+                        # that ends at once, while the program it started is still clearing up.
+                        group.start_soon(_drain, process.stdout)
+                        group.start_soon(_drain, process.stderr)
+                        await process.wait()
+                _signal_group(process.pid, signal.SIGKILL)
+            await process.aclose()
     if is_too_much:
         raise ToolOutputTooLarge(call.tool.name, call.output_limit, "what it printed")
     assert process.returncode is not None
     exit_code = 128 - process.returncode if process.returncode < 0 else process.returncode
     return exit_code, bytes(stdout), bytes(stderr)
-
-
-async def _terminate_group(process: Process, grace: float) -> None:
-    if process.returncode is None:
-        _signal_group(process.pid, signal.SIGTERM)
-        with anyio.move_on_after(grace):
-            async with anyio.create_task_group() as group:
-                # The pipes close when the last process of the group is gone: the first is often a shell
-                # that ends at once, while the program it started is still clearing up.
-                group.start_soon(_drain, process.stdout)
-                group.start_soon(_drain, process.stderr)
-                await process.wait()
-        _signal_group(process.pid, signal.SIGKILL)
-    await process.aclose()
 
 
 async def _drain(stream: ByteReceiveStream | None) -> None:
