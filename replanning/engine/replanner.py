@@ -143,7 +143,10 @@ class Replanner:
         life, open_questions = self._lifecycle, self._lifecycle.ledger.open_questions.values()
         waiting = list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND))
         current = [t for t in waiting if not self._drop_if_stale(t) and not self._drop_or_defer_repetition(t)]
-        groups, parked = group_triggers(current, life.live, open_questions)
+        if len(current) < 2 and not open_questions:
+            groups, parked = [current] if current else [], []
+        else:
+            groups, parked = group_triggers(current, life.live, open_questions)
         for trigger, question in parked:
             life.commit(TriggerAttached(question, trigger.id))
             del self._waiting[trigger.id]

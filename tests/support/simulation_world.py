@@ -480,7 +480,7 @@ class World:
         kind = rng.choice(HAPPENINGS)
         if kind == "context":
             run.change_context({"level": rng.randrange(6)} if rng.random() < 0.5 else {"flag": rng.random() < 0.5})
-        elif kind == "capacity":
+        elif kind == "capacity" and "cpu" in run.view.capacity:
             run.change_resource("cpu", capacity=rng.choice([0.5, 1, 2, 4]))
         elif kind == "tool" and run.plan.tools:
             run.change_resource(rng.choice(run.plan.tools).name, available=rng.random() < 0.5)
