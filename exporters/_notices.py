@@ -16,15 +16,7 @@ from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
 from replanning.history.wording import format_time
-from replanning.journal import (
-    AttemptSucceeded,
-    PlanningNoted,
-    PlanRevised,
-    QuestionAsked,
-    Record,
-    RunEnded,
-    RunOpened,
-)
+from replanning.journal import AttemptSucceeded, PlanningNoted, PlanRevised, QuestionAsked, Record, RunEnded, RunOpened
 from replanning.plan import JsonObject, Redactor, RunId
 from replanning.planning import ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS

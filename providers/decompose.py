@@ -17,14 +17,7 @@ from replanning.llm.quoting import DataSection, fit_sections
 from replanning.plan import JsonObject
 from replanning.plan.types import JsonValue
 from replanning.providers._prompt import encode_line
-from replanning.providers.llm import (
-    NewTask,
-    ProposalParser,
-    ProposalReply,
-    ProposedAlternative,
-    Replace,
-    ReplyModel,
-)
+from replanning.providers.llm import NewTask, ProposalParser, ProposalReply, ProposedAlternative, Replace, ReplyModel
 
 MAX_PROMPT_CHARS: Final = 12_000
 

@@ -122,9 +122,7 @@ class RepairProvider:
             reason = f"no repair for {_join_lines(lines)}"
             verdicts.append(
                 Alternative(
-                    changes=(),
-                    reason=reason,
-                    unreachable="proven-unreachable" if proven else "not-found-within-bound",
+                    changes=(), reason=reason, unreachable="proven-unreachable" if proven else "not-found-within-bound"
                 )
             )
         better_paths = [trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)]

@@ -12,11 +12,7 @@ from typing import Protocol
 
 import anyio
 
-__all__ = [
-    "Clock",
-    "Environment",
-    "SystemClock",
-]
+__all__ = ["Clock", "Environment", "SystemClock"]
 
 
 class Clock(Protocol):

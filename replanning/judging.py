@@ -23,15 +23,7 @@ from replanning.run.event_loop import error_message, isolate
 from replanning.run.lifecycle import RunMeter
 from replanning.run.run import TaskContext, Work
 
-__all__ = [
-    "CommandCheck",
-    "Judge",
-    "JudgeRequest",
-    "JudgedWork",
-    "Judgement",
-    "LLMJudge",
-    "RuleJudge",
-]
+__all__ = ["CommandCheck", "Judge", "JudgeRequest", "JudgedWork", "Judgement", "LLMJudge", "RuleJudge"]
 
 Disposition = Literal["done", "continue", "replan", "blocked"]
 """The consequence of a judgement for the task."""

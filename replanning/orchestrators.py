@@ -7,10 +7,7 @@ from replanning.engine.engine import run_workers
 from replanning.errors import NotRunning
 from replanning.run.run import Work, validate_work
 
-__all__ = [
-    "SequentialOrchestrator",
-    "SwarmOrchestrator",
-]
+__all__ = ["SequentialOrchestrator", "SwarmOrchestrator"]
 
 
 class _Orchestrator:

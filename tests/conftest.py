@@ -1,7 +1,5 @@
 """Configuration of all tests: event loops, Hypothesis profiles, and which tests are deep."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -5,8 +5,6 @@ A line with an `ignore` is wrong on purpose. Should a type checker not notice an
 silence, which pyright and mypy report.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path

@@ -20,13 +20,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from replanning.live import GroundAction, StripsStep
 from replanning.live.strips import regress_at
-from replanning.providers._planner.domain import (
-    MAX_ACTIONS,
-    Domain,
-    ToolAction,
-    action_key,
-    reachable_actions,
-)
+from replanning.providers._planner.domain import MAX_ACTIONS, Domain, ToolAction, action_key, reachable_actions
 
 MAX_ASTAR_NODES: Final = 20_000
 """Most states that A* expands."""

@@ -413,9 +413,7 @@ app = Program(
 
 @app.callback(invoke_without_command=True)
 def program(
-    ctx: typer.Context,
-    *,
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    ctx: typer.Context, *, show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     """Options of the program itself."""
     if show_version:

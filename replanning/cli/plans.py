@@ -58,7 +58,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
         "replanning validate plan.yaml",
         "replanning validate plan.yaml --json",
         codes="0 the plan is valid · 2 it is not, or cannot be read",
-    ),
+    )
 )
 def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     """Check a plan file, and list every problem with its place.
@@ -127,7 +127,7 @@ def schema(*, as_json: JsonOption = True) -> None:  # noqa: ARG001 # it is JSON 
         "replanning tools plan.yaml",
         "replanning tools tools.yaml --json",
         codes="0 done · 2 wrong usage, file or tools",
-    ),
+    )
 )
 def tools(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan file, or a file of tools: YAML or JSON.")],

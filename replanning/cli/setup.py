@@ -66,7 +66,7 @@ commands.add_typer(config_commands, name="config")
         "replanning config show",
         "replanning config show --changed --settings ci.yaml",
         "REPLANNING_PROVIDER=openai replanning config show --json",
-    ),
+    )
 )
 def show(
     *,
@@ -112,7 +112,7 @@ def show(
         "replanning config check",
         "replanning config check ci.yaml --json",
         codes="0 the settings are valid · 2 they are not",
-    ),
+    )
 )
 def check(
     file: Annotated[
@@ -157,13 +157,12 @@ def check(
         "An unavailable plugin is shown with the key or package that it needs. A fallback replaces a model that fails.",
         codes="0 done · 1 with --check, when no language model answers, or one that runs would use does not ·"
         " 2 wrong usage or settings",
-    ),
+    )
 )
 def providers(
     *,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Ask each available language model a tiny question; this may cost a little."),
+        bool, typer.Option("--check", help="Ask each available language model a tiny question; this may cost a little.")
     ] = False,
     settings: SettingsOption = None,
     as_json: JsonOption = False,

@@ -138,8 +138,7 @@ def solve(
         ),
     ] = None,
     no_comment: Annotated[
-        bool,
-        typer.Option("--no-comment", help="Only read the issue: write nothing there, and read no replies."),
+        bool, typer.Option("--no-comment", help="Only read the issue: write nothing there, and read no replies.")
     ] = False,
     tools: ToolsOption = None,
     llm: LlmOption = None,

@@ -488,7 +488,7 @@ def request(
     epilog=epilog(
         "replanning pause latest --reason 'the disk is full'",
         codes="0 done · 1 the run is not running, or does not exist · 2 wrong usage or store",
-    ),
+    )
 )
 def pause(
     run: RunArgument,
@@ -516,7 +516,7 @@ def pause(
         "replanning resume 20250131-120000-1a2b3c --set context.region=us",
         "replanning resume 20250131-120000-1a2b3c --from 2    a new run of the tasks that revision 2 had left",
         codes=RUN_EXIT_CODES_HELP,
-    ),
+    )
 )
 def resume(
     run: RunArgument,

@@ -11,12 +11,7 @@ from replanning.changes import PlanChange, parse_changes, target_task_ids
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Answer
 from replanning.errors import ChangeRejected, Problem, ReplanningError, StaleAnswer, UnknownQuestion
-from replanning.journal.records import (
-    Candidate,
-    QuestionAsked,
-    QuestionVerdict,
-    Trigger,
-)
+from replanning.journal.records import Candidate, QuestionAsked, QuestionVerdict, Trigger
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING
 from replanning.plan.messages import brief_repr

@@ -5,8 +5,6 @@ from __future__ import annotations
 from replanning.engine.monitor import MonitorNotice
 from replanning.exports import report_module
 
-__all__ = [
-    "MonitorNotice",
-]
+__all__ = ["MonitorNotice"]
 
 report_module(__name__, __all__)

@@ -14,14 +14,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from pyee.base import EventEmitter
 
 from replanning.decision.request import TriggerDetector
-from replanning.journal.records import (
-    ErrorContained,
-    Record,
-    RecordBody,
-    Trigger,
-    TriggerDropped,
-    TriggerFired,
-)
+from replanning.journal.records import ErrorContained, Record, RecordBody, Trigger, TriggerDropped, TriggerFired
 from replanning.live.view import PlanView
 from replanning.plan.messages import require_instance, require_list
 from replanning.plan.types import RunId

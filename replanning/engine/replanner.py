@@ -34,7 +34,7 @@ from replanning.journal.records import (
 )
 from replanning.live.graph import TaskEntry
 from replanning.live.view import PlanView
-from replanning.plan.types import ReplanId, TriggerId
+from replanning.plan.types import QuestionId, ReplanId, TriggerId
 from replanning.run.event_loop import yielding
 from replanning.run.lifecycle import Lifecycle
 
@@ -143,9 +143,8 @@ class Replanner:
         life, open_questions = self._lifecycle, self._lifecycle.ledger.open_questions.values()
         waiting = list(islice(self._waiting.values(), 2 * MAX_TRIGGERS_PER_ROUND))
         current = [t for t in waiting if not self._drop_if_stale(t) and not self._drop_or_defer_repetition(t)]
-        if len(current) < 2 and not open_questions:
-            groups, parked = [current] if current else [], []
-        else:
+        groups, parked = [current] if current else [], list[tuple[Trigger, QuestionId]]()
+        if len(current) > 1 or open_questions:
             groups, parked = group_triggers(current, life.live, open_questions)
         for trigger, question in parked:
             life.commit(TriggerAttached(question, trigger.id))

@@ -30,16 +30,7 @@ from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal
-from replanning.plan.types import (
-    AttemptId,
-    JsonObject,
-    JsonValue,
-    QuestionId,
-    ReplanId,
-    RunId,
-    TaskId,
-    TriggerId,
-)
+from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
 from replanning.plugins import installed_plugins, load_plugin
 
 JOURNAL_FORMAT: Final = 2

@@ -256,8 +256,7 @@ class SqliteStore(RunStore):
             if not is_lease_free(holder, until, at):
                 raise RunOwned(run, holder)
             database.execute(
-                "UPDATE runs SET epoch = ?, owner = ?, until = ? WHERE number = ?",
-                (epoch + 1, owner, at + ttl, number),
+                "UPDATE runs SET epoch = ?, owner = ?, until = ? WHERE number = ?", (epoch + 1, owner, at + ttl, number)
             )
         return Lease(run, epoch + 1, owner)
 

@@ -148,10 +148,7 @@ def _choose_reference(readings: Sequence[Reference], task_ids: Container[str]) -
 
 
 def resolve_references(
-    arguments: Mapping[str, JsonValue],
-    *,
-    context: Mapping[str, JsonValue],
-    result_of: Callable[[TaskId], JsonValue],
+    arguments: Mapping[str, JsonValue], *, context: Mapping[str, JsonValue], result_of: Callable[[TaskId], JsonValue]
 ) -> dict[str, JsonValue]:
     """Return the arguments with every reference replaced by a copy of its value.
 

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from replanning.run.run import Work
 
-__all__ = [
-    "Work",
-]
+__all__ = ["Work"]

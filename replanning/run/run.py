@@ -439,11 +439,7 @@ class PlanRun:
 
     @in_loop_thread
     def apply(
-        self,
-        changes: Sequence[PlanChange | JsonObject],
-        *,
-        reason: str = "",
-        expected_revision: int | None = None,
+        self, changes: Sequence[PlanChange | JsonObject], *, reason: str = "", expected_revision: int | None = None
     ) -> int:
         """Apply changes by hand: all or none; one revision. They may be JSON, as `parse_changes` takes it.
 

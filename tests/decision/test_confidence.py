@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Confidence of alternatives part by part, past success of their sources, and evaluation of a plan."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Ledger of a run, folded from its journal alone, and its budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Policy: the rule that decides on ranked alternatives, its reason, and stale triggers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

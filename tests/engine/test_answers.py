@@ -1,7 +1,5 @@
 """Answers to questions: later, from elsewhere, stale, across crashes and store failures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

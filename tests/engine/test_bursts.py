@@ -1,7 +1,5 @@
 """Many triggers at once: what belongs together is decided once, what does not waits for nothing, and ends come at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import anyio

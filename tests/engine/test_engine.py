@@ -1,21 +1,11 @@
 """The engine: triggers become revisions while the rest of the plan runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import anyio
 import pytest
 
-from replanning import (
-    Alternative,
-    PlanMonitor,
-    ReplanningEngine,
-    ReplanRequest,
-    Task,
-    TaskContext,
-    TaskState,
-)
+from replanning import Alternative, PlanMonitor, ReplanningEngine, ReplanRequest, Task, TaskContext, TaskState
 from replanning.changes import AbortRun, AddTask, PlanChange, RemoveTask, ReplaceTask, RetryTask, SkipTask
 from replanning.engine import MonitorNotice
 from replanning.errors import LLMTimeout, PluginError

@@ -1,7 +1,5 @@
 """Calls that cannot help are not executed: those that failed for the same task, and those of unavailable tools."""
 
-from __future__ import annotations
-
 import pytest
 
 from replanning import Alternative, Plan, ReplanRequest, Task, TaskContext
@@ -74,10 +72,7 @@ async def test_what_failed_in_the_lineage_is_not_repeated() -> None:
 
 @pytest.mark.parametrize(
     "way",
-    [
-        [{"tool": "clean"}, {**FAST, "depends_on": ["build.0"]}],
-        [{**FAST, "arguments": {"n": 2}}],
-    ],
+    [[{"tool": "clean"}, {**FAST, "depends_on": ["build.0"]}], [{**FAST, "arguments": {"n": 2}}]],
     ids=["after something else", "with other arguments"],
 )
 async def test_a_call_may_be_made_again_when_something_differs(way: list[dict[str, object]]) -> None:

@@ -1,7 +1,5 @@
 """Gates: those that come with the library, and what becomes of gates that fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import anyio.lowlevel

@@ -1,7 +1,5 @@
 """Questions while other things happen: tasks that fail at once, and seeded runs checked from their journals."""
 
-from __future__ import annotations
-
 import contextlib
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Questions to people: when they are asked, what they hold, how they are answered, and what follows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import anyio.lowlevel

@@ -1,7 +1,5 @@
 """Defects that the simulation found, each as the smallest run that showed it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

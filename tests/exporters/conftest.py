@@ -1,7 +1,5 @@
 """Forges that tests speak to, on a virtual clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The plans of a run as one comment with boxes: its form, what is ticked in it, and that no text can change either."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

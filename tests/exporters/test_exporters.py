@@ -1,7 +1,5 @@
 """Exporters: what they are told, when, and that they harm nobody; and the one that prints."""
 
-from __future__ import annotations
-
 import io
 
 import anyio

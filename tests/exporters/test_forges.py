@@ -1,7 +1,5 @@
 """Comments of GitHub and GitLab: read in pages, written once, within limits, with errors that say what to do."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from email.utils import formatdate
 

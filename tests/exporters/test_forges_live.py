@@ -9,8 +9,6 @@ The mock server is an npm package, installed into a temporary folder and started
 the description, and answers with GitHub's examples, or with whatever else the description allows.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """People steer a run below its issue: they answer what is unclear, give feedback, agree to what may do harm."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace

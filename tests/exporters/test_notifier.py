@@ -1,7 +1,5 @@
 """Each notice is there once whatever comes between, checklists are edited in place, and forges that fail harm nobody."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -128,11 +126,7 @@ async def test_edits_keep_their_distance_and_the_last_one_arrives(clock):
         seen.append((clock.elapsed, issue.edits))
 
     planning = coordinator(
-        wide(12),
-        clock,
-        Desk(before=look, takes=1),
-        max_concurrency=1,
-        exporters=[Notifier(issue, edit_interval=4)],
+        wide(12), clock, Desk(before=look, takes=1), max_concurrency=1, exporters=[Notifier(issue, edit_interval=4)]
     )
     await planning.execute_with_planning(RUN)
     await planning.engine.aclose()

@@ -1,7 +1,5 @@
 """The history of a run: a projection of its journal, with the plan at any revision."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Reports on a run: text for terminals and Markdown, whatever names and messages say."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """The JSONL store: its files, torn lines, and what can be wrong with them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

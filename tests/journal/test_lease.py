@@ -1,7 +1,5 @@
 """The durable stores among several processes: races, kills, takeovers and a disk that is full."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

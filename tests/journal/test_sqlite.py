@@ -1,7 +1,5 @@
 """The SQLite store: its file, its schema, and what can be wrong with them."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 

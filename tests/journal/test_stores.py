@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """The stores keep what every store must keep to, and the checks that say so find the ones that do not."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3

@@ -1,7 +1,5 @@
 """Work is judged before it counts as done."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Drafts: sets of changes are checked as a whole and applied as a whole or not at all."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, comparison-overlap"
 """Plans that state facts: feasibility, dispatch, losses that matter, and the tasks related to a fact."""
 
-from __future__ import annotations
-
 import pytest
 
 from replanning import Goal, Plan, Task

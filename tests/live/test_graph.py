@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, assignment, comparison-overlap, attr-defined, union-attr"
 """Task graph: results, dependents, dispatch, resources, deadlines and indexes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Lineages: states of replaced tasks, dependencies of replacements, and the limit of replans."""
 
-from __future__ import annotations
-
 import pytest
 
 from replanning import Alternative, Plan, ReplanRequest, TaskState

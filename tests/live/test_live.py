@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Live plan: records are folded or refused without a change, and sets of changes make revisions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

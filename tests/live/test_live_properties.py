@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, operator, attr-defined"
 """Properties of a live plan: after any record or change it is consistent, or has refused it and not changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

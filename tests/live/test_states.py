@@ -1,7 +1,5 @@
 """Table of the transitions between task states."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """STRIPS model: actions, feasibility, components, regression, planning problems and fact patterns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, index"
 """Read-only views of a plan, pinned to a revision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

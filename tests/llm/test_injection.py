@@ -3,8 +3,6 @@
 The model of these tests looks for orders in everything that it is told, and does what they say.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The base class of language models, their options, errors and shapes, and JSON in what they say."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import contextmanager
@@ -398,10 +396,7 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize(
-    "unit",
-    ["{", "</think>", *(pytest.param(unit, marks=pytest.mark.deep) for unit in HOSTILE)],
-)
+@pytest.mark.parametrize("unit", ["{", "</think>", *(pytest.param(unit, marks=pytest.mark.deep) for unit in HOSTILE)])
 def test_hostile_input_takes_time_by_length_alone(unit) -> None:
     """Many apparent beginnings take time in proportion and no stack, and megabytes of them are not searched."""
 

@@ -1,7 +1,5 @@
 """Selection of language models: by name, by key, in order, with circuit breakers and fallbacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio

@@ -1,7 +1,5 @@
 """The built distributions: what is in them, and what is not."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

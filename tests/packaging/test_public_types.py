@@ -1,7 +1,5 @@
 """What tools find out about the public classes at run time: validators, dependency injection, generators of documentation."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from collections.abc import Iterator

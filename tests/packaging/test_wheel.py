@@ -1,7 +1,5 @@
 """What a plain installation gives: CI runs these against the built wheel, outside the checkout."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 
 # mypy: disable-error-code="arg-type, call-arg, list-item"
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Awaitable

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Changes as data: what they touch, when two sets do the same, and how they are written down and read."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,13 +57,7 @@ def split(*names: str, way: str = "dist") -> tuple[PlanChange, ...]:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        split("x", "y", way="build"),
-        split("x", "y")[:3],
-        split("x", "y")[::-1],
-        (*split("x", "y"), AbortRun()),
-    ],
+    "other", [split("x", "y", way="build"), split("x", "y")[:3], split("x", "y")[::-1], (*split("x", "y"), AbortRun())]
 )
 def test_not_the_same(other: tuple[PlanChange, ...]) -> None:
     """Another argument, fewer changes, another order or a further change make another set, and so do other kinds."""

@@ -1,7 +1,5 @@
 """Conditions and references: what they read, what they refuse, and that they evaluate no code."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

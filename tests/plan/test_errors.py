@@ -1,7 +1,5 @@
 """The errors: one tree, messages made from facts, and the same again after a journey between processes."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

@@ -272,8 +272,7 @@ async def test_asked_for_from_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [(["--goal-fact", ""], "facts[0]"), (["--goal", "x", "--task", "t"], "leave it out")],
+    ("options", "said"), [(["--goal-fact", ""], "facts[0]"), (["--goal", "x", "--task", "t"], "leave it out")]
 )
 def test_wrong_wish(tmp_path: Path, options: list[str], said: str) -> None:
     """A wish that makes no sense is refused at the command line, with what to write instead."""

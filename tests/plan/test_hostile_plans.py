@@ -1,7 +1,5 @@
 """Hostile plan files: each is refused in bounded time and memory, with a message that helps."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

@@ -1,7 +1,5 @@
 """The plan document: what it takes, what it refuses, and how it says so."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Plan files: both formats, the places of problems, and the schema."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

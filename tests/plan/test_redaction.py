@@ -1,7 +1,5 @@
 """Secrets are taken out of text and values, and ordinary text stays as it is."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Attacks on planning mode: what models, tools and strangers say does not get past people, limits and names."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -158,10 +156,7 @@ async def test_a_tool_that_was_taken_away_is_not_used():
     """A run that is resumed with fewer tools uses none of the removed ones: the model plans something else."""
     store = MemoryStore()
     await planned_before(store)
-    replies = {
-        "decision:execution": (replan("partial_replan"), go_on()),
-        "revision": revision(action("post", "shout")),
-    }
+    replies = {"decision:execution": (replan("partial_replan"), go_on()), "revision": revision(action("post", "shout"))}
     planning, _, desk = await run(replies, store=store, run_id=RUN, tools=(TOOLS[0], TOOLS[2]))
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "shout"])
 

@@ -1,7 +1,5 @@
 """Planning mode from a goal to its end, and its tool loop alone, scripted, in time that does not pass."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

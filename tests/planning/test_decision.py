@@ -1,7 +1,5 @@
 """Decisions of a model to replan: parsing, normal form, where they lead, their limits, bands of confidence, and loops."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

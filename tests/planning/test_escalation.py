@@ -1,7 +1,5 @@
 """What cannot be: unusable replies, refused and failed replans, goals that cannot be divided, a model that is not there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Planning history of runs, as any program reads it from the files, among processes and after crashes."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

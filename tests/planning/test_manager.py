@@ -1,7 +1,5 @@
 """The replan manager: model calls, rulings, execution and records."""
 
-from __future__ import annotations
-
 import json
 
 import anyio

@@ -1,7 +1,5 @@
 """Outputs of a model in planning mode: parsed strictly, and compiled into tasks or refused with all offenders."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts of planning mode: the right questions, all else as data, within their size."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

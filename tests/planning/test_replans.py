@@ -1,7 +1,5 @@
 """Replans and reflections in whole runs: targets, limits, confidence, the work they keep, and several at once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

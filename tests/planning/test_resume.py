@@ -1,7 +1,5 @@
 """Runs of planning mode cut off after any record of their journal, and resumed by another process."""
 
-from __future__ import annotations
-
 import pytest
 
 from replanning.journal import AttemptStarted, MemoryStore, PlanningNoted, Record

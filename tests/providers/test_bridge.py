@@ -1,7 +1,5 @@
 """Bridges over facts: what is changed and left alone, chains of substitutes, and the proposals of others, completed."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

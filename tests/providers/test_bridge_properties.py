@@ -1,7 +1,5 @@
 """Repairs over facts in whatever domain and however large: none fails a judge of its own, nor takes too much."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
@@ -242,12 +240,7 @@ async def retargeted(plan: Plan, steps: int, goal: list[str]) -> None:
 
 
 @patient
-@given(
-    plan=plans(),
-    steps=st.integers(0, 4),
-    gone=st.booleans(),
-    goal=st.lists(st.sampled_from(FACTS), max_size=1),
-)
+@given(plan=plans(), steps=st.integers(0, 4), gone=st.booleans(), goal=st.lists(st.sampled_from(FACTS), max_size=1))
 def test_verdicts_are_sound(plan: Plan, steps: int, gone: bool, goal: list[str]) -> None:
     """What is proven unreachable cannot be reached, though a failed call may be used again once its needs are met anew."""
     anyio.run(judged_after_failure, plan, min(steps, len(plan.tasks) - 1), gone, goal)

@@ -1,7 +1,5 @@
 """Alternatives from a language model: what it is asked, what becomes of its answers, and what it may not do."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

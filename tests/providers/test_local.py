@@ -1,7 +1,5 @@
 """The model that runs in this process: what it says when it is not installed, and what it can do where it is."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import anyio

@@ -1,7 +1,5 @@
 """Models of pydantic-ai as language models of ours, with the models that it has for tests."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import BaseModel
 

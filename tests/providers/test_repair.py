@@ -1,7 +1,5 @@
 """The repair provider: what it proposes, in what order, and that plans run on with it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import anyio

@@ -1,7 +1,5 @@
 """Processes that are killed, suspended or race while they run a plan; what they leave behind is made good."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that meet what nobody would wish for: huge plans, control characters, edited journals."""
 
-from __future__ import annotations
-
 import sys
 import time
 from contextlib import closing

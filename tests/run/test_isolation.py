@@ -1,7 +1,5 @@
 """Isolation of users' code, and the turns that long work leaves to other tasks."""
 
-from __future__ import annotations
-
 import asyncio  # noqa: TID251 - only there does other code come upon cancellations of its own
 import gc
 from collections.abc import AsyncIterator, Callable, Sequence

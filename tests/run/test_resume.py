@@ -1,7 +1,5 @@
 """Runs that are taken up again: cut off anywhere, paused, ended; forks; and journals that cannot be replayed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """When a failed task is run again by itself."""
 
-from __future__ import annotations
-
 import errno
 import math
 import socket

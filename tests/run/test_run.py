@@ -1,7 +1,5 @@
 """Runs: pulling, reporting, observing, editing; with and without an engine."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """Runs whose store fails, for a while or for good, loses the run to another process, or can never keep something."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import closing

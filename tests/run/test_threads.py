@@ -1,7 +1,5 @@
 """Calls from other threads, such as web handlers and synchronous work: each is handed to the run's loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """Settings: where they come from, which goes before which, what they may be, and how wrong ones are told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

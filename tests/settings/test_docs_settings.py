@@ -1,7 +1,5 @@
 """The page about settings names them all, with their defaults."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

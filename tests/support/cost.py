@@ -1,7 +1,5 @@
 """Cost of an action in calls, which does not depend on the machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

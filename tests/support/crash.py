@@ -1,7 +1,5 @@
 """Processes that run plans and are killed at any moment, and what they leave on record."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ It waits for a line on its input, tells on the pipe TICKS of each record before 
 the run ended. The variable LEASE shortens the lease.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

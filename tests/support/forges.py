@@ -1,7 +1,5 @@
 """Fakes of GitHub and GitLab by the documentation of the services, as real web servers or on a virtual clock."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

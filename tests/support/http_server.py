@@ -1,7 +1,5 @@
 """Real web server that answers as a test wants, and keeps what it was asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """What every run promises, checked from its journal alone, with none of the code that runs plans."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type, operator, attr-defined"
 """Live plan with its journal, and independent checks of its consistency."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial

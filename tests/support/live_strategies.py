@@ -2,8 +2,6 @@
 # mypy: disable-error-code="arg-type"
 """Hypothesis strategies for plans, situations and sets of changes."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from replanning import Goal, Plan, ReplanningError, Task

@@ -1,7 +1,5 @@
 """Support for tests of language models: a shape, a provider that asks one, prices, and plugins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Support for tests of HTTP clients of language models: a scripted network, and all clients."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

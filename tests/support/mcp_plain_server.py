@@ -1,7 +1,5 @@
 """MCP server of the protocol of 2025 without an SDK, whose tool `exchange` makes `find` of `search` and says so."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Support for tests of models that replan: a plan that breaks, replies, and results of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 

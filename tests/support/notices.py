@@ -1,7 +1,5 @@
 """A forge in memory, a reader of Markdown that knows nothing of what wrote it, and a run that is told of."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Programs of other people that tests start, installed by npm."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripted model, tools and runs of planning mode."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 It tells on the pipe TICKS of each record before and after writing it, and prints how the run stands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What tests of questions and gates have in common: an engine that doubts, and what its journal says of people."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest

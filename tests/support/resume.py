@@ -1,7 +1,5 @@
 """A run in which everything happens that a journal knows, to be cut off anywhere and resumed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from replanning import (

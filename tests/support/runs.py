@@ -1,7 +1,5 @@
 """Small parts that tests of runs and engines are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A world around a simulated run, drawn from a seed: plan, work, providers, people, store, and what else happens."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """What the tests of tools share: an attempt to work for, and a pipe that shows whether processes live."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Independent world model that executes tools on its own facts and checks what was done."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

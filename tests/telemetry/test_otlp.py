@@ -1,7 +1,5 @@
 """The exporter of spans over OTLP/HTTP, against a real receiver, a dead one, and Jaeger where there is one."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tracing: what a run, its attempts and its replans look like as spans."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

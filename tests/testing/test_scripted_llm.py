@@ -1,7 +1,5 @@
 """The language model of `replanning.testing` that answers without a network."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -49,12 +47,7 @@ async def test_function_of_the_prompt() -> None:
 
 async def test_answers_take_their_time(clock: VirtualClock) -> None:
     """Steps wait on the clock, and a call that takes longer than its limit has ended there."""
-    script = [
-        returns("slow", after=20),
-        raises(LLMUnavailable("busy"), after=5),
-        returns("late", after=40),
-        hangs(),
-    ]
+    script = [returns("slow", after=20), raises(LLMUnavailable("busy"), after=5), returns("late", after=40), hangs()]
     model = ScriptedLLM(script, environment=virtual_environment(clock=clock))
     assert (await model.complete("a"), clock.elapsed) == ("slow", 20)
     with pytest.raises(LLMUnavailable):

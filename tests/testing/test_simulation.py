@@ -11,8 +11,6 @@ More of them (those from 100,000 on have not been seen before)::
     REPLANNING_SEEDS=100000-120000 pytest tests/testing/test_simulation.py
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

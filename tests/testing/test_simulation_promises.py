@@ -1,7 +1,5 @@
 """The journal checks in tests/support/invariants.py find each kind of violation."""
 
-from __future__ import annotations
-
 import pytest
 
 from replanning import ReplanningEngine, Task, journal

@@ -1,7 +1,5 @@
 """Simulating a plan: what comes out, and that it comes out the same every time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The public fakes: each does what its script says, and says what it was asked."""
 
-from __future__ import annotations
-
 import math
 import sys
 

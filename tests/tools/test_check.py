@@ -1,7 +1,5 @@
 """What is said about the tools of a plan before it runs."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

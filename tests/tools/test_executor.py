@@ -1,7 +1,5 @@
 """The executor: which tool, which kind, how long."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import anyio
@@ -44,12 +42,7 @@ KNOWN = "known are ['http', 'mcp', 'python', 'shell']"
         ),
         (shell("true"), None, UnknownTool, "task 'a' names no tool; described are ['t']"),
         (spec(), "t", InvalidTool, f"tool 't' cannot be run: it states no `kind`; {KNOWN}"),
-        (
-            spec(kind="agent"),
-            "t",
-            InvalidTool,
-            f"tool 't' cannot be run: nothing executes its kind 'agent'; {KNOWN}",
-        ),
+        (spec(kind="agent"), "t", InvalidTool, f"tool 't' cannot be run: nothing executes its kind 'agent'; {KNOWN}"),
     ],
 )
 async def test_unknown_tools_and_kinds(tool, name, error, message):

@@ -1,7 +1,5 @@
 """The kind `http`, against a real server."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import itertools

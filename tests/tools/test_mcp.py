@@ -1,7 +1,5 @@
 """Tools of MCP servers: real processes, made with the official SDK, over pipes and HTTP, alone and in runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The kind `python`."""
 
-from __future__ import annotations
-
 import threading
 
 import anyio

@@ -1,7 +1,5 @@
 """The kind `shell`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -237,17 +235,9 @@ async def test_deep_json_output(depth: int, read: bool):
         ("touch {out}/new-2.whl; echo built", {"out": "dist"}, {"wheel": "dist/new-2.whl"}),
         ("mkdir {out}; touch {out}/a.whl", {"out": "made"}, {"wheel": "made/a.whl"}),
         ("echo new > {out}/old-1.whl", {"out": "dist"}, {"wheel": "dist/old-1.whl"}),
-        (
-            "touch {out}/a.txt {out}/b.csv {out}/log",
-            {"out": "."},
-            {"log": "log", "csv": "b.csv", "other": None},
-        ),
+        ("touch {out}/a.txt {out}/b.csv {out}/log", {"out": "."}, {"log": "log", "csv": "b.csv", "other": None}),
         ("cp {src} {dst}", {"src": "in.txt", "dst": "out.txt"}, {"copy": "out.txt"}),
-        (
-            "touch {out}/{name}.pdf {out}/{name}.log",
-            {"out": ".", "name": "report"},
-            {"{name}.pdf": "report.pdf"},
-        ),
+        ("touch {out}/{name}.pdf {out}/{name}.log", {"out": ".", "name": "report"}, {"{name}.pdf": "report.pdf"}),
         ("touch {out}/a.whl {out}/b.whl {out}/c.wheel {out}/d.wheel", {"out": "."}, {"wheel": None}),
         ("true {out}", {"out": "nowhere"}, {"wheel": None}),
         (

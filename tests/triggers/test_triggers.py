@@ -1,7 +1,5 @@
 """The seven detectors: what is worth replanning, and what is not."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
