@@ -258,7 +258,7 @@ async def models() -> list[float]:
 
 
 class SlowSuccessTrigger(journal.TriggerEvent):
-    kind: Literal["slow-success"] = "slow-success"
+    kind: str = "slow-success"
 
 
 class SlowSuccess:
