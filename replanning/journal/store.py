@@ -1,4 +1,7 @@
-"""Interface of stores, and the rules that they share: run ids, JSON of records, leases and errors."""
+"""Interface of stores, and the rules that they share: run ids, JSON of records, leases and errors.
+
+How a run deals with a store that fails is in `run/lifecycle.py`.
+"""
 
 from __future__ import annotations
 

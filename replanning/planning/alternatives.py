@@ -1,4 +1,4 @@
-"""Recovery in planning mode: alternatives for failed tasks, tool outages and feedback, which the engine applies."""
+"""Alternatives of planning mode for failed tasks, tool outages and feedback, which the engine applies."""
 
 from __future__ import annotations
 
