@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from replanning.decision.policy import ReplanPolicy
     from replanning.decision.request import Answer, Question, ReplanRequest
     from replanning.engine.engine import ReplanningEngine, open_run
+    from replanning.engine.gates import CallbackGate, StoreGate
     from replanning.engine.generator import AlternativeGenerator
     from replanning.engine.monitor import PlanMonitor
-    from replanning.engine.questions import CallbackGate, StoreGate
     from replanning.environment import Environment
     from replanning.errors import PlanError, ReplanningError, TransientError
     from replanning.live.states import TaskState
@@ -82,7 +82,7 @@ _HOMES: Final = {
     "engine.engine": ("ReplanningEngine", "open_run"),
     "engine.generator": ("AlternativeGenerator",),
     "engine.monitor": ("PlanMonitor",),
-    "engine.questions": ("CallbackGate", "StoreGate"),
+    "engine.gates": ("CallbackGate", "StoreGate"),
     "environment": ("Environment",),
     "errors": ("PlanError", "ReplanningError", "TransientError"),
     "live.states": ("TaskState",),

@@ -1,9 +1,8 @@
-"""Questions to people: the gates of the library, and the open questions of a run until they are answered."""
+"""Questions of a run to people, from being asked until they are answered."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -52,53 +51,6 @@ from replanning.run.lifecycle import Lifecycle
 
 RESUMABLE_STATUSES: Final = ("paused", "needs_human")
 """Statuses of runs that can be resumed."""
-
-AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
-
-
-class CallbackGate:
-    """Asks by calling a function, sync or async, that returns the answer.
-
-    Args:
-        ask: called with the question.
-        remind: called with it again when the deadline is near.
-    """
-
-    def __init__(self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
-        if not callable(ask):
-            raise TypeError(f"ask: expected a function that returns an Answer, got {ask!r}")
-        self._ask = ask
-        self._remind = remind
-
-    def __repr__(self) -> str:
-        return f"<CallbackGate {getattr(self._ask, '__qualname__', self._ask)}>"
-
-    async def ask(self, question: Question) -> Answer:
-        """Return the answer of the function."""
-        answer = self._ask(question)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    async def remind(self, question: Question) -> None:
-        """Call the function for reminders, if there is one."""
-        reminder = self._remind(question) if self._remind is not None else None
-        if inspect.isawaitable(reminder):
-            await reminder
-
-
-class StoreGate:
-    """Keeps the run waiting until a person answers through the store, as `replanning approve` does."""
-
-    def __repr__(self) -> str:
-        return "<StoreGate>"
-
-    async def ask(self, question: Question) -> Answer:
-        """Wait; the answer comes through the store, which ends this wait."""
-        await anyio.sleep_forever()
-        raise AssertionError("sleep_forever returned")
-
-    async def remind(self, question: Question) -> None:
-        """Do nothing: people see the question in the store."""
-
 
 MAX_REFUSED_ANSWERS: Final = 5
 """Answers of a gate that may be refused in a row before the gate counts as failed."""

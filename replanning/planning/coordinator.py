@@ -18,9 +18,9 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
+from replanning.planning.alternatives import LineagePolicy, PlanningAlternativeProvider
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ActionPlan, GoalUnderstanding, TaskDecomposition
-from replanning.planning.alternatives import LineagePolicy, PlanningAlternativeProvider
 from replanning.planning.session import PlanningSession
 from replanning.planning.state import PlanningState, TaskRequest, validate_output
 from replanning.planning.tasks import PLANNING_PHASES, PlanningTask, is_action, is_phase_reached, phase_of, phase_task
