@@ -215,7 +215,8 @@ class Ledger:
                     trigger = self.triggers.get(trigger_id)
                     if trigger is not None:
                         self.last_decided[trigger.fingerprint] = at, frozenset(map(self._root_of, trigger.tasks))
-                        if body.rule == "no-alternative" and body.replan in self._considered:
+                        failed = trigger.kind in ("task-failed", "timeout")  # for others, what is missing may come back
+                        if failed and body.rule == "no-alternative" and body.replan in self._considered:
                             self.sought_in_vain |= dict.fromkeys(trigger.tasks, self._considered[body.replan])
                     if body.decision != "ask" or body.by == "observe":
                         self._close(trigger_id)

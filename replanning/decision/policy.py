@@ -115,7 +115,8 @@ def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
 
     A failed call may be repeated if another new task runs first, or if a fact that it needs was made true since.
     """
-    for tool in (view.tool(task.tool) for task in tasks_to_run(changes, view)):
+    rewired = {change.task_id for change in changes if change.kind == "modify" and "tool" not in change.fields}
+    for tool in (view.tool(task.tool) for task in tasks_to_run(changes, view) if task.id not in rewired):
         if tool is not None and not tool.available:
             return f"the tool {tool.name!r} is unavailable"
     for change in changes:

@@ -1,5 +1,7 @@
 """The kind `python`."""
 
+from __future__ import annotations
+
 import threading
 
 import anyio
