@@ -174,7 +174,8 @@ async def test_a_later_trigger_waits_with_the_question(clock: VirtualClock) -> N
         assert len(provider.requests) == 1
         result = await run.wait()
     assert result.status == "failed"
-    assert [request.triggers[0].kind for request in provider.requests] == ["task-failed", "context-changed"]
+    asked = [request.triggers[0].kind for request in provider.requests]
+    assert asked == ["task-failed", "context-changed", "goal-unreachable"]
     assert dialogue(engine, run.id)[:4] == ["asked q1", "ask low-confidence", "q1 reject", "keep person-reject"]
 
 
