@@ -286,6 +286,8 @@ class Replanner:
                 for replan, group in replans:
                     tasks.start_soon(self._replan_group, replan, group, began, turns, len(turns.waiting))
                     turns.waiting.append(anyio.Event())
+                    turns.starts.append(anyio.Event())
+                turns.starts[0].set()
         if turns.error is not None:
             raise turns.error
 
@@ -295,6 +297,10 @@ class Replanner:
         """Ask providers about a group of triggers, and decide when it is the group's turn."""
         life, ranked = self._lifecycle, None
         failure: Exception | None = None
+        if turns.starts:  # providers are asked in the order of the groups, in which trio would not start them
+            await turns.starts[index].wait()
+            for following in turns.starts[index + 1 : index + 2]:
+                following.set()
         with life.spans.replan_span(replan, triggers):
             for attempt in range(MAX_STALE_VIEWS + 1):
                 try:
@@ -395,12 +401,14 @@ class _Turns:
 
     Attributes:
         waiting: one event for each group, set when it is its turn; empty if there is only one group.
+        starts: likewise, set when providers are to be asked about a group.
         error: the failure of the store, or the end of the run, that a group came upon.
     """
 
     def __init__(self, count: int) -> None:
         self._unanswered = count
         self.waiting: list[anyio.Event] = []
+        self.starts: list[anyio.Event] = []
         self.error: Exception | None = None
 
     async def wait(self, index: int) -> None:
