@@ -7,6 +7,7 @@ result is validated as a whole, so that every problem names the line, variable o
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -32,7 +33,7 @@ from replanning.plan.messages import brief_repr, did_you_mean, format_path
 from replanning.plan.reading import find_positions, read_document, read_text_file
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonPath, JsonValue
-from replanning.settings import OverrideSettings, Settings
+from replanning.settings import DEFAULT_TRIGGERS, OverrideSettings, Settings
 
 FILES: Final = ("replanning.yaml", ".replanning.yaml")
 """Names of the settings file in the working directory."""
@@ -107,7 +108,8 @@ def load_settings(
 
     Args:
         path: a YAML file with a section `replanning`; by default `replanning.yaml` or `.replanning.yaml` in the
-            working directory, if there is one.
+            working directory, if there is one. The settings of a file found there that name services, plugins,
+            folders or patterns count only once the person has trusted them (`trust_file`).
         environ: the environment; by default that of the process.
         arguments: settings by key, such as `{"alternatives.min_confidence": 0.6}`.
         override: returns a person's settings for planning mode, as
@@ -118,15 +120,16 @@ def load_settings(
     Raises:
         SettingsError: with every problem; each names its key, its source and what is allowed.
     """
-    if path is None:
-        files = [name for name in FILES if Path(name).is_file()]
-        if len(files) > 1:
-            raise SettingsError([Problem(files[1], f"there is {files[0]!r}, too; keep one of them")])
-        path = files[0] if files else None
+    found = find_file() if path is None else None
+    path = found or path
     problems: list[Problem] = []
     environ = os.environ if environ is None else environ
     warnings = list(misspelt(environ))
     in_file = _file_values(Path(path), problems) if path is not None else {}
+    guarded, untrusted = _guarded_values(in_file) if found else {}, list[Problem]()
+    if found and guarded and _read_trusted(_trust_path(environ)).get(str(found.resolve())) != _digest(guarded):
+        hint = "it does not count until the file is trusted: read it, then run `replanning config trust`"
+        untrusted = [Problem(f"{value.source} {key}", hint) for key, value in guarded.items()]
     texts = {name: text.strip() for name, text in environ.items() if name.isupper() and text.strip()}
     names = {name: name for name in texts if name.startswith(_PREFIX) and len(name) <= _MAX_NAME_CHARS}
     names |= {_long_names()[key]: name for name, key in VARIABLES if name in texts}
@@ -145,17 +148,99 @@ def load_settings(
         else:
             in_arguments |= {".".join(steps): _Value(leaf, "argument") for steps, leaf in leaves}
     asked: Override | OverrideSettings | None = override
-    if asked is None:
+    if asked is None and not untrusted:
         named = ChainMap(in_arguments, in_environment, in_file)
         server = _validate({key: named[key] for key in ("override.url", "override.timeout") if key in named}, [])
         asked = server.override if server is not None and server.override.url is not None else None
     in_override = _override_values(asked, problems, warnings) if asked is not None else {}
     merged = ChainMap(in_arguments, in_environment, in_override, in_file)
     settings = _validate(merged, problems)
-    if problems or settings is None:
-        raise SettingsError(problems)
+    if problems or untrusted or settings is None:
+        raise SettingsError(problems or untrusted)
     sources = {key: value.source for key, value in merged.items() if key in _key_index()}
     return LoadedSettings(settings, sources, tuple(warnings), None if path is None else Path(path))
+
+
+def find_file() -> Path | None:
+    """Return the settings file in the working directory, if there is one.
+
+    Raises:
+        SettingsError: there are two.
+    """
+    files = [name for name in FILES if Path(name).is_file()]
+    if len(files) > 1:
+        raise SettingsError([Problem(files[1], f"there is {files[0]!r}, too; keep one of them")])
+    return Path(files[0]) if files else None
+
+
+def trust_file(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> dict[str, JsonValue]:
+    """Let the settings of a file count that name services, plugins, folders or patterns, until one of them changes.
+
+    A checkout of somebody else may contain a settings file that sends keys and plans to their server. So the trust is
+    kept in the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
+
+    Args:
+        path: the settings file.
+        environ: the environment; by default that of the process.
+
+    Returns:
+        The settings that are trusted now, by key.
+
+    Raises:
+        SettingsError: the file cannot be read, or the trust cannot be written.
+    """
+    problems: list[Problem] = []
+    guarded = _guarded_values(_file_values(Path(path), problems))
+    if problems:
+        raise SettingsError(problems)
+    file = _trust_path(os.environ if environ is None else environ)
+    trusted = {**_read_trusted(file), str(Path(path).resolve()): _digest(guarded)}
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(trusted, indent=2), encoding="utf-8")
+        new.replace(file)
+    except OSError as error:
+        raise SettingsError([Problem(str(file), f"it cannot be written: {error.strerror}")]) from error
+    return {key: value.value for key, value in guarded.items()}
+
+
+_OWN_NAMES: Final = frozenset({"auto", "repair", *DEFAULT_TRIGGERS, "better-path-found"})
+"""Plugins that reach nothing outside the process."""
+
+
+def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return the values that decide where keys and plans go, whose code runs, and which files are written."""
+
+    def is_guarded(key: str, value: JsonValue) -> bool:
+        match key:
+            case "llm.base_url" | "override.url" | "redaction.patterns":
+                return value is not None
+            case "planning.history.directory" | "planning.history.archive_directory":
+                return value is not None
+            case "provider" | "judge.provider" | "llm.fallback" | "triggers":
+                return not _OWN_NAMES.issuperset(map(str, value if isinstance(value, list) else [value]))
+        return False
+
+    return {key: value for key, value in values.items() if is_guarded(key, value.value)}
+
+
+def _trust_path(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "replanning" / "trusted.json"
+
+
+def _read_trusted(file: Path) -> dict[str, JsonValue]:
+    """Return the digest of the trusted settings of each file; a file that cannot be read trusts nothing."""
+    with suppress(OSError, ValueError, RecursionError):
+        trusted: JsonValue = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(trusted, dict):
+            return trusted
+    return {}
+
+
+def _digest(guarded: Mapping[str, _Value]) -> str:
+    content = json.dumps({key: value.value for key, value in guarded.items()}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 @cache

@@ -21,11 +21,12 @@ from replanning.cli.app import (
     console,
     epilog,
     escape_control,
+    fail,
     print_json,
     print_message,
 )
 from replanning.cli.lookup import read_settings
-from replanning.config import load_settings, misspelt, values
+from replanning.config import FILES, find_file, load_settings, misspelt, trust_file, values
 from replanning.engine.engine import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
@@ -148,6 +149,29 @@ def check(
         for warning in warnings:
             print_message(f"warning: {warning}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
+
+
+@config_commands.command(
+    epilog=epilog("replanning config trust", codes="0 the file is trusted · 2 it cannot be read, or there is none")
+)
+def trust(*, as_json: JsonOption = False) -> None:
+    """Trust the settings file in the working directory, after you have read it.
+
+    Settings that name servers, plugins, folders or patterns count only in a trusted file: one that came with somebody
+    else's work could send your keys and plans to their server. When one of them changes, the file is to be trusted anew.
+    A file that --settings names needs no trust.
+    """
+    file = find_file()
+    if file is None:
+        fail(f"there is no settings file here: neither {' nor '.join(FILES)}")
+    trusted = trust_file(file)
+    load_settings(file)  # what is wrong with it is told now
+    if as_json:
+        print_json({"file": str(file.resolve()), "trusted": trusted})
+        return
+    console().print(f"{file} is trusted" if trusted else f"{file} needs no trust: it names no server, plugin or folder")
+    for key, value in trusted.items():
+        console().print(f"  {key}: {escape_control(json.dumps(value, ensure_ascii=False))}")
 
 
 @commands.command(

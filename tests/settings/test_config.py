@@ -37,6 +37,7 @@ def load(section: str = "", **given: Any) -> LoadedSettings:
     if section:
         lines = "".join(f"  {line}\n" for line in section.splitlines())
         Path(FILE).write_text(f"replanning:\n{lines}", encoding="utf-8")
+        given.setdefault("path", FILE)
     return load_settings(**{"environ": {}, **given})
 
 
@@ -67,8 +68,9 @@ def test_file_is_found_where_the_program_runs() -> None:
     Path(".replanning.yaml").write_text("replanning: {cooldown: 5}")
     hidden = load()
     assert (hidden.settings.cooldown, hidden.sources) == (5, {"cooldown": ".replanning.yaml:1:14"})
+    Path(FILE).touch()
     with pytest.raises(SettingsError, match="keep one of them"):
-        load("cooldown: 6")
+        load()
 
 
 def test_zero_is_zero() -> None:
@@ -592,8 +594,8 @@ def test_override_by_a_server() -> None:
     with server(json.dumps(own(max_subtasks=5)).encode()) as asked:
         address = f"{asked.url}/users/eve"
         by_file = load(f"override: {{url: '{address}', timeout: 9}}")
-        assert load(override=own).settings.planning.max_subtasks == 100
-        by_variable = from_server(f"{address}/other")
+        assert load(path=FILE, override=own).settings.planning.max_subtasks == 100
+        by_variable = load(path=FILE, environ={"REPLANNING_OVERRIDE_URL": f"{address}/other"})
     assert [request.path for request in asked.requests] == ["/users/eve", "/users/eve/other"]
     assert by_file.settings.planning.max_subtasks == by_variable.settings.planning.max_subtasks == 5
     assert by_file.sources["planning.max_subtasks"] == f"override {address}"

@@ -10,12 +10,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import pytest
 from typer.testing import CliRunner
 
 from replanning.cli.app import app
+from replanning.config import trust_file
 from replanning.plan import JsonObject
 from tests.support.llm_server import ScriptedLLMServer
 from tests.support.planning import Model, Replies
@@ -24,6 +26,8 @@ SCRIPT = Path(sys.executable).with_name("replanning")
 # Nothing of the person who runs the tests, no keys above all; coverage finds its way by its own variable.
 PERSONAL = "REPLANNING_ MUSUBI_ OTEL_ OPENAI_ ANTHROPIC_ GITHUB_COPILOT_ OLLAMA_ EDITOR VISUAL FORCE_COLOR"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(tuple(PERSONAL.split()))}
+CONFIGURATION = TemporaryDirectory(prefix="replanning-config-")  # of the person who runs commands in tests
+ENVIRONMENT["XDG_CONFIG_HOME"] = CONFIGURATION.name
 PATIENCE = 60.0  # seconds after which a silent process is given up
 
 # A plan that several modules run, and that is repaired.
@@ -96,9 +100,11 @@ def write_tools(folder: Path, *tools: Any, **sections: object) -> None:
 
 
 def write_settings(folder: Path, **settings: object) -> None:
-    """A settings file where it is found by itself; `planning` is a section of its own."""
+    """A trusted settings file where it is found by itself; `planning` is a section of its own."""
     sections = {"planning": settings.pop("planning", {}), "replanning": settings}
-    (folder / "replanning.yaml").write_text(json.dumps(sections), encoding="utf-8")
+    file = folder / "replanning.yaml"
+    file.write_text(json.dumps(sections), encoding="utf-8")
+    trust_file(file, ENVIRONMENT)
 
 
 def planning_server(replies: Replies | None = None) -> ScriptedLLMServer:
