@@ -32,7 +32,7 @@ class SecretRule(NamedTuple):
 
 
 def _preceded_by(pattern: str) -> Callable[[str, int], bool]:
-    before = re.compile(rf"(?i)(?:{pattern})$")
+    before = re.compile(rf"(?i)(?:{pattern})\Z")
     return lambda text, at: before.search(text, max(0, at - _LOOKBEHIND_CHARS), at) is not None
 
 
@@ -188,8 +188,8 @@ def literal_rule(hint: str, rest: str = "", fits: Callable[[str, int], bool] = _
 FORMAT_RULES: Final = tuple(literal_rule(hint, rest, _not_preceded_by("[A-Za-z0-9]")) for hint, rest in _TOKEN_FORMATS)
 NAME_RULES: Final = tuple(_name_rules())
 _SECRET_KEY_SUFFIXES: Final = (
-    *((re.compile(rf"(?i){name}$"), fits, accepts) for _, name, fits, accepts in _SECRET_NAMES),
-    (re.compile(r"(?i)(?:authorization|cookie)$"), _anywhere, _is_likely_secret),
+    *((re.compile(rf"(?i){name}\Z"), fits, accepts) for _, name, fits, accepts in _SECRET_NAMES),
+    (re.compile(r"(?i)(?:authorization|cookie)\Z"), _anywhere, _is_likely_secret),
 )
 
 
@@ -210,7 +210,7 @@ def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[tuple[i
 @lru_cache(4096)
 def secret_predicate(key: str) -> Callable[[str], bool] | None:
     """Return the test for values under a name of secrets; None for other names."""
-    end = key[-64:]
+    end = key.strip()[-64:]
     for name, fits, accepts in _SECRET_KEY_SUFFIXES:
         match = name.search(end)
         if match is not None and fits(end, match.start()):

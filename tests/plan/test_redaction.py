@@ -150,6 +150,12 @@ def test_secret_by_its_shape(secret: str, frame: str) -> None:
     assert REDACT.text(frame.format(secret)) == REDACT.text(frame.format(MASK)) == frame.format(MASK)
 
 
+@pytest.mark.parametrize("secret", BY_SHAPE[:-1])
+def test_secrets_on_lines_of_their_own(secret: str) -> None:
+    """A secret at the beginning of a line is taken out, whatever the line before ends in."""
+    assert REDACT.text(f"{secret}\n{secret}\nnext\n{secret}\n") == f"{MASK}\n{MASK}\nnext\n{MASK}\n"
+
+
 @pytest.mark.parametrize(("text", "secret"), BY_NAME)
 def test_secret_by_its_name(text: str, secret: str) -> None:
     """What a text calls a secret is taken out; what it is called stays; once is enough."""
@@ -258,6 +264,7 @@ def test_member_that_is_called_a_secret(name: str) -> None:
     """A member of an object whose name means a secret loses its text, also inside lists."""
     secret = "abcd1234efgh"
     assert REDACT.value({name: secret, "other": 1}) == {name: MASK, "other": 1}
+    assert REDACT.value({f"{name}\n": secret}) == {f"{name}\n": MASK}
     assert REDACT.value([{"deep": {name: [secret, [secret]]}}]) == [{"deep": {name: [MASK, [MASK]]}}]
 
 
