@@ -15,13 +15,14 @@ import anyio.to_thread
 
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
+from replanning.errors import ExpressionError
 from replanning.journal import ContextChanged
 from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
 from replanning.live.strips import artifact_fact, ground_action
 from replanning.plan.checks import reverse_graph
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
-from replanning.plan.references import compile_fact_pattern, placeholders
+from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue
 from replanning.providers._planner.domain import Domain, action_key
 from replanning.providers._planner.search import MAX_INLINE_NODES, PlanRemainder, Repair, RepairProblem, Solution, solve
@@ -425,15 +426,23 @@ def _candidate_values(
 def _assumed_patterns(view: AnyPlanView, tools: Sequence[ToolSpec]) -> Iterator[str]:
     """Yield the preconditions that no tool adds; if the plan states no facts, they are assumed to hold."""
     effects = [pattern for tool in view.tools.values() for pattern in (*tool.adds, *map(artifact_fact, tool.produces))]
+    patterns = [FactPattern(effect) for effect in effects]
     for need in (fact for tool in tools for fact in (*tool.requires, *map(artifact_fact, tool.needs))):
         if placeholders(need):
             start = need.partition("{")[0]
             others = (effect.partition("{")[0] for effect in effects)
             is_added = any(start.startswith(other) or other.startswith(start) for other in others)
         else:
-            is_added = any(compile_fact_pattern(effect, {}).fullmatch(need) for effect in effects)
+            is_added = any(_may_add(pattern, need) for pattern in patterns)
         if not is_added:
             yield need
+
+
+def _may_add(effect: FactPattern, fact: str) -> bool:
+    try:
+        return effect.match(fact) is not None
+    except ExpressionError:
+        return True
 
 
 # Changes of the plan

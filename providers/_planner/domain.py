@@ -8,19 +8,23 @@ on the order in which tools and facts are stated, never on their names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from replanning import ToolSpec
+from replanning.errors import ExpressionError
 from replanning.live.strips import artifact_fact
 from replanning.plan import JsonObject
-from replanning.plan.references import compile_fact_pattern, placeholders
+from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue
 
 MAX_ACTIONS: Final = 20_000
 """Most actions that are considered."""
+
+_JOINS_PER_ACTION: Final = 50
+"""Combinations of matching facts that are looked at, for each action that may be found."""
 
 _PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -93,7 +97,8 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
     reached: dict[str, None] = dict.fromkeys(facts)
     queue = list(reached)
     actions: dict[str, ToolAction] = {}
-    complete = True
+    complete, truncated = True, False
+    joins_left = most * _JOINS_PER_ACTION
 
     def add_actions(schema: _ActionSchema, binding: Binding) -> None:
         """Make the actions with all arguments that fit a binding; none if a parameter has no values."""
@@ -142,11 +147,22 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
                     bound = bindings[0].keys()
                     rest.sort(key=lambda matcher: matcher.join_cost(bound))
                     matcher = rest.pop(0)
-                    bindings = [more for one in bindings for more in matcher.consistent_bindings(one)]
+                    joined: list[Binding] = []
+                    for one in bindings:
+                        options = matcher.candidates(one)
+                        joins_left -= len(options)
+                        if joins_left < 0:
+                            break
+                        joined += [
+                            {**one, **more}
+                            for more in options
+                            if all(one.get(name, value) == value for name, value in more.items())
+                        ]
+                    bindings = joined
                 for one in bindings:
                     add_actions(schema, one)
-        if len(actions) > most:
-            complete = False
+        if len(actions) > most or joins_left < 0:
+            complete, truncated = False, True
             break
     found = list(actions.values())
     for failed in [action for key, action in actions.items() if key in domain.failed_actions]:
@@ -156,7 +172,8 @@ def reachable_actions(facts: Sequence[str], domain: Domain, most: int = MAX_ACTI
                 found[index] = action._replace(needs=(*action.needs, again))
             elif not frozenset(action.removes).isdisjoint(failed.needs):
                 found[index] = action._replace(adds=(*action.adds, again))
-    return Grounding(tuple(found), complete, truncated=len(actions) > most)
+    complete = complete and all(matcher.complete for schema in schemas for matcher in schema.matchers)
+    return Grounding(tuple(found), complete, truncated)
 
 
 class _ActionSchema:
@@ -178,21 +195,28 @@ class _ActionSchema:
 
 
 class _PatternMatcher:
-    """A pattern of facts with the bindings of its placeholders by the facts matched so far."""
+    """A pattern of facts with the bindings of its placeholders by the facts matched so far.
+
+    `complete` is false if it was too ambiguous for a fact.
+    """
 
     def __init__(self, pattern: str, choices: Mapping[str, tuple[str, ...]]) -> None:
         self.pattern = pattern
         self.names = placeholders(pattern)
         self.bindings: list[Binding] = []
-        self._fullmatch = compile_fact_pattern(pattern, choices).fullmatch
+        self.complete = True
+        self._pattern = FactPattern(pattern, choices)
         self._by_value: dict[tuple[str, str], list[Binding]] = {}
 
     def match(self, fact: str) -> Binding | None:
         """Return the binding of the placeholders by a fact; None if the fact does not match."""
-        match = self._fullmatch(fact)
-        if match is None:
+        try:
+            binding = self._pattern.match(fact)
+        except ExpressionError:
+            self.complete = False
             return None
-        binding = dict(zip(self.names, match.groups(), strict=True))
+        if binding is None:
+            return None
         self.bindings.append(binding)
         for item in binding.items():
             self._by_value.setdefault(item, []).append(binding)
@@ -203,13 +227,10 @@ class _PatternMatcher:
         unbound = sum(name not in bound for name in self.names)
         return 0 < unbound == len(self.names), unbound
 
-    def consistent_bindings(self, bound: Binding) -> Iterator[Binding]:
-        """Yield the bindings that agree with another, joined with it."""
-        shared = [name for name in self.names if name in bound]
-        options = self._by_value.get((shared[0], bound[shared[0]]), []) if shared else self.bindings
-        for binding in list(options):
-            if all(binding[name] == bound[name] for name in shared):
-                yield {**bound, **binding}
+    def candidates(self, bound: Binding) -> Sequence[Binding]:
+        """Return the bindings that may agree with another: those with the same value for a name that they share."""
+        shared = next((name for name in self.names if name in bound), None)
+        return self.bindings if shared is None else self._by_value.get((shared, bound[shared]), ())
 
 
 def _parse_value(text: str, kind: str) -> JsonValue:

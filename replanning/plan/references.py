@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
 from typing import Final, cast
 
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
 from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings, map_strings
+from replanning.plan.messages import truncate
 from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 _PARENTHESIS: Final = re.compile(r"[()]")
-_COMMA: Final = re.compile(r"\s*,\s*")
+_MAX_MATCH_STEPS: Final = 1_000
+"""Most texts that are tried for the placeholders of a pattern, so that a fact takes bounded time."""
 
 
 def placeholders(text: str) -> tuple[str, ...]:
@@ -37,33 +42,87 @@ def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]] if match[1] else f"{{{match[2]}}}", text)
 
 
-def compile_fact_pattern(pattern: str, choices: Mapping[str, Sequence[str]]) -> re.Pattern[str]:
-    """Return an expression that matches the facts of a pattern, with a group for each placeholder in their order.
+class FactPattern:
+    """Pattern of facts, such as `on({x},{y})`: finds the values of its placeholders in a fact.
+
+    A placeholder takes the shortest text with which the rest of the pattern fits.
 
     Args:
-        pattern: such as `on({x},{y})`.
+        pattern: the pattern.
         choices: the values of each placeholder that is limited.
     """
-    parts: list[str] = []
-    groups: dict[str, int] = {}
-    end = 0
-    for match in _PLACEHOLDER.finditer(pattern):
-        parts.append(re.escape(pattern[end : match.start()]))
-        end, name = match.end(), match[1]
-        if name is None:
-            parts.append(re.escape(f"{{{match[2]}}}"))
-        elif name in groups:
-            parts.append(f"(?:\\{groups[name]})")
-        else:
-            groups[name] = len(groups) + 1
-            words = choices.get(name)
-            parts.append("(.+?)" if words is None else f"({'|'.join(map(re.escape, words)) or '(?!)'})")
-    return re.compile("".join(parts) + re.escape(pattern[end:]), re.DOTALL)
+
+    def __init__(self, pattern: str, choices: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
+        self._pattern = pattern
+        self._names: list[str] = []
+        texts, end = [""], 0
+        for match in _PLACEHOLDER.finditer(pattern):
+            texts[-1] += pattern[end : match.start()] + ("" if match[1] else f"{{{match[2]}}}")
+            end = match.end()
+            if match[1]:
+                self._names.append(match[1])
+                texts.append("")
+        texts[-1] += pattern[end:]
+        self._start, *self._texts = texts
+        self._choices = {name: (sorted({*map(len, words)}), frozenset(words)) for name, words in choices.items()}
+        counts = Counter(self._names)
+        limited = (place for place, name in enumerate(self._names) if name in choices or counts[name] > 1)
+        self._last_limited = max(limited, default=-1)
+
+    def match(self, fact: str) -> dict[str, str] | None:
+        """Return the values of the placeholders in a fact; None if it does not fit.
+
+        Raises:
+            ExpressionError: it might fit in too many ways.
+        """
+        if not self._names:
+            return {} if fact == self._start else None
+        if not fact.startswith(self._start):
+            return None
+        values: dict[str, str] = {}
+        stack = [self._value_ends(fact, 0, len(self._start), values)]
+        for _ in range(_MAX_MATCH_STEPS):
+            if (end := next(stack[-1], None)) is not None:
+                if len(stack) == len(self._names):
+                    return values
+                stack.append(self._value_ends(fact, len(stack), end, values))
+            elif len(stack) == 1:
+                return None
+            else:
+                stack.pop()
+        raise ExpressionError(f"{truncate(self._pattern, 81)!r} might fit a fact in too many ways")
+
+    def _value_ends(self, fact: str, place: int, start: int, values: dict[str, str]) -> Iterator[int]:
+        """Set the value of a placeholder to each text that fits, and yield the end of the text of the pattern after it."""
+        name, text = self._names[place], self._texts[place]
+        is_last, is_new = place == len(self._names) - 1, name not in values
+        ends: Iterable[int]
+        if not is_new:
+            ends = (start + len(values[name]),) if fact.startswith(values[name], start) else ()
+        elif name in self._choices:
+            lengths, words = self._choices[name]
+            ends = (start + length for length in lengths if fact[start : start + length] in words)
+        elif is_last:
+            ends = (len(fact) - len(text),) if start + len(text) < len(fact) else ()
+        else:  # after the last limited placeholder, no place is better than the first
+            ends = islice(_occurrences(text, fact, start + 1), 1 if place > self._last_limited else None)
+        for end in ends:
+            if fact.startswith(text, end) and not (is_last and end + len(text) < len(fact)):
+                values[name] = fact[start:end]
+                yield end + len(text)
+        if is_new:
+            values.pop(name, None)
+
+
+def _occurrences(text: str, within: str, start: int) -> Iterator[int]:
+    while (start := within.find(text, start)) >= 0:
+        yield start
+        start += 1
 
 
 def normalise_fact(text: str) -> str:
     """Return a fact without whitespace around it and around its commas."""
-    return _COMMA.sub(",", text.strip())
+    return ",".join(map(str.strip, text.split(",")))
 
 
 def fact_problem(text: str) -> str:

@@ -44,8 +44,20 @@ MAX_SCHEMA_CHARS: Final = 16_000
 """Characters of a schema that are kept; of a larger one, the types of its parameters."""
 
 _MAX_PARAMETERS: Final = 200
-_MAX_SCHEMA_REFS: Final = 20
-"""A schema with more references may take endlessly to check; then the server does that alone."""
+_MAX_SCHEMA_WORK: Final = 5_000_000
+"""Characters of arguments times keywords that are checked; what takes more, the server checks alone."""
+
+_NAMED_REFERENCE_COST: Final = 1_000
+"""Keywords that take as long as finding a part of the schema by its name, and not by its path."""
+
+_UNCHECKED_KEYWORDS: Final = (
+    "pattern",
+    "patternProperties",
+    "uniqueItems",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+"""Keywords whose check may take endlessly, whatever is counted."""
 
 _MAX_SCHEMA_ERRORS: Final = 5
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -96,17 +108,32 @@ def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[st
     """Return the problems that a schema finds in arguments; none if the schema itself is invalid."""
     if schema is None:
         return []
-    text = json.dumps(schema)
-    if text.count('"$ref"') > _MAX_SCHEMA_REFS or '"patternProperties"' in text:
+    described = {key: value for key, value in schema.items() if key != "$schema"}
+    text = json.dumps(described)
+    # Names of further dialects lead to checks without bounds, and `additionalProperties` uses patterns, too.
+    if '"$schema"' in text or '"patternProperties"' in text:
         return []
     from jsonschema import validators  # takes its time, and few plans need it
     from referencing import Registry
 
-    # A pattern of somebody else may take endlessly to match, and a reference may lead anywhere.
-    base = validators.validator_for(schema)
-    kind = validators.extend(base, {"pattern": lambda *_: None})  # type: ignore[no-untyped-call] # so its stubs have it
-    checker = kind(schema, registry=Registry())
+    work_left, cost = _MAX_SCHEMA_WORK, 100 + len(json.dumps(arguments))
+
+    def bounded(keyword: str, check: Callable[..., object]) -> Callable[..., object]:
+        def check_with_bound(validator: object, value: object, *details: object) -> object:
+            nonlocal work_left
+            by_name = keyword in {"$ref", "$dynamicRef"} and not str(value).startswith("#/")
+            work_left -= cost * (_NAMED_REFERENCE_COST if by_name else 1)
+            if work_left < 0:
+                raise TimeoutError
+            return check(validator, value, *details)
+
+        return check_with_bound
+
     try:
+        base = validators.validator_for(schema)
+        checks = {keyword: bounded(keyword, check) for keyword, check in base.VALIDATORS.items()}
+        kind = validators.extend(base, checks | dict.fromkeys(_UNCHECKED_KEYWORDS, lambda *_: None))  # type: ignore[no-untyped-call] # so its stubs have it
+        checker = kind(described, registry=Registry())  # a reference may lead anywhere: nothing is fetched
         found = list(islice(checker.iter_errors(arguments), _MAX_SCHEMA_ERRORS))
     except Exception:  # noqa: BLE001 - the schema is somebody else's and may be anything; the server checks as well
         return []

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import Goal
+from replanning.errors import ExpressionError
 from replanning.journal import ContextUpdated, FactsObserved, GoalChanged, ResourceUpdated
 from replanning.live import GroundAction, PlanView, StripsProblem, StripsStep
 from replanning.live.strips import artifact_fact, connected_components, regress_at
 from replanning.plan.json_values import as_text
-from replanning.plan.references import compile_fact_pattern, fill_placeholders, normalise_fact, placeholders
+from replanning.plan.references import FactPattern, fill_placeholders, normalise_fact, placeholders
 from tests.support.live import JournaledPlan, journaled, modify, replace, task, tool
 
 
@@ -249,20 +250,30 @@ def test_placeholders() -> None:
 @pytest.mark.parametrize(
     ("pattern", "fact", "found"),
     [
-        ("on({x},{y})", "on(a,b)", ("a", "b")),
+        ("on({x},{y})", "on(a,b)", {"x": "a", "y": "b"}),
+        ("on({x},{y})", "on(a,b,c)", {"x": "a", "y": "b,c"}),
         ("on({x},{x})", "on(a,b)", None),
-        ("on({x},{x})", "on(a,a)", ("a",)),
-        ("is {{x}} {y}", "is {x} b", ("b",)),
-        ("at({p})", "at(home)", ("home",)),
+        ("on({x},{x})", "on(a,b,a,b)", {"x": "a,b"}),
+        ("is {{x}} {y}", "is {x} b", {"y": "b"}),
+        ("at({p})", "at(home)", {"p": "home"}),
+        ("at({x},{p})", "at(a,b,home)", {"x": "a,b", "p": "home"}),
         ("at({p})", "at(work)", None),
         ("at({q})", "at(x)", None),
+        ("at({x})", "at()", None),
+        ("at({x})", "is(y)", None),
         ("a.c", "abc", None),
+        ("a.c", "a.c", {}),
     ],
 )
-def test_fact_patterns(pattern: str, fact: str, found: tuple[str, ...] | None) -> None:
+def test_fact_patterns(pattern: str, fact: str, found: dict[str, str] | None) -> None:
     """A pattern matches the facts that it can become, given the objects of its placeholders."""
-    match = compile_fact_pattern(pattern, {"p": ["home"], "q": []}).fullmatch(fact)
-    assert (match and match.groups()) == found
+    assert FactPattern(pattern, {"p": ["home"], "q": []}).match(fact) == found
+
+
+def test_ambiguous_fact_pattern() -> None:
+    """A pattern that might fit a fact in very many ways is given up."""
+    with pytest.raises(ExpressionError, match="might fit a fact in too many ways"):
+        FactPattern("{x}{y}{x}{y}").match("a" * 100 + "b")
 
 
 def test_text_of_values() -> None:

@@ -12,6 +12,7 @@ from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Setti
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.journal import AlternativesConsidered, ContextChanged
 from replanning.live import PlanView, TaskState
+from replanning.plan import JsonObject
 from replanning.providers._planner.domain import Domain, reachable_actions
 from replanning.providers._planner.search import Target, find_cheapest_path
 from replanning.providers.repair import RepairProvider
@@ -183,6 +184,46 @@ def test_bounds_hold(bound: int) -> None:
     found = find_cheapest_path(facts, [Target(frozenset({"at(59)"}), 0)], actions, nodes=bound, greedy_nodes=bound)
     assert found.nodes <= bound + 1
     assert (found.actions, found.conclusive) == (None, False)
+
+
+LINKS = [f"link({a},{b})" for a in range(40) for b in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("needs", "facts", "complete"),
+    [
+        pytest.param(["p({a},{b},{c},{d},{e},{f})x"], [f"p({',' * 10_000})y"], True, id="separators"),
+        pytest.param(["{a}{b}{a}{b}{c}{c}"], ["a" * 10_000 + "b"], False, id="repeated"),
+        pytest.param(
+            ["link({a},{b})", "link({b},{c})", "link({c},{d})", "end({d})"], [*LINKS, "end(x)"], False, id="joins"
+        ),
+    ],
+)
+def test_hostile_facts(needs: Sequence[str], facts: Sequence[str], complete: bool) -> None:
+    """Facts that a pattern or a tool fits in very many ways take bounded time; if not all were tried, nothing is proven."""
+    tool = ToolSpec(name="use", requires=needs, adds=("done",))
+    found = reachable_actions(facts, Domain((tool,), {}, {}))
+    assert (found.actions, found.complete) == ((), complete)
+
+
+@pytest.mark.parametrize(
+    ("stated", "needs", "adds"),
+    [
+        pytest.param({"facts": ["a" * 1_000 + "b"]}, "{a}{b}{a}{b}{c}{c}", "done", id="need"),
+        pytest.param({}, "a" * 1_000 + "b", "{a}{b}{a}{b}{c}{c}", id="effect"),
+    ],
+)
+async def test_ambiguous_patterns(stated: JsonObject, needs: str, adds: str) -> None:
+    """If a pattern might fit a fact in too many ways, the goal is not called proven unreachable."""
+    fly = {"name": "fly", "requires": [needs], "adds": ["there"]}
+    plan = {
+        "goal": {"objective": "go", "facts": ["there"]},
+        **stated,
+        "tools": [{"name": "walk", "adds": ["there"]}, fly, {"name": "copy", "adds": [adds]}],
+        "tasks": [{"id": "walk", "tool": "walk"}],
+    }
+    outcome = await outcome_of(json.dumps(plan), Event(0, down=["walk"]))
+    assert {verdict.partition(":")[0] for verdict in outcome.verdicts} == {"not-found-within-bound"}
 
 
 # The goal, and facts that do not matter

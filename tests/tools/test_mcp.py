@@ -412,10 +412,22 @@ def test_a_tool_of_no_server():
     ]
 
 
+def doubling(reference: str, form: str) -> JsonObject:
+    """A schema of which each part refers twice to the next."""
+    parts = {f"a{i}": {"$dynamicAnchor": f"a{i}", "allOf": [{reference: form.format(i + 1)}] * 2} for i in range(40)}
+    return {"allOf": [{reference: form.format(0)}], "$defs": {**parts, "a40": {"$dynamicAnchor": "a40"}}}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
         {"type": "nonsense"},
+        {"$schema": ["nonsense"]},
+        doubling("$ref", "#/$defs/a{}"),
+        doubling("$dynamicRef", "#a{}"),
+        doubling("$ref", "#/$defs/a{}") | {"unevaluatedProperties": False},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "allOf": [{"$ref": "#"}], "pattern": "x"},
+        {"properties": {"a": {"$schema": "http://json-schema.org/draft-07/schema#", "pattern": "^(a+)+$"}}},
         {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}},
         {"patternProperties": {"^(a+)+$": {"type": "integer"}}},
         {"properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}},
@@ -431,7 +443,9 @@ def test_schemas_of_strangers_do_no_harm(schema):
 def test_what_is_wrong_with_arguments():
     """Every problem is told with its place, as many as are worth reading."""
     schema: JsonObject = {
-        "properties": {"a": {"properties": {"b": {"enum": [1, 2]}}}, "c": {"maximum": 3}},
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$defs": {"low": {"maximum": 3}},
+        "properties": {"a": {"properties": {"b": {"enum": [1, 2]}}}, "c": {"$ref": "#/$defs/low"}},
         "required": ["d"],
         "additionalProperties": False,
     }
