@@ -75,6 +75,7 @@ class TaskEntry:
         end_number: the number of attempts in the run that had ended when its last attempt did.
         withdrawn: whether it was removed for good because the task it replaced runs again.
         reserved: the resources that it holds.
+        shown_task: the document as readers of views have it.
     """
 
     task: Task
@@ -116,13 +117,14 @@ class TaskEntry:
     withdrawn: bool = False
     counts_as_unsatisfied: bool = False
     reserved: Mapping[str, float] | None = None
+    shown_task: Task | None = None
 
     def __repr__(self) -> str:
         return f"<TaskEntry {self.id!r} {self.state} attempts={self.attempts} missing={self.unsatisfied_dependencies}>"
 
     def set_task(self, task: Task) -> None:
         """Replace the document of the task by a changed one of the same id."""
-        self.task = task
+        self.task, self.shown_task = task, None
         self.fields = task.__dict__  # type: ignore[assignment]
         self.priority = task.priority
 

@@ -18,6 +18,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
+from replanning.plan.json_values import copy_json
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 
@@ -56,8 +57,22 @@ class TaskView(NamedTuple):
     is_held: bool
 
 
+def _detached(task: Task, copy: Task | None = None) -> Task:
+    """Return a task whose arguments and metadata belong to readers, who may change them without changing the plan.
+
+    Args:
+        task: the document in the plan.
+        copy: an earlier copy, which is returned again unless a reader has changed it.
+    """
+    if not task.arguments and not task.metadata:
+        return task
+    if copy is not None and (copy.arguments, copy.metadata) == (task.arguments, task.metadata):
+        return copy
+    return task.model_copy(update={"arguments": copy_json(task.arguments), "metadata": copy_json(task.metadata)})
+
+
 class PlanView:
-    """Read-only view of a plan, pinned to the revision at which it was made; it copies nothing.
+    """Read-only view of a plan, pinned to the revision at which it was made; it copies nothing but the values of a task.
 
     Reading it at a later revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
     """
@@ -130,9 +145,10 @@ class PlanView:
             UnknownTask: there never was such a task.
         """
         entry = self._live.entry(task_id)
+        entry.shown_task = _detached(entry.task, entry.shown_task)
         return TaskView(
             entry.id,
-            entry.task,
+            entry.shown_task,
             entry.state,
             entry.attempts,
             entry.failure,
@@ -152,7 +168,7 @@ class PlanView:
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
-        return ((entry.task, entry.state) for entry in self._live)
+        return ((_detached(entry.task, entry.shown_task), entry.state) for entry in self._live)
 
     def stuck(self) -> tuple[TaskView, ...]:
         """Return the tasks that are FAILED or BLOCKED."""
@@ -300,9 +316,10 @@ class DraftView:
         """
         draft = self._draft
         if task_id not in draft.new_tasks:
-            return self._base.task(task_id)._replace(task=draft.task(task_id), state=draft.state(task_id))
+            found = self._base.task(task_id)._replace(state=draft.state(task_id))
+            return found._replace(task=_detached(draft.tasks[task_id])) if task_id in draft.tasks else found
         lineage = (task_id, *draft.ancestors(task_id))
-        task, state = draft.task(task_id), draft.state(task_id)
+        task, state = _detached(draft.task(task_id)), draft.state(task_id)
         root, iteration = lineage[-1], len(lineage) - 1
         return TaskView(
             task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, condition_not_met=False, is_held=False
@@ -315,7 +332,7 @@ class DraftView:
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks."""
         ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
-        return ((self._draft.task(task_id), self._draft.state(task_id)) for task_id in ids)
+        return ((_detached(self._draft.task(task_id)), self._draft.state(task_id)) for task_id in ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""

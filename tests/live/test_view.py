@@ -50,6 +50,21 @@ def test_view_is_current() -> None:
     assert repr(view).startswith("<PlanView revision=0 of <LivePlan")
 
 
+def test_values_of_a_task_belong_to_the_reader() -> None:
+    """What a reader does to the arguments and metadata of a task changes neither the plan nor what others read."""
+    run = example()
+    view, before = PlanView(run.live), run.live.document().model_dump()
+    draft = view.with_changes([replace("a", task("a2", arguments={"x": [1]}))])
+    seen = [*view.tasks(), draft.task("b"), draft.task("a2")]
+    for document in [*(each.task for each in seen), *(each for each, _ in (*view.task_states(), *draft.task_states()))]:
+        if document.arguments:
+            document.arguments.clear()
+            document.metadata["new"] = 1
+    assert run.live.document().model_dump() == before == run.plan.model_dump() | {"tools": before["tools"]}
+    assert view.task("a").task.arguments == {"x": "${context.go}"}
+    assert draft.task("a2").task.arguments == {"x": [1]}
+
+
 def test_view_is_read_only() -> None:
     """A view does not allow changes."""
     view = PlanView(example().live)
