@@ -55,6 +55,7 @@ class RepairProvider:
 
     name = "repair"
     yields_priority = True
+    immediate = True
 
     def __init__(self, *, threads: bool = True) -> None:
         """Create a provider that runs long searches in a thread.
@@ -70,6 +71,9 @@ class RepairProvider:
     async def propose(self, request: ReplanRequest) -> Sequence[Alternative]:
         """Return alternatives for a request, best first, and the verdict on tasks without a repair."""
         view, limit = request.view, request.max_alternatives
+        better_paths = [trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)]
+        if len(better_paths) == len(request.triggers):  # otherwise repairs come first
+            return _equally_capable_paths(better_paths, view)
         # The tasks that triggers name, or else all stuck ones, each once with the kinds of its triggers.
         concerned: dict[str, tuple[TaskView, set[str]]] = {}
         for trigger in request.triggers:
@@ -125,19 +129,6 @@ class RepairProvider:
                     changes=(), reason=reason, unreachable="proven-unreachable" if proven else "not-found-within-bound"
                 )
             )
-        better_paths = [trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)]
-        if len(better_paths) == len(request.triggers):
-            # Otherwise repairs come first, and a path that is still better is found again.
-            new_ids: set[str] = set()
-            for path in better_paths:
-                tool = view.tool(path.tool)
-                if tool is None:
-                    continue
-                cases = [RepairCase(task, {path.kind}, view, new_ids) for task in map(view.task, path.tasks)]
-                results = [case.replace_tool(tool) for case in cases]
-                options = [r for r in results if isinstance(r, RepairOption) and not view.check((r.change,))]
-                if options:
-                    alternatives.append(_alternative(options))
         bridges = await find_repairs(request, threads=self._threads)
         alternatives += [alternative for alternative in bridges if alternative.changes]
         if any(alternative.changes for alternative in bridges):
@@ -348,6 +339,24 @@ class RepairCase:
             if amount > (capacity := view.capacity.get(name, 0.0)):
                 return f"{task.tool or task.name or task.id!r} takes {amount:g} of {name!r}, and there is {capacity:g}"
         return ""
+
+
+def _equally_capable_paths(triggers: Sequence[BetterPathFound], view: PlanView) -> list[Alternative]:
+    """Return, for each trigger, the replacement of its waiting tasks by the cheaper tool."""
+    alternatives: list[Alternative] = []
+    new_ids: set[str] = set()
+    for trigger in triggers:
+        tool = view.tool(trigger.tool)
+        options: list[RepairOption] = []
+        for task in map(view.task, trigger.tasks):
+            used = view.tool(task.task.tool)
+            if task.state in _WAITING_STATES and tool and used and used.capability == tool.capability:
+                result = RepairCase(task, {trigger.kind}, view, new_ids).replace_tool(tool)
+                if isinstance(result, RepairOption) and not view.check((result.change,)):
+                    options.append(result)
+        if options:
+            alternatives.append(_alternative(options))
+    return alternatives
 
 
 def _alternative(options: Sequence[RepairOption]) -> Alternative:

@@ -44,13 +44,12 @@ class BetterPathDetector:
         cheapest = _cheapest_tools(view)
         if not any(_cost_saving(tool, cheapest) for tool in view.tools.values()):
             return
-        waiting = {name: _waiting_tasks(name, view) for name in view.tools}
-        left = sum((view.tools[name].cost or 0.0) * len(tasks) for name, tasks in waiting.items())
         for name, tool in view.tools.items():
             other = cheapest.get(tool.capability or "")
             if other is not None and (saving := _cost_saving(tool, cheapest)):
-                tasks = [task for task in waiting[name] if other.parameters.keys() <= task.task.arguments.keys()]
-                gain = saving * len(tasks) / left if tasks else 0.0
+                waiting = _waiting_tasks(name, view)
+                tasks = [task for task in waiting if other.parameters.keys() <= task.task.arguments.keys()]
+                gain = saving * len(tasks) / view.remaining_cost if tasks else 0.0
                 if tasks and gain >= self.min_gain:
                     count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
                     yield BetterPathFound(

@@ -27,7 +27,6 @@ from replanning.decision.ledger import Ledger
 from replanning.decision.request import ReplanRequest
 from replanning.errors import ChangeRejected, Problem
 from replanning.journal.records import (
-    BetterPathFound,
     Candidate,
     ContextChanged,
     DecisionKind,
@@ -36,7 +35,7 @@ from replanning.journal.records import (
 )
 from replanning.live.draft import Draft
 from replanning.live.plan import LivePlan
-from replanning.live.states import TaskState
+from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, strips_problem
 from replanning.llm.quoting import is_truncated
@@ -189,6 +188,23 @@ def check_feasible(draft: Draft, triggers: Sequence[Trigger], live: LivePlan) ->
     return "" if left.valid else f"{INFEASIBLE}: {left.explain()}"
 
 
+def relative_saving(draft: Draft, live: LivePlan) -> float:
+    """Return the share of the remaining cost that staged changes save; negative if they make the plan dearer."""
+
+    def cost(task: Task) -> float:
+        tool = live.tools.get(task.tool) if task.tool else None
+        return 1.0 if tool is None or tool.cost is None else tool.cost
+
+    saved = 0.0
+    for task_id in dict.fromkeys([*draft.states, *draft.tasks]):
+        entry = live.entries.get(task_id)
+        if entry is not None and entry.state in (*WAITING, *STUCK):
+            saved += cost(entry.task)
+        if draft.state(task_id) in (*WAITING, *STUCK):
+            saved -= cost(draft.task(task_id))
+    return saved / (PlanView(live).remaining_cost or 1.0)
+
+
 # Decision
 
 
@@ -258,10 +274,6 @@ class ReplanPolicy:
             rejected = tuple(task_id for task_id, failure in failed if failure and failure.kind == "rejected")
             return Decision("keep", "no-alternative", reason, blocks=rejected)
         index, best = usable[0]
-        gains = [trigger.gain for trigger in triggers if isinstance(trigger, BetterPathFound)]
-        minimum = self.settings.better_path.min_gain
-        if gains and len(gains) == len(triggers) and max(gains) < minimum:
-            return Decision("keep", "min-gain", f"it gains {max(gains):.0%}, less than {minimum:.0%}")
         ask, alternative = partial(Decision, "ask", chosen=index), best.alternative
         total = best.score.total if best.score else 0.0
         settings = self.settings.alternatives

@@ -1,4 +1,4 @@
-"""Staleness of triggers: whether the cause of a trigger still holds on the live plan."""
+"""Staleness: whether the cause of a trigger still holds on the live plan, and what changes come too late for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Final
 
 from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.records import ContextChanged, ResourceChanged, Trigger
+from replanning.live.graph import CONDITION_NOT_MET
 from replanning.live.plan import LivePlan
-from replanning.live.states import FINISHED, STUCK, TaskState
+from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import strips_problem
+from replanning.plan.types import TaskId
 
 PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 """Kinds of trigger whose cause lasts until the plan is changed at the tasks concerned."""
@@ -24,12 +26,31 @@ def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[P
     return [t for t in triggers if t.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(t.tasks)] or triggers
 
 
+def without_begun(changes: Sequence[PlanChange], live: LivePlan, since: float) -> tuple[PlanChange, ...]:
+    """Return changes without those of tasks that have begun, or were skipped by their conditions, since a time.
+
+    Only changes that each concern one task are separated; those that add or remove tasks belong together.
+    """
+    begun: set[TaskId] = set()
+    for entry in (live.entries[task_id] for task_id in target_task_ids(changes) if task_id in live.entries):
+        if entry.state is TaskState.RUNNING or entry.state in FINISHED:
+            began = entry.attempts > 0 and entry.started_at >= since
+            if began or entry.condition_revision == CONDITION_NOT_MET:
+                begun.add(entry.id)
+    separable = [change for change in changes if change.kind in ("replace", "modify", "skip", "retry")]
+    if not begun or len(separable) < len(changes):
+        return tuple(changes)
+    return tuple(change for change in separable if change.task_id not in begun)
+
+
 def stale_reason(trigger: Trigger, live: LivePlan) -> str:
     """Return why a trigger no longer holds; empty if it does."""
     entries = [live.entries[task_id] for task_id in trigger.tasks if task_id in live.entries]
     if trigger.kind in ("task-failed", "timeout"):
         return "" if any(entry.state in STUCK for entry in entries) else "the task is no longer failed"
-    if trigger.kind in ("goal-unreachable", "better-path-found") and trigger.revision != live.revision:
+    if trigger.kind == "better-path-found":
+        return "" if any(entry.state in WAITING for entry in entries) else "none of its tasks waits any more"
+    if trigger.kind == "goal-unreachable" and trigger.revision != live.revision:
         return "the plan has changed since"
     if trigger.kind == "goal-unreachable":
         return "" if live.quiescent else "something can run again"

@@ -11,8 +11,16 @@ import anyio
 
 from replanning.changes import Alternative
 from replanning.decision.confidence import ConfidenceScorer, OutcomeHistory
-from replanning.decision.policy import INFEASIBLE, check_feasible, check_secrets, find_futile_call, find_objection
+from replanning.decision.policy import (
+    INFEASIBLE,
+    check_feasible,
+    check_secrets,
+    find_futile_call,
+    find_objection,
+    relative_saving,
+)
 from replanning.decision.request import AlternativeProvider, ReplanRequest
+from replanning.decision.staleness import without_begun
 from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
@@ -90,6 +98,7 @@ class AlternativeVetter:
         scorer: scores valid alternatives.
         past: finds earlier outcomes of tools: the same for all alternatives.
         time_left: seconds that remain of the budget, if it limits them.
+        asked_at: time of the request in seconds since the epoch.
     """
 
     request: ReplanRequest
@@ -97,7 +106,13 @@ class AlternativeVetter:
     scorer: ConfidenceScorer
     past: OutcomeHistory
     time_left: float | None
+    asked_at: float
     _vetted: dict[str, VettedAlternative] = field(default_factory=dict)
+
+    @property
+    def seeks_better_path(self) -> bool:
+        """Whether the plan could go on as it is, and only a cheaper one is sought."""
+        return all(trigger.kind == "better-path-found" for trigger in self.request.triggers)
 
     def vet(self, proposed: Alternative, source: str) -> VettedAlternative:
         """Return the verdict on an alternative as the plan is now; it gets this source if it names none."""
@@ -109,9 +124,13 @@ class AlternativeVetter:
             return vetted
         life, request = self.life, self.request
         live, settings = life.live, life.settings
-        draft, score = None, None
-        alternative = life.redactor.document(proposed)
-        problem = "" if alternative is proposed else check_secrets(alternative.changes, proposed.changes)
+        draft, score, current = None, None, proposed
+        rest = without_begun(proposed.changes, live, self.asked_at)
+        if rest and len(rest) < len(proposed.changes):
+            reason = f"{proposed.reason} (without what has begun meanwhile)"
+            current = proposed.model_copy(update={"changes": rest, "reason": reason, "expected_cost": None})
+        alternative = life.redactor.document(current)
+        problem = "" if alternative is current else check_secrets(alternative.changes, current.changes)
         problem = problem or find_objection(alternative, request, live, life.ledger, settings.limits)
         if not problem:
             draft = Draft(live, alternative.changes)
@@ -119,6 +138,10 @@ class AlternativeVetter:
                 problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
             elif not (problem := find_futile_call(alternative.changes, PlanView(live))) and live.closed_world:
                 problem = check_feasible(draft, request.triggers, live)
+            if not problem and self.seeks_better_path:
+                saving = relative_saving(draft, live)
+                if saving <= 0 or saving < settings.better_path.min_gain:
+                    problem = f"it saves {saving:.0%} of the remaining cost, which is too little"
         if not problem:
             tasks = {task_id for trigger in request.triggers for task_id in trigger.tasks}
             score = self.scorer.score(alternative, PlanView(live), self.past, time_left=self.time_left, tasks=tasks)
@@ -167,6 +190,9 @@ class PathGenerator:
     ) -> list[ProviderReply]:
         """Ask all providers for proposals at the same time; their replies, in their order.
 
+        For a better path, providers with `immediate` are asked first, and the others only if these find none: while a
+        slow one is awaited, the plan goes on, and little may be left to be done better.
+
         Args:
             vetter: holds the request and the run, and vets proposals that providers want to know about.
             last: leave out a provider whose view of the plan is stale, with a note.
@@ -177,12 +203,21 @@ class PathGenerator:
         """
         asked = [p for p in self.providers if hasattr(p, "complete")] if flawed else self.providers
         replies = [ProviderReply(p.name, p, partial(_complete, p, flawed) if flawed else p.propose) for p in asked]
-        if len(replies) == 1:
-            await _ask_provider(replies[0], vetter)
-        elif replies:
-            async with anyio.create_task_group() as group:
-                for reply in replies:
-                    group.start_soon(_ask_provider, reply, vetter)
+        rounds = [replies]
+        if vetter.seeks_better_path:
+            rounds = [
+                [r for r in replies if getattr(r.provider, "immediate", False) is first] for first in (True, False)
+            ]
+        for together in rounds:
+            if len(together) == 1:
+                await _ask_provider(together[0], vetter)
+            elif together:
+                async with anyio.create_task_group() as group:
+                    for reply in together:
+                        group.start_soon(_ask_provider, reply, vetter)
+            proposals = [(alternative, reply.name) for reply in together for alternative in reply.alternatives]
+            if len(rounds) > 1 and not all(vetter.vet(*proposal).candidate.rejected for proposal in proposals):
+                break
         for reply in replies:
             if reply.stale_error is not None and not last:
                 raise reply.stale_error
@@ -210,8 +245,10 @@ class PathGenerator:
 
         def order(ranked: tuple[Candidate, Draft | None]) -> tuple[bool, float]:
             """Proposals that facts have verified, and that need no person, precede those of providers that yield."""
-            alternative, score = ranked[0].alternative, ranked[0].score
+            alternative, score, draft = ranked[0].alternative, ranked[0].score, ranked[1]
             total = score.total if score else 0.0
+            if draft is not None and vetter.seeks_better_path:
+                return total < threshold or bool(alternative.ask), -relative_saving(draft, life.live)
             needs_person = not verifiable or total < threshold or bool(alternative.ask)
             leading, _, _ = alternative.source.partition("+")  # of a proposal that another completed
             return needs_person or leading in self._low_priority, -total
@@ -276,7 +313,8 @@ class AlternativeGenerator:
             ranked = RankedCandidates(candidates, (None,) * len(candidates), notes, view, version, lambda: ranked)
             return ranked
         request = self.analyzer.analyse(triggers, life, began)
-        vetter = AlternativeVetter(request, life, paths.scorer, cache(life.past_outcomes), life.wall_clock_left(began))
+        time_left, past = life.wall_clock_left(began), cache(life.past_outcomes)
+        vetter = AlternativeVetter(request, life, paths.scorer, past, time_left, life.clock.now())
         replies = await paths.generate(vetter, last=last)
         ranked = paths.rank(replies, vetter)
         flawed = [candidate for candidate in ranked.candidates if candidate.rejected.startswith(INFEASIBLE)]

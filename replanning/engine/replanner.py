@@ -96,9 +96,9 @@ class Replanner:
         """Whether a trigger is being decided or will be, a person is being asked, or an answer is carried out."""
         if self._in_progress or self._waiting or self._questions.conversations:
             return True
-        live = self._lifecycle.live  # a deferred trigger that is stale does not keep the run open
-        deferred = any(not stale_reason(trigger, live) for trigger in self._deferred.values()) and not live.complete
-        return deferred or bool(self._lifecycle.ledger.answers_by_replan)
+        live = self._lifecycle.live  # a deferred trigger that is stale, or for a plan that can go on, is not waited for
+        deferred = [t for t in self._deferred.values() if t.kind != "better-path-found" and not stale_reason(t, live)]
+        return (bool(deferred) and not live.complete) or bool(self._lifecycle.ledger.answers_by_replan)
 
     # Queue
 
@@ -150,7 +150,8 @@ class Replanner:
             life.commit(TriggerAttached(question, trigger.id))
             del self._waiting[trigger.id]
         taken = []
-        for together in groups:
+        for group in groups:  # a path that is still better after repairs is considered next, apart from them
+            together = [trigger for trigger in group if trigger.kind != "better-path-found"] or group
             if room := MAX_TRIGGERS_PER_ROUND - len(self._in_progress):
                 taken.append(together[:room])
                 self._in_progress |= {trigger.id: self._waiting.pop(trigger.id) for trigger in taken[-1]}

@@ -255,6 +255,14 @@ class PlanView:
         return self._live.success_durations[1]
 
     @property
+    def remaining_cost(self) -> float:
+        """Cost of the unfinished tasks: of each that of its tool, 1 if none is declared."""
+        live, users = self._live, self._live.dependency_index.resource_users
+        priced = {tool.name: tool.cost for tool in live.tools.values() if tool.cost is not None}
+        count = sum(number for state, number in live.counts.items() if state not in FINISHED)
+        return count + sum((cost - 1) * len(users.get(name, ())) for name, cost in priced.items())
+
+    @property
     def counts(self) -> Mapping[TaskState, int]:
         """Number of tasks in each state, past ones included."""
         return MappingProxyType(self._live.counts)

@@ -10,9 +10,10 @@ import pytest
 from replanning import Alternative, Budget, Settings, Task, journal
 from replanning.changes import AbortRun, PlanChange, ReplaceTask
 from replanning.decision.ledger import Ledger
-from replanning.decision.policy import Decision, ReplanPolicy
+from replanning.decision.policy import Decision, ReplanPolicy, relative_saving
 from replanning.decision.staleness import relevant_triggers, stale_reason
 from replanning.live import PlanView
+from replanning.live.draft import Draft
 from tests.support.live import JournaledPlan, add, cancel, journaled, replace, retry, skip, task, tool
 
 FAILED = journal.TaskFailed(id="t1", tasks=("a",), root="a")
@@ -88,14 +89,26 @@ def test_no_alternative(candidates: list[journal.Candidate], reason: str) -> Non
     assert decided(one(), *candidates) == Decision("keep", "no-alternative", reason)
 
 
-def test_minimum_gain() -> None:
-    """A better path is taken only with enough gain, unless another trigger calls for replanning."""
-    little, enough = journal.BetterPathFound(tasks=("a",), gain=0.1), journal.BetterPathFound(tasks=("a",), gain=0.15)
-    assert decided(one(), candidate(RETRY), triggers=(little,)) == Decision(
-        "keep", "min-gain", "it gains 10%, less than 15%"
-    )
-    assert decided(one(), candidate(RETRY), triggers=(little, enough)).kind == "execute"
-    assert decided(one(), candidate(RETRY), triggers=(little, FAILED)).kind == "execute"
+@pytest.mark.parametrize(
+    ("changes", "saving"),
+    [
+        ([], 0.0),
+        ([skip("a")], 0.4),
+        ([replace("a", task("c", tool="uv"))], 0.2),
+        ([replace("a", "c", "g")], 0.0),
+        ([add("c", tool="pip")], -0.4),
+        ([cancel("e")], 0.0),
+    ],
+)
+def test_relative_saving(changes: list[PlanChange], saving: float) -> None:
+    """Changes save a share of the cost of what is unfinished: of each task that of its tool, 1 if none is declared."""
+    tools = [tool("pip", cost=2), tool("uv", cost=1), tool("echo")]
+    run = journaled(task("a", tool="pip"), task("b"), "d", task("e", tool="echo"), "f", tools=tools)
+    run.run("d")
+    run.start("e")
+    assert relative_saving(Draft(run.live, changes), run.live) == pytest.approx(saving)
+    run.apply(*map(cancel, "abef"))
+    assert relative_saving(Draft(run.live, [add("c")]), run.live) == -1  # where nothing is left, the plan costs 1 more
 
 
 # Approval
@@ -264,10 +277,20 @@ def pressing() -> JournaledPlan:
     return journaled(task("a", tool="press"), "b", tools=[tool("press", resources={"room": 2})], resources={"room": 2})
 
 
-@pytest.mark.parametrize("trigger", [journal.GoalUnreachable(tasks=("a",)), journal.BetterPathFound(tasks=("a",))])
-def test_triggers_of_another_revision_are_stale(trigger: journal.Trigger) -> None:
-    """A goal-unreachable or better-path trigger holds only for its own revision."""
-    run = pressing()
+def test_a_better_path_is_stale_when_none_of_its_tasks_waits() -> None:
+    """A better path may be taken as long as one of its tasks has not begun, whatever was changed elsewhere."""
+    run = journaled("a", "b", "c")
+    trigger = journal.BetterPathFound(tasks=("a", "b"))
+    run.apply(skip("c"))
+    run.start("a")
+    assert stale_reason(trigger, run.live) == ""
+    run.fail("b")
+    assert stale_reason(trigger, run.live) == "none of its tasks waits any more"
+
+
+def test_triggers_of_another_revision_are_stale() -> None:
+    """A goal-unreachable trigger holds only for its own revision."""
+    run, trigger = pressing(), journal.GoalUnreachable(tasks=("a",))
     run.fail("a")
     run.apply(skip("b"))
     assert stale_reason(trigger, run.live) == "the plan has changed since"

@@ -387,7 +387,7 @@ async def test_better_path_has_its_own_time() -> None:
         settings = Settings.model_validate({"triggers": ALL, "better_path": {"time_cap": 2}})
         environment = virtual_environment(clock=clock)
         engine = ReplanningEngine([ScriptedProvider(propose)], settings=settings, environment=environment)
-        await engine.execute(plan, ScriptedExecutor({}, clock=clock))
+        await engine.execute(plan, ScriptedExecutor({}, clock=clock, default=returns(after=1)))
         await engine.execute(plan, ScriptedExecutor({"t0": raises(ValueError)}, clock=clock))
     assert (patience["better-path-found"], patience["task-failed"]) == (2, settings.timeout.replan)
 
