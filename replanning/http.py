@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import ssl
 import zlib
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from functools import cache
+from io import BytesIO
 from typing import Any, Final, NamedTuple, TypeVar
 
 import httpx
@@ -30,9 +33,9 @@ MAX_ATTEMPTS: Final = 5
 _CONNECT_TIMEOUT: Final = 10.0
 _INITIAL_BACKOFF: Final = 0.5
 _MAX_BACKOFF: Final = 8.0
-_GZIP_OR_ZLIB_WBITS: Final = 47
-"""Window size for zlib by which it accepts gzip as well as its own format."""
-_CONTENT_ENCODINGS: Final = ("gzip", "x-gzip", "deflate")
+_GZIP_MAGIC: Final = b"\x1f\x8b\x08"
+_MAX_GZIP_MEMBERS: Final = 1_000
+"""Most members of a compressed response: many small ones would take long to read."""
 _MAX_PORT: Final = 65_535
 _RETRY_AFTER_HEADERS: Final = (("retry-after-ms", 1000), ("retry-after", 1))
 
@@ -177,15 +180,19 @@ async def read_body(response: httpx.Response, *, limit: int = MAX_RESPONSE_BYTES
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if not data or encoding in ("", "identity"):
         return ResponseBody(bytes(data))
-    decompressor = zlib.decompressobj(_GZIP_OR_ZLIB_WBITS)
-    try:
-        content = decompressor.decompress(data, limit + 1) if encoding in _CONTENT_ENCODINGS else b""
-    except zlib.error:
-        content = b""
+    content = None
+    with suppress(zlib.error, OSError, EOFError):
+        if encoding == "deflate":
+            decompressor = zlib.decompressobj()
+            content = decompressor.decompress(data, limit + 1)
+            if len(content) <= limit and (not decompressor.eof or decompressor.unused_data):
+                content = None
+        elif encoding in ("gzip", "x-gzip") and data.count(_GZIP_MAGIC) <= _MAX_GZIP_MEMBERS:
+            content = gzip.GzipFile(fileobj=BytesIO(data)).read(limit + 1)
+    if content is None:
+        return ResponseBody(b"", f"its answer is compressed with {encoding!r} and cannot be decompressed")
     if len(content) > limit:
         return too_large
-    if not decompressor.eof or decompressor.unused_data:
-        return ResponseBody(b"", f"its answer is compressed with {encoding!r} and cannot be decompressed")
     return ResponseBody(content)
 
 

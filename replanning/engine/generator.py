@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 import anyio
@@ -32,6 +33,9 @@ from replanning.run.lifecycle import Lifecycle, RunMeter
 _MAX_NOTES: Final = 20
 
 _MAX_NOTE_CHARS: Final = 2_000
+
+MAX_PROPOSALS: Final = 100
+"""Most proposals of a provider that are considered."""
 
 
 class VettedAlternative(NamedTuple):
@@ -209,12 +213,12 @@ class PathGenerator:
                 [r for r in replies if getattr(r.provider, "immediate", False) is first] for first in (True, False)
             ]
         for together in rounds:
-            if len(together) == 1:
-                await _ask_provider(together[0], vetter)
-            elif together:
-                async with anyio.create_task_group() as group:
-                    for reply in together:
-                        group.start_soon(_ask_provider, reply, vetter)
+            for (
+                reply
+            ) in together:  # in tasks of the run: one that waits in a thread goes on after its deadline, unheard
+                vetter.life.start_task(_ask_provider, reply, vetter)
+            for reply in together:
+                await reply.settled.wait()
             proposals = [(alternative, reply.name) for reply in together for alternative in reply.alternatives]
             if len(rounds) > 1 and not all(vetter.vet(*proposal).candidate.rejected for proposal in proposals):
                 break
@@ -222,7 +226,7 @@ class PathGenerator:
             if reply.stale_error is not None and not last:
                 raise reply.stale_error
             if reply.stale_error is not None:
-                reply.add_note("the plan changed each time that it was asked")
+                reply.notes.append(f"{reply.name}: the plan changed each time that it was asked")
         return replies
 
     def rank(self, replies: Sequence[ProviderReply], vetter: AlternativeVetter) -> RankedCandidates:
@@ -327,7 +331,7 @@ class AlternativeGenerator:
 
 @dataclass(slots=True, eq=False)
 class ProviderReply:
-    """The question to one provider and its reply: alternatives and notes."""
+    """The question to one provider and its reply: alternatives and notes; nothing is added once it is settled."""
 
     name: str
     provider: AlternativeProvider
@@ -335,11 +339,18 @@ class ProviderReply:
     alternatives: list[Alternative] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale_error: StaleView | None = None
+    settled: anyio.Event = field(default_factory=anyio.Event)
 
     def add_note(self, text: str) -> None:
         """Keep a note of the provider beside its alternatives, up to a limit."""
-        if len(self.notes) < _MAX_NOTES:
+        if len(self.notes) < _MAX_NOTES and not self.settled.is_set():
             self.notes.append(f"{self.name}: {text}"[:_MAX_NOTE_CHARS])
+
+    def settle(self, problem: str = "") -> None:
+        """Take no more from the provider, and note why it has not answered, if it has not."""
+        if problem and not self.settled.is_set():
+            self.notes.append(f"{self.name} {problem}"[:_MAX_NOTE_CHARS])
+        self.settled.set()
 
 
 async def _complete(
@@ -363,13 +374,16 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         estimate = getattr(reply.provider, "estimate", None)
         release = life.ledger.budget_tracker.reserve(estimate(request) if estimate is not None else Usage())
     except BudgetExceeded as error:
-        reply.notes.append(f"{name} was not asked: {error}")
-        return
-    except Exception as error:  # noqa: BLE001 - the estimate is the provider's code
-        reply.notes.append(f"{name} failed: {describe_error(error)}"[:_MAX_NOTE_CHARS])
-        return
+        return reply.settle(f"was not asked: {error}")
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the estimate is the provider's code
+        return reply.settle(f"failed: {describe_error(error)}")
     scope = anyio.CancelScope()
-    alarm = life.timer.call_at(request.deadline, scope.cancel)
+
+    def expire() -> None:
+        reply.settle("did not answer in time")
+        scope.cancel()
+
+    alarm = life.timer.call_at(request.deadline, expire)
     # As `replace` would make it, which takes several times as long.
     request = ReplanRequest(
         triggers=request.triggers,
@@ -385,23 +399,27 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
     )
     try:
         with life.spans.provider_span(name) as answered:
+            alternatives: list[Alternative] = []
             with scope:
-                alternatives = list(await isolate(reply.ask(request)))
+                proposed = iter(await isolate(reply.ask(request)))
+                alternatives = list(islice(proposed, MAX_PROPOSALS))
                 for alternative in alternatives:
                     if not isinstance(alternative, Alternative):  # then none of them is taken
                         raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
+                if next(proposed, None) is not None:
+                    reply.add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
+            if not reply.settled.is_set():
                 reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
-        if scope.cancelled_caught:
-            reply.notes.append(f"{name} did not answer in time")
     except StaleView as error:
         reply.stale_error = error
     except BudgetExceeded as error:
-        reply.notes.append(f"{name} could ask no further: {error}")
+        reply.settle(f"could ask no further: {error}")
     except LLMError as error:  # its message is meant for people
-        reply.notes.append(f"{name} failed: {str(error).removeprefix(f'{name}: ')}"[:_MAX_NOTE_CHARS])
+        reply.settle(f"failed: {str(error).removeprefix(f'{name}: ')}")
     except Exception as error:  # noqa: BLE001 - a failing provider is contained
-        reply.notes.append(f"{name} failed: {describe_error(error)}"[:_MAX_NOTE_CHARS])
+        reply.settle(f"failed: {describe_error(error)}")
     finally:
         alarm.cancel()
         release()
+        reply.settled.set()

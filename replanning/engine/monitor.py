@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple, TypeVar
 
 import anyio
@@ -28,6 +29,9 @@ Handler = Callable[[EventT], Awaitable[None] | None]
 
 MAX_QUEUED_EVENTS = 10_000
 """Events that wait for slow handlers; more are dropped, which is recorded."""
+
+MAX_TRIGGERS_PER_RECORD = 1_000
+"""Most triggers that a detector may make of one record; of more, none is fired."""
 
 
 class MonitorNotice(NamedTuple):
@@ -121,7 +125,7 @@ class PlanMonitor:
                         answer = handler(event)
                         if inspect.isawaitable(answer):
                             await isolate(answer)
-                    except Exception as error:  # noqa: BLE001 - a listener must not harm the run
+                    except (Exception, SystemExit) as error:  # noqa: BLE001 - a listener must not harm the run
                         # The record of a listener that fails at records of failures would call it again, without end.
                         if not isinstance(event, ErrorContained):
                             watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
@@ -170,7 +174,7 @@ class RunWatch:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the run is being closed
 
-    def record_failure(self, where: str, error: Exception) -> None:
+    def record_failure(self, where: str, error: BaseException) -> None:
         """Record a failure that goes no further."""
         if self._lifecycle.store_available:  # also after the end of the run: its journal is ours until it is closed
             self._lifecycle.record_error(where, error)
@@ -195,11 +199,14 @@ class RunWatch:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                triggers = list(detector.detect(record.body, PlanView(life.live)))  # type: ignore[arg-type]
+                detected_now = detector.detect(record.body, PlanView(life.live))  # type: ignore[arg-type] # its own kinds
+                triggers = list(islice(detected_now, MAX_TRIGGERS_PER_RECORD + 1))
+                if len(triggers) > MAX_TRIGGERS_PER_RECORD:
+                    raise ValueError(f"it made more than {MAX_TRIGGERS_PER_RECORD} triggers of one record")
                 for detected in triggers:
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
-            except Exception as error:  # noqa: BLE001 - a detector must not harm the run
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a detector must not harm the run
                 self.record_failure(f"detector {detector.name!r}", error)
 
     def _fire(self, detected: Trigger, at: float) -> None:

@@ -36,9 +36,12 @@ async def isolate(answer: Awaitable[ResultT]) -> ResultT:
     Raises:
         CancelledWithin: it raised a cancellation although this task is not being cancelled. Let through, that would
             end everything beside it as well.
+        RuntimeError: it raised SystemExit, which would end the program.
     """
     try:
         return await answer
+    except SystemExit as error:
+        raise RuntimeError(f"it tried to end the program: {error!r}") from error
     except anyio.get_cancelled_exc_class() as error:
         if is_cancelled():
             raise

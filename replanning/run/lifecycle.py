@@ -165,7 +165,10 @@ class Lifecycle:
         running: the attempts that have not ended, with the tasks and bodies of each.
         is_replanning: whether something is being decided, so that the run is not at its end.
         checks_deferred: whether the end of the run is looked for later, see `batch`.
+        start_task: starts a coroutine function in the task group of the run, while that is open.
     """
+
+    start_task: Callable[..., object]
 
     def __init__(
         self,

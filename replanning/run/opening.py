@@ -442,6 +442,7 @@ async def run_services(
                 if not tool.available and tool.name not in announced and users.get(tool.name):
                     life.commit_or_defer(ResourceUpdated(tool.name, available=False))
         async with anyio.create_task_group() as group:
+            life.start_task = group.start_soon
             if life.end is None:
                 group.start_soon(life.timer.run)
                 if life.store.durable:

@@ -41,7 +41,11 @@ _MAX_WRAPPED_ERRORS: Final = 5
 
 _STATUS_FIELDS: Final = ("status_code", "status", "code", "http_status")
 
-_NETWORK_ERRNOS: Final = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT)
+TRANSIENT_ERRNOS: Final = (
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
+    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS),
+)
+"""Errors of the operating system that may pass: of the network, and a lack of descriptors, processes or memory."""
 
 _VERDICTS: Final[dict[str, str]] = {
     f"{package}.{name}": verdict
@@ -161,7 +165,7 @@ def _may_pass(
             pass  # an error says more than the one that it wraps
         elif (
             isinstance(part, TransientError | StoreError)
-            or getattr(part, "errno", None) in _NETWORK_ERRNOS
+            or getattr(part, "errno", None) in TRANSIENT_ERRNOS
             or (isinstance(response, dict) and _AWS_TRANSIENT.search(str(response.get("Error", {}).get("Code"))))
         ):
             verdict = "transient"

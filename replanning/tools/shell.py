@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.processes import IDEMPOTENCY_KEY_VARIABLE
+from replanning.run.retries import TRANSIENT_ERRNOS
 from replanning.tools.call import HOLE_DELIMITER, FileSnapshot, ToolCall, find_artifacts, parse_json, take_snapshot
 from replanning.tools.danger import Script, command_problems, compile_command
 from replanning.tools.errors import (
@@ -50,6 +51,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
         ToolUnavailable: the program or the working directory is not there.
         CommandFailed: the exit code is not 0.
         ToolOutputTooLarge: it printed too much.
+        OSError: it cannot be started now, but perhaps later.
     """
     tool = call.tool
     if problems := shell_problems(tool):
@@ -65,6 +67,8 @@ async def run_shell(call: ToolCall) -> JsonValue:
     try:
         exit_code, *streams = await _run_process(call, script)
     except OSError as error:
+        if error.errno in TRANSIENT_ERRNOS:  # descriptors or processes have run out, which other tasks give back
+            raise
         reason = f"it cannot be started: {error.strerror or error}"
         raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)

@@ -74,6 +74,8 @@ TRANSIENT = [
     TransientError("busy"),
     ConnectionResetError(),
     OSError(errno.ENETUNREACH, "no route"),
+    OSError(errno.EMFILE, "too many open files"),
+    BlockingIOError(errno.EAGAIN, "no more processes"),
     TimeoutError(errno.ETIMEDOUT, "no connection"),
     socket.gaierror(-3, "try again"),
     URLError(ConnectionRefusedError()),

@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from replanning.errors import OutputError, ToolError, TransientError
 from replanning.plan import JsonObject
+from replanning.run.retries import failure_from
 from replanning.tools import (
     CommandFailed,
     InvalidArguments,
@@ -402,3 +405,21 @@ async def test_output_can_be_stored():
     """Whatever a command prints, its output is JSON that can be written as UTF-8."""
     output = await use(shell('head -c 4000 /dev/urandom; printf \'\\n{"a": "\\\\ud800"}\''))
     json.dumps(output, ensure_ascii=False).encode()
+
+
+async def test_lack_of_descriptors_may_pass():
+    """A command that cannot be started for lack of descriptors has failed in a way that may pass."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            await use(shell("echo fine"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert failure_from(caught.value).transient
