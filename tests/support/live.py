@@ -225,7 +225,7 @@ def _entry(entry: TaskEntry, now: float | None) -> dict[str, object]:
         value = getattr(entry, name)
         if name in _LINKS:
             found[name] = value.id if isinstance(value, TaskEntry) else [other.id for other in value or ()]
-        elif name not in _OF_THIS_PROCESS:
+        elif name not in _OF_THIS_PROCESS and name != "shown_task":  # made when a reader asks for it
             found[name] = value
     found["state"] = _state(entry, now)
     if now is not None and (entry.not_before or 0.0) <= now:
