@@ -15,7 +15,7 @@ from replanning.exports import report_module
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative
-    from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
+    from replanning.decision.confidence import ConfidenceScorer, PlanEvaluation, PlanEvaluator
     from replanning.decision.policy import ReplanPolicy
     from replanning.decision.request import Answer, Question, ReplanRequest
     from replanning.engine.engine import ReplanningEngine, open_run
@@ -52,6 +52,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "Settings",
     # the parts of the engine
     "PlanMonitor",
+    "PlanEvaluation",
     "PlanEvaluator",
     "AlternativeGenerator",
     "ConfidenceScorer",
@@ -76,7 +77,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 # what it does not use.
 _HOMES: Final = {
     "changes": ("Alternative",),
-    "decision.confidence": ("ConfidenceScorer", "PlanEvaluator"),
+    "decision.confidence": ("ConfidenceScorer", "PlanEvaluation", "PlanEvaluator"),
     "decision.policy": ("ReplanPolicy",),
     "decision.request": ("Answer", "Question", "ReplanRequest"),
     "engine.engine": ("ReplanningEngine", "open_run"),

@@ -11,7 +11,7 @@ from replanning import PlanRun, TaskState
 from replanning.cli.app import console, escape_control
 from replanning.cli.narrator import Line, Narrator, usage_words
 from replanning.environment import Clock
-from replanning.history.wording import pluralise
+from replanning.history.wording import evaluation_line, pluralise
 from replanning.journal import AttemptStarted, QuestionAsked, QuestionReminded
 from replanning.llm import FallbackLLM, LLMProvider
 from replanning.plan.tasks import Budget
@@ -170,7 +170,7 @@ class Display:
         }
         parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
         parts += [f"revision {run.live.revision}", f"{self.elapsed:.1f} s"]
-        lines = [Text(f"  {' · '.join(parts)}", "bold")]
+        lines = [Text(f"  {' · '.join(parts)}", "bold"), Text(f"  {evaluation_line(run.evaluate())}", "dim")]
         if run.spent.calls:
             budget = self.budget if run.live.plan.budget is None else run.live.plan.budget
             limit = "" if budget.money is None else f" of {budget.money:g}"

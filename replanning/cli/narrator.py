@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from replanning import TaskState, journal
-from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, goal_line, pluralise
+from replanning import PlanEvaluation, TaskState, journal
+from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluation_line, goal_line, pluralise
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line
@@ -39,6 +39,7 @@ class Narrator:
 
     def __init__(self, view: Callable[[], PlanView]) -> None:
         self._view = view
+        self._health = "good"
         self._candidates: dict[str, tuple[journal.Candidate, ...]] = {}
         self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
 
@@ -137,6 +138,10 @@ class Narrator:
                 if event.where.startswith(("the plan", "the arguments of")):
                     return Line("!", f"{event.where}: {_one_line(event.error)}", "yellow")
                 return Line("✗", f"{event.where} failed, the run goes on: {_one_line(event.error)}", "yellow")
+            case PlanEvaluation():
+                worse = event.health == "strained" and self._health != "strained"
+                self._health = event.health
+                return Line("!", evaluation_line(event), "yellow") if worse else None
             case journal.PlanningNoted():
                 text = _planning_text(event.type, event.data)
                 return Line("◆", text, "cyan") if text else None

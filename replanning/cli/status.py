@@ -41,6 +41,7 @@ from replanning.history import ReplanHistory, RunStatusReport, run_status
 from replanning.history.export import candidate_json
 from replanning.history.status import is_owner_alive
 from replanning.history.wording import (
+    evaluation_line,
     format_duration,
     format_iso_time,
     format_time,
@@ -201,6 +202,7 @@ def _status_json(report: RunStatusReport, now: float) -> JsonObject:
         "revision": report.revision,
         "replans": report.replans,
         "tasks": {str(state): number for state, number in report.task_counts.items()},
+        "evaluation": asdict(report.evaluation),
         "held": [{"task": task.id, "question": task.question} for task in report.held_tasks],
         "running": running,
         "failed": [{"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()],
@@ -230,6 +232,7 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
     yield f"  owner     {owner}{gone}"
     yield f"  tasks     {_task_counts(report)}"
+    yield f"  progress  {evaluation_line(report.evaluation)}"
     yield f"  plan      revision {report.revision}, after {pluralise(report.replans, 'replan')}"
     yield f"  spent     {', '.join(spent)}"
     for task in report.running_tasks:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from replanning.changes import Alternative, PlanChange, target_task_ids
 from replanning.journal.records import Score
-from replanning.live.states import SATISFIED, TaskState
+from replanning.live.states import TaskState
 from replanning.live.view import PlanView
 from replanning.plan.tasks import Task
 from replanning.plan.types import TaskId
 from replanning.settings import Weights
+
+_DONE, _SKIPPED = TaskState.DONE, TaskState.SKIPPED
+_REPLACED, _CANCELLED = TaskState.REPLACED_BY_REPLAN, TaskState.CANCELLED
 
 NEUTRAL_SCORE = 0.5
 """Score of missing evidence."""
@@ -127,17 +131,20 @@ def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
 
 Health = Literal["good", "strained", "stuck"]
 
+_MAX_TIMED_TOOLS = 50
+"""Tools whose tasks are timed apart; those of further tools are expected to take as long as the average."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluation:
-    """Progress and health of a running plan.
+    """Progress and health of a running plan, also the event that handlers of the monitor receive after every task.
 
     Attributes:
         done: number of tasks that are done or skipped.
         total: number of tasks, without replaced, cancelled and removed ones.
         progress: done / total; 1 for a plan without tasks.
-        remaining_seconds: expected seconds of work left, one task after another; None before any success.
-        health: `stuck` if tasks failed, `strained` if many attempts fail, else `good`.
+        remaining_seconds: expected seconds until the last task ends; None without any evidence.
+        health: `stuck` if tasks failed, `strained` if many of the last attempts failed or led to a replan, else `good`.
         recommendations: advice for a person, in sentences.
     """
 
@@ -150,28 +157,35 @@ class PlanEvaluation:
 
 
 class PlanEvaluator:
-    """Evaluates a plan from the durations and outcomes of its attempts."""
+    """Evaluates a plan from the durations and outcomes of its attempts; a subclass may evaluate in another way."""
 
-    def evaluate(self, view: PlanView) -> PlanEvaluation:
-        """Return the progress and health of the plan now."""
-        counts = view.counts
-        total = sum(counts.values()) - counts[TaskState.REPLACED_BY_REPLAN] - counts[TaskState.CANCELLED]
-        done = sum(counts[state] for state in SATISFIED)
-        attempts, successes = view.ended_attempts, view.succeeded_attempts
-        remaining: float | None = None
-        if done == total:
-            remaining = 0.0
-        elif successes:
-            seconds_per_task = view.successful_seconds / successes * max(1.0, attempts / successes)
-            remaining = (total - done) * seconds_per_task
-        stuck = view.stuck()
-        health: Health = "stuck" if stuck else "strained" if attempts > 3 and successes < 0.7 * attempts else "good"
+    def evaluate(self, view: PlanView, past: Mapping[str, float] = {}) -> PlanEvaluation:
+        """Return the progress and health of the plan now.
+
+        A task is expected to take as long as the successful attempts with the same tool so far, or else in earlier runs,
+        or else as the average task; together, at the pace so far: failures, and the number of tasks that run at once,
+        show in the time that the successful attempts have taken altogether.
+
+        The cost does not grow with the plan.
+
+        Args:
+            view: the plan.
+            past: the mean seconds of tools in earlier runs.
+        """
+        done, total = count_progress(view.counts)
+        stuck, ends = view.stuck(5), view.recent_ends
+        failures = ends.count(False)
+        strained = failures > 3 and failures > 0.3 * len(ends)
         advice = []
-        for task in stuck[:5]:
+        for task in stuck:
             why = task.failure.message if task.failure else task.reason
-            advice.append(f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it")
-        if health == "strained":
-            advice.append("many attempts fail; look for a common cause before more is tried")
+            act = "a person is asked about it" if task.is_held else "replace, retry or skip it"
+            advice.append(f"task {task.id!r} is {task.state}: {why}; {act}")
+        if strained and not stuck:
+            often = f"of the last {len(ends)} attempts and replans, {failures} were failures or replans"
+            advice.append(f"{often}; look for a common cause before more is tried")
+        health: Health = "stuck" if stuck else "strained" if strained else "good"
+        remaining = _remaining_seconds(view, total - done, past)
         return PlanEvaluation(done, total, done / total if total else 1.0, remaining, health, tuple(advice))
 
     def compare(self, one: Iterable[Task], other: Iterable[Task], view: PlanView) -> float:
@@ -186,3 +200,27 @@ class PlanEvaluator:
 
         cost = total_cost(one)
         return (cost - total_cost(other)) / cost if cost else 0.0
+
+
+def count_progress(counts: Mapping[TaskState, int]) -> tuple[int, int]:
+    """Return the number of tasks that are done or skipped, and of all, without replaced and cancelled ones."""
+    total = sum(counts.values()) - counts[_REPLACED] - counts[_CANCELLED]
+    return counts[_DONE] + counts[_SKIPPED], total
+
+
+def _remaining_seconds(view: PlanView, left: int, past: Mapping[str, float]) -> float | None:
+    """Return the expected seconds until `left` tasks have ended; None without any evidence."""
+    work, untimed = 0.0, left
+    for name, count, mean in islice(view.unfinished_by_tool(), _MAX_TIMED_TOOLS):
+        seconds = past.get(name) if mean is None else mean
+        if seconds is not None:
+            timed = min(count, untimed)
+            work, untimed = work + timed * seconds, untimed - timed
+    if untimed:
+        successes, worked = view.succeeded_attempts, view.successful_seconds
+        if not successes and untimed == left:
+            return None
+        work += untimed * (worked / successes if successes else work / (left - untimed))
+    # Of the last tasks, no more run at once than are left.
+    pace = view.busy_seconds / view.successful_seconds if view.successful_seconds else 1.0
+    return work * max(pace, 1 / left) if left else 0.0

@@ -15,7 +15,7 @@ import anyio.abc
 
 from replanning.changes import PlanChange, dump_change, parse_changes
 from replanning.decision.answers import answer_changes, closed_error, validate_answer
-from replanning.decision.confidence import ConfidenceScorer
+from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
 from replanning.decision.policy import ReplanPolicy, redact_changes
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
 from replanning.engine.delivery import ExporterDelivery, close_exporters
@@ -93,6 +93,7 @@ class ReplanningEngine:
             memory when left out.
         monitor: watches runs; handlers are registered through `monitor.on`.
         policy: decides, instead of one made of `settings`.
+        evaluator: evaluates the plan after every task, for handlers, `run.evaluate()` and spans.
         exporters: called with every record after it is journaled: objects, or plugins by name.
         environment: time, chance and ids.
         tracer_provider: receives spans; when left out, that of an exporter, or the globally configured one.
@@ -118,6 +119,7 @@ class ReplanningEngine:
         store: RunStore | str | PathLike[str] | None = None,
         monitor: PlanMonitor | None = None,
         policy: ReplanPolicy | None = None,
+        evaluator: PlanEvaluator | None = None,
         exporters: Sequence[Exporter | str] = (),
         environment: Environment | None = None,
         tracer_provider: TracerProvider | None = None,
@@ -135,6 +137,7 @@ class ReplanningEngine:
             ("gate", gate, HumanGate, "an object with async `ask(question)` and `remind(question)`, as a CallbackGate"),
             ("monitor", monitor, PlanMonitor, "a PlanMonitor"),
             ("policy", policy, ReplanPolicy, "a ReplanPolicy"),
+            ("evaluator", evaluator, PlanEvaluator, "a PlanEvaluator"),
             ("environment", environment, Environment, "an Environment"),
             *(("exporters", exporter, Exporter, "names of plugins, and Exporters") for exporter in self.exporters),
         ]
@@ -148,6 +151,7 @@ class ReplanningEngine:
         self.gate = gate
         self.monitor = monitor or PlanMonitor()
         self.policy = policy or ReplanPolicy(self.settings)
+        self.evaluator = evaluator or PlanEvaluator()
         environment, redactor = environment or Environment(), redactor_for(self.settings)
         self._provider_registry = ProviderRegistry(self.settings, environment, redactor)
         if isinstance(providers, AlternativeGenerator):
@@ -329,6 +333,7 @@ class ReplanningEngine:
     async def _managed_run(self, start: Callable[[], Awaitable[PlanRun]]) -> AsyncIterator[PlanRun]:
         run = await start()
         life = run._lifecycle
+        life.evaluator = self.evaluator
         questions = Questions(life, self.gate, durable=self.store.durable)
         replanner = Replanner(life, self.generator, self.policy, questions, observe_only=self.mode == "observe")
         delivery = ExporterDelivery(life, self.exporters)

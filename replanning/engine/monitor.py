@@ -14,14 +14,24 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from pyee.base import EventEmitter
 
+from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.request import TriggerDetector
-from replanning.journal.records import ErrorContained, Record, RecordBody, Trigger, TriggerDropped, TriggerFired
+from replanning.journal.records import (
+    ConditionEvaluated,
+    ErrorContained,
+    PlanRevised,
+    Record,
+    RecordBody,
+    Trigger,
+    TriggerDropped,
+    TriggerFired,
+)
 from replanning.live.view import PlanView
 from replanning.plan.messages import require_instance, require_list
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
 from replanning.run.event_loop import isolate
-from replanning.run.lifecycle import Lifecycle, ResumeState
+from replanning.run.lifecycle import ATTEMPT_ENDS, Lifecycle, ResumeState
 
 EventT = TypeVar("EventT")
 
@@ -32,6 +42,9 @@ MAX_QUEUED_EVENTS = 10_000
 
 MAX_TRIGGERS_PER_RECORD = 1_000
 """Most triggers that a detector may make of one record; of more, none is fired."""
+
+_EVALUATED = (*ATTEMPT_ENDS, ConditionEvaluated, PlanRevised)
+"""Records that change progress, after which handlers of `PlanEvaluation` are called."""
 
 
 class MonitorNotice(NamedTuple):
@@ -71,7 +84,8 @@ class PlanMonitor:
     def on(self, event_type: type[EventT], handler: Handler[EventT]) -> Callable[[], None]:
         """Call a handler, sync or async, after each event of a type: a trigger, a record, or `MonitorNotice`.
 
-        Handlers run one after another, in the order of events, after the event is on record. Their errors are
+        A handler of `PlanEvaluation` is called after every attempt, skipped task and revision; evaluations are not on
+        record. Handlers run one after another, in the order of events, after the event is on record. Their errors are
         recorded and go no further.
 
         Returns:
@@ -120,7 +134,7 @@ class PlanMonitor:
         """Call the handlers of a run's events, until it is no longer watched; set `delivered` when all have been called."""
         async with watch.receive:
             async for event in watch.receive:
-                for handler in self.handlers(event):
+                for handler in self.handlers(type(event)):
                     try:
                         answer = handler(event)
                         if inspect.isawaitable(answer):
@@ -131,9 +145,9 @@ class PlanMonitor:
                             watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
         delivered.set()
 
-    def handlers(self, event: object) -> list[Callable[[object], Awaitable[None] | None]]:
-        """Return the handlers of an event, in the order of the types for which they are registered."""
-        names = [self._event_names[base] for base in type(event).__mro__ if base in self._event_names]
+    def handlers(self, event_type: type) -> list[Callable[[object], Awaitable[None] | None]]:
+        """Return the handlers of a type of event, in the order of the types for which they are registered."""
+        names = [self._event_names[base] for base in event_type.__mro__ if base in self._event_names]
         return [handler for name in names for handler in self._emitter.listeners(name)]
 
 
@@ -155,13 +169,15 @@ class RunWatch:
             life.observers.setdefault(kind, []).append(self.detect)
 
     def subscribe(self) -> None:
-        """Emit every record, from now on."""
+        """Emit every record, and evaluations, from now on."""
         if self._on_record not in self._lifecycle.listeners:
             self._lifecycle.listeners.append(self._on_record)
+            for kind in _EVALUATED:
+                self._lifecycle.observers.setdefault(kind, []).append(self._evaluate)
 
     def enqueue(self, event: object) -> None:
         """Queue an event, if it has handlers."""
-        if not self._monitor.handlers(event):
+        if not self._monitor.handlers(type(event)):
             return
         try:
             self._send.send_nowait(event)
@@ -182,8 +198,7 @@ class RunWatch:
     def close(self) -> None:
         """Stop detecting, and take no more events."""
         for observers in self._lifecycle.observers.values():
-            if self.detect in observers:
-                observers.remove(self.detect)
+            observers[:] = [observer for observer in observers if observer not in (self.detect, self._evaluate)]
         if self._on_record in self._lifecycle.listeners:
             self._lifecycle.listeners.remove(self._on_record)
         self._send.close()
@@ -191,6 +206,10 @@ class RunWatch:
     def _on_record(self, record: Record) -> None:
         body = record.body
         self.enqueue(body.trigger if isinstance(body, TriggerFired) else body)
+
+    def _evaluate(self, record: Record) -> None:
+        if self._monitor.handlers(PlanEvaluation):
+            self.enqueue(self._lifecycle.evaluate())
 
     def detect(self, record: Record, fired: Collection[tuple[str, str, str]] = ()) -> None:
         """Fire the triggers that follow from a record, except those with fingerprints that were fired before."""

@@ -52,6 +52,7 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
         "started": format_iso_time(history.started),
         "updated": format_iso_time(history.updated),
         "revision": history.revision,
+        "evaluation": asdict(history.evaluate()),
         "metrics": {**asdict(metrics), "success_rate": metrics.success_rate},  # null if no outcome is known
         "events": [event_json(event) for event in events],
         "edits": [edit_json(edit) for edit in history.edits],

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Self
 
 from replanning.changes import AbortRun, PlanChange
+from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.history.diff import PlanDiff, diff_plans
 from replanning.history.events import (
@@ -47,6 +48,7 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
+from replanning.live.view import PlanView
 from replanning.plan.document import Plan
 from replanning.plan.messages import require_instance
 from replanning.plan.tasks import Goal
@@ -211,6 +213,10 @@ class ReplanHistory:
         if live is None or revision is not None:
             raise self._unknown_revision(revision)
         return live
+
+    def evaluate(self) -> PlanEvaluation:
+        """Return progress, expected remaining time, health and advice, as of the last record; replays the journal."""
+        return PlanEvaluator().evaluate(PlanView(self.replay()))
 
     def plan_at(self, revision: int) -> Plan:
         """Return the plan at a revision as a document.

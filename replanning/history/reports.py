@@ -12,6 +12,7 @@ from replanning.history.history import ReplanHistory
 from replanning.history.wording import (
     change_line,
     edit_author,
+    evaluation_line,
     format_duration,
     format_time,
     format_usage,
@@ -47,6 +48,7 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         f"run {printable_line(history.run)}{name}: {status}",
         f"  goal:     {printable_line(history.goal.objective)}",
         f"  started:  {format_time(history.started)}{origin}",
+        f"  progress: {evaluation_line(history.evaluate())}",
         f"  replans:  {_metrics_line(history.metrics)}",
         "",
     ]
@@ -244,6 +246,7 @@ def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None
         f"- **Status**: {_escape_inline(history.status)}"
         + (f" – {_escape_inline(history.reason)}" if history.reason else ""),
         f"- **Started**: {format_time(history.started)}",
+        f"- **Progress**: {_escape_inline(evaluation_line(history.evaluate()))}",
         f"- **Replans**: {_escape_inline(_metrics_line(metrics))}",
         *([f"- **By trigger**: {_counts_text(metrics.by_trigger)}"] if metrics.by_trigger else []),
         *([f"- **By decision**: {_counts_text(metrics.by_decision)}"] if metrics.by_decision else []),

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import Question
 from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
-from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore
+from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore, mean_durations
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
+from replanning.live.view import PlanView
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, RunId, TaskId
 
@@ -46,6 +48,7 @@ class RunStatusReport:
         reason: why it ended.
         revision: the number of the last revision.
         task_counts: number of tasks per state, of the tasks that are now part of the plan.
+        evaluation: progress, expected remaining time, health and advice, as of the last record.
         held_tasks: tasks of planning mode that wait for a person; their state is FAILED until the answer.
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
@@ -65,6 +68,7 @@ class RunStatusReport:
     reason: str
     revision: int
     task_counts: Mapping[TaskState, int]
+    evaluation: PlanEvaluation
     held_tasks: tuple[HeldTask, ...]
     running_tasks: tuple[RunningTask, ...]
     failures: Mapping[TaskId, Failure]
@@ -181,6 +185,7 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
         reason="" if ended is None else ended.reason,
         revision=live.revision,
         task_counts={state: counts[state] for state in TaskState if counts[state]},
+        evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
         running_tasks=tuple(
             RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING

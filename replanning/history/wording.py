@@ -17,6 +17,7 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
+from replanning.decision.confidence import PlanEvaluation
 from replanning.journal.records import TaskFailed, TriggerEvent, Usage
 from replanning.plan.tasks import PLANNING_KEY, Goal, Task
 
@@ -85,6 +86,15 @@ def format_usage(spent: Usage) -> str:
 def pluralise(number: int, thing: str) -> str:
     """Return a number with its noun: `1 replan`, `2 replans`."""
     return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def evaluation_line(found: PlanEvaluation) -> str:
+    """Return progress, expected remaining time, health and the first advice as one line."""
+    left = found.remaining_seconds
+    parts = [f"{found.done} of {pluralise(found.total, 'task')} done ({found.progress:.0%})"]
+    parts += [f"about {format_duration(left)} left"] if left else []
+    parts += [found.health] if found.health != "good" else []
+    return printable_line(": ".join([", ".join(parts), *found.recommendations[:1]]))
 
 
 def is_held(trigger: TriggerEvent) -> bool:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -86,6 +87,7 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX outcomes_of_tool ON outcomes (tool)",
         "CREATE INDEX outcomes_of_capability ON outcomes (capability)",
     ),
+    ("ALTER TABLE outcomes ADD COLUMN seconds REAL",),
 )
 """Statements that lead from each version of the schema to the next; only add to them."""
 
@@ -172,8 +174,10 @@ _RUNS_SQL: Final = """
     ORDER BY created DESC, number DESC
 """
 
+_ADD_OUTCOME_SQL: Final = "INSERT INTO outcomes (tool, capability, succeeded, at, seconds) VALUES (?, ?, ?, ?, ?)"
+
 _OUTCOMES_SQL: Final = """
-    SELECT tool, capability, succeeded, at FROM outcomes
+    SELECT tool, capability, succeeded, at, seconds FROM outcomes
     WHERE {} ORDER BY number DESC LIMIT :limit
 """
 
@@ -345,9 +349,9 @@ class SqliteStore(RunStore):
 
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Insert outcomes, all or none."""
-        rows = [(outcome.tool, outcome.capability, outcome.succeeded, outcome.at) for outcome in outcomes]
+        rows = list(map(astuple, outcomes))
         with self._operation("take outcomes") as database, transaction(database):
-            database.executemany("INSERT INTO outcomes (tool, capability, succeeded, at) VALUES (?, ?, ?, ?)", rows)
+            database.executemany(_ADD_OUTCOME_SQL, rows)
 
     def outcomes(
         self, *, tool: str | None = None, capability: str | None = None, limit: int = 50
@@ -358,7 +362,7 @@ class SqliteStore(RunStore):
         where = " AND ".join(f"{column} = :{column}" for column, value in wanted.items() if value is not None)
         with self._operation("be read") as database:
             rows = database.execute(_OUTCOMES_SQL.format(where or "TRUE"), {**wanted, "limit": limit})
-            return [ToolOutcome(name, kind, bool(succeeded), at) for name, kind, succeeded, at in rows]
+            return [ToolOutcome(name, kind, bool(succeeded), *rest) for name, kind, succeeded, *rest in rows]
 
     def close(self) -> None:
         """Close the file, after a checkpoint of its log."""

@@ -72,12 +72,26 @@ class ToolOutcome:
     """Success or failure of one use of a tool; evidence for the past success of later alternatives.
 
     The outcome of an alternative is stored under the name of its source with a leading space, which no tool name has.
+    `seconds` is how long the use took, where that is known.
     """
 
     tool: str
     capability: str | None
     succeeded: bool
     at: float
+    seconds: float | None = None
+
+
+_MAX_TIMED_OUTCOMES: Final = 1_000
+
+
+def mean_durations(store: RunStore) -> dict[str, float]:
+    """Return the mean seconds of the last successful uses of each tool, across runs."""
+    seconds: dict[str, list[float]] = {}
+    for outcome in store.outcomes(limit=_MAX_TIMED_OUTCOMES):
+        if outcome.succeeded and outcome.seconds is not None:
+            seconds.setdefault(outcome.tool, []).append(outcome.seconds)
+    return {tool: sum(taken) / len(taken) for tool, taken in seconds.items()}
 
 
 class RunStore(ABC):

@@ -6,6 +6,7 @@ A live plan is a fold over journal records: replaying a journal gives the same l
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,12 +36,16 @@ from replanning.journal.records import (
 )
 from replanning.live.draft import Draft
 from replanning.live.graph import CONDITION_NOT_MET, TaskGraph
-from replanning.live.states import TaskEvent, transition
+from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
 from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
+
+_RUNNING: Final = TaskState.RUNNING
+
+_MAX_RECENT_ENDS: Final = 20
 
 _YIELD_AFTER_CHARS = 4_000
 """Characters of a plan that are hashed between two pauses."""
@@ -56,14 +61,28 @@ class LivePlan(TaskGraph):
     Attributes:
         goal: the current goal.
         success_durations: number of successful attempts and their total seconds.
+        tool_durations: the same for each tool.
+        busy_seconds: seconds in which some attempt ran, until the last one ended; interruptions do not count.
+        recent_ends: whether each of the last attempts succeeded; a replan that was applied counts as a failure.
     """
 
-    __slots__ = ("_holds_by_question", "goal", "success_durations")
+    __slots__ = (
+        "_busy_since",
+        "_holds_by_question",
+        "busy_seconds",
+        "goal",
+        "recent_ends",
+        "success_durations",
+        "tool_durations",
+    )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         super().__init__(plan, empty=empty)
         self.goal = plan.goal
         self.success_durations = (0, 0.0)
+        self.tool_durations: dict[str, tuple[int, float]] = {}
+        self.busy_seconds = self._busy_since = 0.0
+        self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
@@ -195,7 +214,8 @@ class LivePlan(TaskGraph):
         """
         _, at, body = record
         if draft is not None:
-            draft.commit(at)
+            assert isinstance(body, PlanRevised)
+            self._apply_revision(body, draft, at)
             return
         handler = PLAN_RECORD_HANDLERS.get(type(body))
         if handler is not None and not (isinstance(body, DecisionMade) and not body.blocks):
@@ -215,6 +235,8 @@ class LivePlan(TaskGraph):
                 arguments = resolve_references(entry.task.arguments, context=self.context, result_of=stored)
                 effects = tool.additions(arguments), tool.deletions(arguments)
         self.transition(entry, _START)
+        if self.counts[_RUNNING] == 1:
+            self._busy_since = at
         if tool is not None and self.closed_world:
             self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
         if entry.claim:
@@ -243,9 +265,16 @@ class LivePlan(TaskGraph):
             entry.output = body.output
         entry.recoverable = body.recoverable
         entry.failure, entry.failures = None, 0
-        entry.duration = at - entry.started_at
+        entry.duration = duration = at - entry.started_at
         count, total = self.success_durations
-        self.success_durations = (count + 1, total + entry.duration)
+        self.success_durations = (count + 1, total + duration)
+        name = entry.fields["tool"]
+        if name is not None:
+            count, total = self.tool_durations.get(name, (0, 0.0))
+            self.tool_durations[name] = (count + 1, total + duration)
+        self.busy_seconds += at - self._busy_since
+        self._busy_since = at
+        self.recent_ends.append(True)
         if entry.effects is not None:
             self._change_facts(*entry.effects)
             entry.effects = None
@@ -264,6 +293,10 @@ class LivePlan(TaskGraph):
         entry.failure = failure
         entry.effects = None
         entry.duration = at - entry.started_at
+        if not isinstance(body, AttemptInterrupted):  # the process may have been gone for long
+            self.busy_seconds += at - self._busy_since
+            self.recent_ends.append(False)
+        self._busy_since = at
         if isinstance(body, AttemptInterrupted) and body.retry_at is not None:
             entry.attempts_in_round -= 1  # an interruption is no fault of the task
         if body.retry_at is None or (isinstance(body, AttemptFailed) and body.exhausted):
@@ -310,7 +343,7 @@ class LivePlan(TaskGraph):
             case GoalChanged():
                 self.goal = body.goal
             case PlanRevised():
-                self.apply(body.changes, body.parent, at=at)
+                self._apply_revision(body, self.prepare(body.changes, body.parent), at)
             case QuestionAsked():
                 held = [self.entry(task_id) for task_id in body.holds]
                 self._holds_by_question[body.question] = body.holds
@@ -322,6 +355,11 @@ class LivePlan(TaskGraph):
             case _:
                 assert isinstance(body, RunEnded)
                 self._end_tasks(body.cancelled, TaskEvent.CANCEL, body.reason)
+
+    def _apply_revision(self, body: PlanRevised, draft: Draft, at: float) -> None:
+        draft.commit(at)
+        if body.replan is not None:
+            self.recent_ends.append(False)
 
     def _change_facts(self, added: Iterable[str], removed: Iterable[str]) -> None:
         for fact in removed:

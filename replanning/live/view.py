@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -170,9 +171,9 @@ class PlanView:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
         return ((_detached(entry.task, entry.shown_task), entry.state) for entry in self._live)
 
-    def stuck(self) -> tuple[TaskView, ...]:
-        """Return the tasks that are FAILED or BLOCKED."""
-        return tuple(map(self.task, self._live.stuck))
+    def stuck(self, limit: int | None = None) -> tuple[TaskView, ...]:
+        """Return the tasks that are FAILED or BLOCKED, at most `limit` of them."""
+        return tuple(map(self.task, islice(self._live.stuck, limit)))
 
     def unfinished(self) -> Iterator[TaskView]:
         """Yield the tasks that are neither finished nor removed."""
@@ -261,6 +262,24 @@ class PlanView:
         priced = {tool.name: tool.cost for tool in live.tools.values() if tool.cost is not None}
         count = sum(number for state, number in live.counts.items() if state not in FINISHED)
         return count + sum((cost - 1) * len(users.get(name, ())) for name, cost in priced.items())
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds in which some attempt ran, until the last one ended."""
+        return self._live.busy_seconds
+
+    @property
+    def recent_ends(self) -> tuple[bool, ...]:
+        """Whether each of the last 20 attempts succeeded, oldest first; a replan that was applied counts as a failure."""
+        return tuple(self._live.recent_ends)
+
+    def unfinished_by_tool(self) -> Iterator[tuple[str, int, float | None]]:
+        """Yield each tool in use: its name, its number of unfinished tasks, and the mean seconds of its successes."""
+        live = self._live
+        for name, users in live.dependency_index.resource_users.items():
+            if users and (name in live.tools or name not in live.pool.capacity):
+                count, seconds = live.tool_durations.get(name, (0, 0.0))
+                yield name, len(users), seconds / count if count else None
 
     @property
     def counts(self) -> Mapping[TaskState, int]:

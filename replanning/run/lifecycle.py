@@ -18,7 +18,7 @@ import anyio.lowlevel
 from pydantic_core import from_json
 
 from replanning.changes import PlanChange
-from replanning.decision.confidence import source_key
+from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
 from replanning.environment import Environment
 from replanning.errors import (
@@ -58,13 +58,15 @@ from replanning.journal.records import (
     new_attempt_started,
     new_attempt_succeeded,
 )
-from replanning.journal.store import Lease, RunStore, ToolOutcome
+from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations
 from replanning.live.draft import Draft
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
+from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
+from replanning.plan.messages import brief_repr
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
@@ -86,6 +88,9 @@ Observer = Callable[[Record], None]
 
 Codec = Callable[[object], JsonValue]
 """Turns an output that is not JSON into JSON."""
+
+MAX_EVALUATION_SECONDS: Final = 0.1
+"""Seconds that an evaluator may take, which holds up the run meanwhile."""
 
 CLAIMS_PER_CHECKPOINT: Final = 256
 """Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
@@ -163,6 +168,7 @@ class Lifecycle:
         end: the end of the run, once it has ended.
         opening_record: the first record, in the process that has written it.
         running: the attempts that have not ended, with the tasks and bodies of each.
+        evaluator: evaluates the plan after every task.
         is_replanning: whether something is being decided, so that the run is not at its end.
         checks_deferred: whether the end of the run is looked for later, see `batch`.
         start_task: starts a coroutine function in the task group of the run, while that is open.
@@ -202,12 +208,13 @@ class Lifecycle:
         self.loop = LoopThread()
         self.timer = Timer(self.clock, live.deadlines.next_due, self._on_deadline)
         # While attempts run, the wall clock goes on.
-        attempts = (AttemptStarted, *_ATTEMPT_ENDS) if ledger.budget_tracker.budget.wall_clock is not None else ()
+        attempts = (AttemptStarted, *ATTEMPT_ENDS) if ledger.budget_tracker.budget.wall_clock is not None else ()
         kinds = LEDGER_RECORDS.union(attempts)
         self.observers: dict[type[RecordBody], list[Observer]] = {kind: [ledger.fold] for kind in kinds}
         self.listeners: list[Observer] = []
         self.end: RunEnded | None = None
         self.ended = anyio.Event()
+        self.evaluator = PlanEvaluator()
         self.is_replanning: Callable[[], bool] = lambda: False
         self.opening_record: Record | None = None
         self.resume_state: ResumeState | None = None
@@ -228,6 +235,7 @@ class Lifecycle:
         self._store_recovered: anyio.Event | None = None
         self._owns_run = True
         self._end_unjournaled = False
+        self._mean_durations: dict[str, float] | None = None
 
     def __repr__(self) -> str:
         state = self.end.status if self.end is not None else "running"
@@ -329,6 +337,28 @@ class Lifecycle:
         same = [t.name for t in live.tools.values() if t.capability == spec.capability and t.name not in failing]
         earlier = [o.succeeded for o in reversed(self.store.outcomes(tool=None, capability=spec.capability))]
         return [*earlier, *(o for name in same for o in live.outcomes.get(name, ()))][-MAX_OUTCOMES_PER_TOOL:]
+
+    def evaluate(self) -> PlanEvaluation:
+        """Return the progress and health of the plan now; an evaluator that fails, or takes long, is not asked again."""
+        if self._mean_durations is None:
+            self._mean_durations = {}
+            with suppress(Exception):  # a third party's store may raise anything
+                self._mean_durations = mean_durations(self.store)
+        view, past = PlanView(self.live), self._mean_durations
+        if type(self.evaluator) is not PlanEvaluator:
+            try:
+                began = self.clock.now()
+                evaluation: object = self.evaluator.evaluate(view, past)
+                if not isinstance(evaluation, PlanEvaluation):
+                    raise TypeError(f"it returned {brief_repr(evaluation)} instead of a PlanEvaluation")
+                if (took := self.clock.now() - began) > MAX_EVALUATION_SECONDS:
+                    raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
+                return evaluation
+            except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
+                self.evaluator = PlanEvaluator()
+                if self.store_available:
+                    self.record_error("evaluator", error)
+        return self.evaluator.evaluate(view, past)
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -931,7 +961,8 @@ class RunMeter:
             release()
 
 
-_ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
+ATTEMPT_ENDS: Final = (AttemptSucceeded, AttemptFailed, AttemptTimedOut, AttemptInterrupted)
+"""Kinds of record with which an attempt ends."""
 
 
 class OutcomeCollector:
@@ -955,12 +986,12 @@ class OutcomeCollector:
         needed = life.live.dependency_index.resource_users or life.ledger.pending_outcomes
         if needed and not self._observes_attempts:
             self._observes_attempts = True
-            for kind in _ATTEMPT_ENDS:
+            for kind in ATTEMPT_ENDS:
                 life.observers.setdefault(kind, []).append(self._on_attempt_end)
 
     def recheck(self, record: Record) -> None:
         """Handle the last record of a resumed run, in case its earlier process had no time to."""
-        if isinstance(record.body, _ATTEMPT_ENDS):
+        if isinstance(record.body, ATTEMPT_ENDS):
             self._settle(self._lifecycle.live.entry(record.body.task), record.at)
         elif isinstance(record.body, PlanRevised):
             self._on_revised(record)
@@ -981,7 +1012,8 @@ class OutcomeCollector:
         if name is not None and not isinstance(record.body, AttemptInterrupted):
             tool = live.tools.get(name)
             succeeded = isinstance(record.body, AttemptSucceeded)
-            self._outcomes.append(ToolOutcome(name, tool.capability if tool else None, succeeded, record.at))
+            capability = tool.capability if tool else None
+            self._outcomes.append(ToolOutcome(name, capability, succeeded, record.at, entry.duration))
         if self._lifecycle.ledger.pending_outcomes:
             self._settle(entry, record.at)
 

@@ -23,6 +23,7 @@ from replanning.changes import (
     ReplaceTask,
     parse_changes,
 )
+from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.policy import redact_changes
 from replanning.errors import ChangeRejected, NotRunning, Problem, RunFailed, StoreError
 from replanning.history.history import ReplanHistory
@@ -279,6 +280,11 @@ class PlanRun:
         """Report the usage of work or of a provider, to be counted against the budget."""
         require_instance("charge", usage, Usage, "a Usage")
         self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
+
+    @in_loop_thread
+    def evaluate(self) -> PlanEvaluation:
+        """Return progress, expected remaining time, health and advice, as the plan stands now."""
+        return self._lifecycle.evaluate()
 
     async def wait(self) -> RunResult:
         """Wait for the end of the run, for those who report from elsewhere."""

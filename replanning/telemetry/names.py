@@ -47,6 +47,13 @@ PLAN_OBJECTIVE: Final = "replanning.plan.objective"
 REVISION: Final = "replanning.revision"
 USAGE_ATTRIBUTES: Final = ("replanning.usage.calls", "replanning.usage.tokens", "replanning.usage.money")
 
+PROGRESS: Final = "replanning.progress"
+"""Share of the tasks that are done: on an attempt and a replan when they began, on a run when it ended."""
+
+HEALTH: Final = "replanning.health"
+REMAINING_SECONDS: Final = "replanning.remaining_seconds"
+RECOMMENDATIONS: Final = "replanning.recommendations"
+
 # Attributes of an attempt
 TASK_ID: Final = "replanning.task.id"
 TASK_ROOT: Final = "replanning.task.root"

@@ -28,6 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from replanning import journal
 from replanning.changes import CancelTask, PlanChange
+from replanning.decision.confidence import count_progress
 from replanning.environment import Clock
 from replanning.live.graph import TaskEntry
 from replanning.llm.completions import Completion, LLMCall
@@ -333,6 +334,7 @@ class OTelRunTracer(RunTracer):
         if run is not None:
             self._end_open_spans(now)
             self._span.set_attribute(names.REVISION, run.live.revision)
+            self._span.set_attributes(self._evaluation_attributes())
             self._writer.set_usage(self._span, run.ledger.budget_tracker.spent)
             if run.end is not None:
                 self._span.set_attribute(names.RUN_STATUS, run.end.status)
@@ -342,6 +344,19 @@ class OTelRunTracer(RunTracer):
         if failure is not None:
             self._writer.set_error(self._span, type(failure).__name__, str(failure))
         self._writer.end(self._span, now if self._ended_at is None else self._ended_at)
+
+    def _evaluation_attributes(self) -> dict[str, str | float | Sequence[str]]:
+        assert self._run is not None
+        found = self._run.evaluate()
+        attributes: dict[str, str | float | Sequence[str]] = {
+            names.PROGRESS: found.progress,
+            names.HEALTH: found.health,
+        }
+        if found.remaining_seconds is not None:
+            attributes[names.REMAINING_SECONDS] = found.remaining_seconds
+        if found.recommendations and self._writer.capture_content:
+            attributes[names.RECOMMENDATIONS] = [self._writer.redact_text(text) for text in found.recommendations]
+        return attributes
 
     def _report_error(self, text: str) -> None:
         """Record the first error of a span processor; the run continues without those spans."""
@@ -380,12 +395,14 @@ class OTelRunTracer(RunTracer):
     def _on_started(self, body: journal.AttemptStarted, at: int) -> None:
         assert self._run is not None
         entry = self._run.live.entry(body.task)
-        attributes: dict[str, str | int] = {
+        attributes: dict[str, str | int | float] = {
             names.TASK_ID: body.task,
             names.ATTEMPT_ID: body.attempt,
             names.ATTEMPT_NUMBER: body.number,
             names.ATTEMPT_OUTCOME: "succeeded",  # set once at the start for the usual outcome, which is cheaper
         }
+        done, total = count_progress(self._run.live.counts)
+        attributes[names.PROGRESS] = done / total
         tool = entry.fields["tool"]
         if tool is not None:
             attributes[names.TASK_TOOL] = tool
@@ -481,6 +498,7 @@ class OTelRunTracer(RunTracer):
             names.REPLAN_ID: replan,
             names.TRIGGER_IDS: [trigger.id for trigger in triggers],
             names.TRIGGER_KINDS: [trigger.kind for trigger in triggers],
+            **self._evaluation_attributes(),
         }
         tasks = dict.fromkeys(task for trigger in triggers for task in trigger.tasks)
         causes = [self._unsuccessful_contexts[task] for task in tasks if task in self._unsuccessful_contexts]

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, Protocol
 
 from replanning.changes import PlanChange
+from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.ledger import Ledger
 from replanning.journal.records import Record, RecordBody, RunEnded, Trigger
 from replanning.live.plan import LivePlan
@@ -42,6 +43,10 @@ class WatchedRun(Protocol):
     observers: dict[type[RecordBody], list[Callable[[Record], None]]]
     end: RunEnded | None
     store_available: bool
+
+    def evaluate(self) -> PlanEvaluation:
+        """Return the progress and health of the plan now."""
+        ...
 
     def commit_or_defer(self, body: RecordBody) -> None:
         """Commit a record, or keep it until the store works again."""

@@ -329,7 +329,7 @@ def check_threads_can_share_a_store(open_store: StoreFactory) -> None:
 def check_everything_outlives_the_store(open_store: StoreFactory) -> None:
     """A durable store that is opened again has all its data, and the lease is still valid."""
     records = [Record(seq, 1.0, body) for seq, body in enumerate(sample_bodies(), 1)]
-    outcome = ToolOutcome("pip", "build", True, 1.0)
+    outcome = ToolOutcome("pip", "build", True, 1.0, 2.5)
     with closing(open_store()) as store:
         if not store.durable:
             return

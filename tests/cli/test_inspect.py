@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, StoreGate
+from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate
 from replanning.changes import SkipTask
+from replanning.cli.narrator import Line, Narrator
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
@@ -129,12 +131,23 @@ def test_status() -> None:
         "run asking is needs_human: 1 question to a person must be answered first",
         "owner     none",
         "tasks     1 pending, 1 done, 1 failed",
+        "progress  1 of 3 tasks done (33%), stuck: task 'b' is FAILED: b is broken; a person is asked about it",
         "replanning approve asking.q1 --store runs/history.db",
     ):
         assert text in call("status", "asking")
     found = data("status", "asking")
     assert (found["tasks"], found["questions"]) == ({"PENDING": 1, "DONE": 1, "FAILED": 1}, ["asking.q1"])
+    assert (found["evaluation"]["done"], found["evaluation"]["health"]) == (1, "stuck")
     assert [entry["run"] for entry in data("status")] == ["asking", "done"]
+
+
+def test_strain_is_told_once() -> None:
+    """The display has a line when many attempts begin to fail, and none while that goes on."""
+    strained = PlanEvaluation(1, 2, 0.5, 90.0, "strained", ("look for a common cause",))
+    narrator = Narrator(lambda: pytest.fail("no view is needed"))
+    lines = [narrator.line_for(event) for event in (strained, strained, replace(strained, health="good"), strained)]
+    told = Line("!", "1 of 2 tasks done (50%), about 90 s left, strained: look for a common cause", "yellow")
+    assert lines == [told, None, None, told]
 
 
 def test_status_of_a_dead_process(folder: Path) -> None:

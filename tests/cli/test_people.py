@@ -140,6 +140,7 @@ def test_live_progress_on_a_terminal(tmp_path: Path) -> None:
     with Terminal(tmp_path, *RUN) as terminal:
         terminal.until("of 50 s")
         terminal.until("1 running · 1 waiting · 0 done · revision 0")
+        terminal.until("0 of 2 tasks done (0%)")
         gate.open()
         terminal.until("hold done in")
         gate.open()

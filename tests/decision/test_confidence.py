@@ -23,8 +23,13 @@ from replanning.decision.confidence import (
 )
 from replanning.journal import (
     AlternativesConsidered,
+    AttemptFailed,
+    AttemptInterrupted,
     DecisionMade,
+    Failure,
     MemoryStore,
+    PlanRevised,
+    QuestionAsked,
     ResourceUpdated,
     RunStore,
     Score,
@@ -288,18 +293,78 @@ def test_progress() -> None:
 
 
 def test_remaining() -> None:
-    """Remaining tasks are expected to take as long as finished ones, including failed attempts."""
+    """Remaining tasks are expected to take as long as finished ones did, including the time that failed attempts took."""
     run = tasks("a", "b", "c", "d")
     assert evaluated(run).remaining_seconds is None
     attempt = run.start("a")
     run.now += 10
     run.end(attempt)
     assert evaluated(run).remaining_seconds == 30.0
-    run.fail("b")
+    failing_attempt = run.start("b")
+    run.now += 10
+    run.fold(AttemptFailed(failing_attempt, "b", Failure("OSError", "broken")))
     run.apply(skip("b"))
     assert evaluated(run).remaining_seconds == 40.0
     run.apply(skip("c"), skip("d"))
     assert evaluated(run).remaining_seconds == 0.0
+
+
+def test_remaining_by_tool() -> None:
+    """Tasks take as long as others with their tool did here, or else in earlier runs, or else as the average task."""
+    tools = ["slow", "slow", "quick", "quick", "quick", "known", "strange"]
+    run = journaled(
+        *(task(f"t{n}", tool=name, resources={"cpu": 1}) for n, name in enumerate(tools)), resources={"cpu": 9}
+    )
+    past = {"known": 100.0, "slow": 7.0}
+    evaluate, view = PlanEvaluator().evaluate, PlanView(run.live)
+    assert (
+        evaluate(view, {"known": 100.0}).remaining_seconds == 700.0
+    )  # without any success, all are like the known one
+    for task_id, seconds in (("t0", 20), ("t2", 4)):
+        attempt = run.start(task_id)
+        run.now += seconds
+        run.end(attempt)
+    assert evaluate(view, past).remaining_seconds == pytest.approx(20 + 2 * 4 + 100 + 12)
+    assert evaluate(view).remaining_seconds == pytest.approx(20 + 2 * 4 + 2 * 12)
+
+
+def test_remaining_at_the_pace() -> None:
+    """Tasks that run at the same time shorten what remains, but never below one task; pauses do not count."""
+    run = tasks("a", "b", "c", "d", "e")
+    first = [run.start("a"), run.start("b")]
+    run.now += 10
+    for attempt in first:
+        run.end(attempt)
+    assert evaluated(run).remaining_seconds == 15.0
+    run.now += 1_000
+    interrupted = run.start("c")
+    run.now += 5
+    run.fold(AttemptInterrupted(interrupted, "c", "killed", run.now))
+    assert evaluated(run).remaining_seconds == 15.0
+    run.apply(skip("d"), skip("e"))
+    assert evaluated(run).remaining_seconds == 10.0
+
+
+def test_replans_strain() -> None:
+    """Replans count like failed attempts; only the last 20 of both count."""
+    run = tasks("a", *(f"b{n}" for n in range(12)))
+    for number in range(1, 5):
+        new = f"a~{number}"
+        change = replace("a" if number == 1 else f"a~{number - 1}", new)
+        run.fold(PlanRevised(number, number - 1, (change,), "", "policy", replan=f"r{number}"))
+    assert evaluated(run).recommendations == (
+        "of the last 4 attempts and replans, 4 were failures or replans; look for a common cause before more is tried",
+    )
+    run.run(*(f"b{n}" for n in range(12)))
+    assert evaluated(run).health == "good"
+
+
+def test_held_task_waits_for_a_person() -> None:
+    """A failed task that a question holds needs an answer, not an edit."""
+    run = tasks("a")
+    run.fail("a")
+    run.fold(QuestionAsked("q1", "r1", (), "how?", (), ("a",), "", 0))
+    assert evaluated(run).recommendations == ("task 'a' is FAILED: broken; a person is asked about it",)
 
 
 def test_strained() -> None:

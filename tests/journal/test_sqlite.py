@@ -48,7 +48,7 @@ def test_version(filled, older):
         execute(filled, *(f"DROP TABLE {name}" for name in tables), "PRAGMA user_version = 0")
     SqliteStore(filled).close()
     assert asked(filled, "SELECT name, sql FROM sqlite_master ORDER BY name") == before
-    assert asked(filled, "PRAGMA user_version") == [(1,)]
+    assert asked(filled, "PRAGMA user_version") == [(2,)]
     assert asked(filled, "PRAGMA journal_mode") == [("wal",)]
 
 
@@ -70,7 +70,7 @@ OURS = f"PRAGMA application_id = {0x5265506C}"
     [
         (
             [OURS, "PRAGMA user_version = 99"],
-            "has version 99 of the schema.* versions up to 1: .*; upgrade the library",
+            "has version 99 of the schema.* versions up to 2: .*; upgrade the library",
         ),
         (["CREATE TABLE notes (text)"], "is a database of another program; name another file"),
         (["PRAGMA user_version = 1"], "is a database of another program; name another file"),

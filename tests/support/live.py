@@ -207,6 +207,7 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
         "tasks": {entry.id: _entry(entry, now) for entry in live},
         "counts": _counts(live, now),
         "numbers": (live.revision, live.hash, live.unsatisfied_count, live.ended_attempts, live.success_durations),
+        "pace": (live.busy_seconds, live.tool_durations, list(live.recent_ends)),
         "flags": (live.aborted, live.has_early_skips, list(live.stuck)),
         "facts": list(live.facts),
         "context": dict(live.context),

@@ -55,7 +55,8 @@ def spans() -> Spans:
 
 def attempt(task: str, number: int = 1, outcome: str = "succeeded", **attributes: object) -> dict[str, object]:
     """The attributes of an attempt's span."""
-    known = {"task.id": task, "attempt.id": f"{task}#{number}", "attempt.number": number, "attempt.outcome": outcome}
+    known: dict[str, object] = {"task.id": task, "progress": 0.0}
+    known |= {"attempt.id": f"{task}#{number}", "attempt.number": number, "attempt.outcome": outcome}
     return known | {key.replace("_", ".", 1): value for key, value in attributes.items()}
 
 
@@ -86,11 +87,13 @@ async def test_span_tree(spans: Spans, clock: VirtualClock) -> None:
     tasks = (Task(id="a"), Task(id="b", tool="build", depends_on=("a",)), Task(id="c", depends_on=("b",)))
     engine = make_engine(provider, **ONCE, clock=clock, tracer_provider=spans.provider)
     await engine.execute(plan(*tasks, name="release"), ScriptedExecutor(script, clock=clock))
-    failed = {**attempt("b", 1, "failed", task_tool="build"), "error.type": "ValueError"}
-    replaced = attempt("b~2", task_tool="build", task_root="b")
+    third = pytest.approx(1 / 3)
+    failed = {**attempt("b", 1, "failed", task_tool="build", progress=third), "error.type": "ValueError"}
+    replaced = attempt("b~2", task_tool="build", task_root="b", progress=third)
     decided = replan(
         confidence=pytest.approx(0.76), decision="execute", decision_rule="confident", decision_by="policy"
     )
+    decided |= {"progress": third, "health": "stuck", "remaining_seconds": 6.0}
     steps = (
         Node("propose scripted", proposed(), seconds=3),
         Node("replanning.score", {}),
@@ -101,9 +104,12 @@ async def test_span_tree(spans: Spans, clock: VirtualClock) -> None:
         Node("replanning.attempt", failed, error="broken", seconds=2),
         Node("plan replanning", decided, steps, links=(("b#1", "caused-by"),), seconds=3),
         Node("replanning.attempt", replaced, links=(("b#1", "replaces"),), seconds=4),
-        Node("replanning.attempt", attempt("c")),
+        Node("replanning.attempt", attempt("c", progress=2 / 3)),
     )
     run = {
+        "progress": 1.0,
+        "health": "good",
+        "remaining_seconds": 0.0,
         "run.id": "run-1",
         "run.resumed": False,
         "run.status": "succeeded",
@@ -128,6 +134,7 @@ async def test_waiting_for_a_person(spans: Spans, clock: VirtualClock) -> None:
         Node("replanning.apply", {"changes": ("replace",), "changes.by": "person:ada", "revision": 1}),
     )
     decided = replan(decision="execute", decision_rule="person-approve", decision_by="person:ada")
+    decided |= {"progress": 0.0, "health": "stuck"}
     replanned = Node("plan replanning", decided, steps, links=(("a#1", "caused-by"),), seconds=60)
     assert spans.tree()[0].children[1] == replanned
 
