@@ -549,6 +549,7 @@ class TaskGraph:
         last_claim: number of the last claim.
         parked: the ready tasks that lack a tool, a resource or a fact.
         running_actions: the actions of the running tasks, if the plan states facts.
+        kept_resources: the resources that bodies of ended attempts still hold.
         ended_attempts: number of attempts that have ended.
         outcomes: for each tool whether its last attempts succeeded, the newest last.
     """
@@ -566,6 +567,7 @@ class TaskGraph:
         "entries",
         "facts",
         "has_early_skips",
+        "kept_resources",
         "last_claim",
         "outcomes",
         "parked",
@@ -607,6 +609,7 @@ class TaskGraph:
         self.last_claim = 0
         self.parked: dict[TaskId, TaskEntry] = {}
         self.running_actions: dict[TaskId, GroundAction] = {}
+        self.kept_resources: dict[AttemptId, Mapping[str, float]] = {}
         self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
         self.dependency_index = DependencyIndex(
@@ -827,7 +830,7 @@ class TaskGraph:
     @property
     def quiescent(self) -> bool:
         """True if no task runs, backs off, is handed out, or could be handed out."""
-        if self.claimed_count or any(self.counts[state] for state in _IN_PROGRESS_STATES):
+        if self.claimed_count or self.kept_resources or any(self.counts[state] for state in _IN_PROGRESS_STATES):
             return False
         if not self.counts[_READY]:
             return True
@@ -892,6 +895,25 @@ class TaskGraph:
             entry.reserved, entry.pass_over_count = None, 0
         if entry.state is _READY:
             self.ready_queue.push(entry)
+
+    def lacks(self, entry: TaskEntry) -> str:
+        """Return what a claimed task lacks by now, in words: its tool, or a capacity that has shrunk."""
+        tool = self.tools.get(name) if (name := entry.fields["tool"]) else None
+        if tool is not None and not tool.available:
+            return f"its tool {name!r} is unavailable"
+        if entry.reserved and not self.pool.can_ever_fit(entry.reserved):
+            return "its resources are no longer there"
+        return ""
+
+    def keep_resources(self, entry: TaskEntry, attempt: AttemptId) -> None:
+        """Keep the resources of an attempt in use beyond its end, until its body has stopped (`free_resources`)."""
+        if self.pool.limited and (demand := self.pool.demand(entry.task)):
+            self.pool.acquire(demand)
+            self.kept_resources[attempt] = demand
+
+    def free_resources(self, attempt: AttemptId) -> None:
+        """Free the resources that were kept for the body of an attempt."""
+        self.pool.release(self.kept_resources.pop(attempt, {}))
 
     def unpark(self) -> None:
         """Return all parked tasks to the queue."""

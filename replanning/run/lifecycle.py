@@ -625,6 +625,8 @@ class Lifecycle:
         """Start the attempt of a task that was pulled, once the store works; false when it may not run any more."""
         entry = self.live.entry(body.task.id)
         while entry.state is _READY and not entry.hold_count and self.end is None and not self.stop_reason:
+            if self.live.lacks(entry):
+                break
             try:
                 body.id = self.start(entry, body)
             except StoreError:
@@ -635,7 +637,8 @@ class Lifecycle:
         body.id = AttemptId(f"{entry.id}#fenced")
         if self.end is None:
             state = "the task is held by a question" if entry.hold_count else f"the task is {entry.state}"
-            self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {self.stop_reason or state}"))
+            reason = self.stop_reason or (entry.state is _READY and self.live.lacks(entry)) or state
+            self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {reason}"))
         return False
 
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
@@ -712,9 +715,15 @@ class Lifecycle:
     def _cancel_attempt(self, attempt_id: AttemptId | None) -> None:
         """Stop the body of an attempt that is not current any more."""
         if attempt_id is not None:
-            _, body = self.running.pop(attempt_id, (None, None))
-            if body is not None:
+            entry, body = self.running.pop(attempt_id, (None, None))
+            if entry is not None and body is not None:
+                self.live.keep_resources(entry, attempt_id)
                 body.cancel()
+
+    def body_ended(self, attempt_id: AttemptId) -> None:
+        """Give away what a cancelled body has held until now."""
+        self.live.free_resources(attempt_id)
+        self.after_observation()
 
     def _cancel_attempts(self) -> None:
         for attempt_id in list(self.running):

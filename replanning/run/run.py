@@ -750,6 +750,8 @@ class Attempt:
         if self._token is not None:
             life.spans.detach(self._token)
         swallowed = self._scope.__exit__(kind, error, trace)
+        if self.cancelled:
+            life.body_ended(self.id)
         if error is None or (swallowed and self.cancelled):
             if not self.cancelled:
                 life.succeeded(self.id, self.output)
@@ -855,6 +857,8 @@ class Worker:
                         finally:
                             if token is not None:
                                 spans.detach(token)
+                            if self._cancelled:
+                                life.body_ended(self.id)
                     except BaseException as error:
                         if not self._report_failure(error):
                             raise

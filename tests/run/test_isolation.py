@@ -13,9 +13,10 @@ from replanning import Alternative, Answer, Goal, Plan, Question, ReplanningEngi
 from replanning.journal import AttemptInterrupted, ErrorContained, TaskFailed
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.run import Work
+from replanning.run.run import Worker
 from replanning.telemetry import Exporter
-from replanning.testing import ScriptedExecutor, ScriptedGate
-from tests.support.runs import Proposer, again, bodies, make_engine, plan
+from replanning.testing import ScriptedExecutor, ScriptedGate, VirtualClock
+from tests.support.runs import Proposer, again, bodies, make_engine, perform, plan
 
 BESIDE = [Task(id="a", tool="broken"), Task(id="b", depends_on=("a",)), Task(id="c")]
 
@@ -205,3 +206,35 @@ async def test_opening_leaves_little_for_the_collector() -> None:
     new = sum(len(gc.get_objects(generation)) for generation in (0, 1))
     async with ReplanningEngine().open(flat(20_000)):
         assert sum(len(gc.get_objects(generation)) for generation in (0, 1)) - new < 10_000
+
+
+@pytest.mark.parametrize("pulled", [False, True], ids=["worker", "attempts"])
+@pytest.mark.parametrize("ends_by", ["timeout", "revision"])
+async def test_resources_of_work_that_is_stopping(ends_by: str, pulled: bool, clock: VirtualClock) -> None:
+    """What stopped work has taken is given to nobody else before that work has ended."""
+    events: list[tuple[str, str, float]] = []
+
+    async def slow_to_stop(task: Task, context: TaskContext) -> None:
+        events.append(("began", task.id, clock.elapsed))
+        try:
+            await clock.sleep(5 if task.id == "a" else 1)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await clock.sleep(3)
+            events.append(("ended", task.id, clock.elapsed))
+
+    first = Task(id="a", resources={"gpu": 1}, timeout=2 if ends_by == "timeout" else None, optional=True)
+    document = plan(first, Task(id="b", resources={"gpu": 1}), resources={"gpu": 1})
+    engine = make_engine(clock=clock)
+    async with engine.open(document) as run, anyio.create_task_group() as group:
+        if pulled:
+            group.start_soon(perform, run, slow_to_stop)
+            group.start_soon(perform, run, slow_to_stop)
+        else:
+            group.start_soon(Worker(run, slow_to_stop).run)
+            group.start_soon(Worker(run, slow_to_stop).run)
+        if ends_by == "revision":
+            await clock.sleep(2)
+            run.cancel_task("a", reason="no longer wanted")
+    assert events == [("began", "a", 0), ("ended", "a", 5), ("began", "b", 5), ("ended", "b", 9)]
+    assert run.result.status == "succeeded"

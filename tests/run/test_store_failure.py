@@ -15,6 +15,7 @@ from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, Store
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
+    AttemptFenced,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
@@ -61,6 +62,42 @@ def outage(clock: VirtualClock, begin: float, end: float, store: RunStore | None
 
 
 # For a while
+
+
+@pytest.mark.parametrize("what", ["tool", "gpu"])
+async def test_what_is_gone_after_an_outage(what: str, clock: VirtualClock) -> None:
+    """A task that was handed out before an outage is not started on a tool or resource that is gone after it."""
+    store = outage(clock, 0.5, 5)
+    document = plan(
+        Task(id="a", tool="tool", resources={"gpu": 1}),
+        resources={"gpu": 1},
+        tools=[{"name": "tool"}],
+    )
+    began: list[float] = []
+
+    async def work(task: Task, context: TaskContext) -> None:
+        began.append(clock.elapsed)
+
+    engine = make_engine(store=store, clock=clock)
+    async with engine.open(document) as run, anyio.create_task_group() as group:
+        await clock.sleep(1)
+        group.start_soon(perform, run, work)
+        await clock.sleep(1)
+        if what == "tool":
+            run.change_resource(what, available=False)
+        else:
+            run.change_resource(what, capacity=0)
+    assert (run.result.status, began) == ("failed", [])
+    (fenced,) = bodies(store, run.id, AttemptFenced)
+    assert isinstance(fenced, AttemptFenced)
+    assert (
+        fenced.report
+        == {
+            "tool": "not started: its tool 'tool' is unavailable",
+            "gpu": "not started: its resources are no longer there",
+        }[what]
+    )
+    assert invariant_violations(list(store.read(run.id))) == []
 
 
 async def test_transient(clock: VirtualClock) -> None:
