@@ -1,7 +1,7 @@
 """Store in text files: one file of JSON lines per run, readable by people and other tools.
 
-A last line that a killed process left incomplete is skipped by readers and cut off by the next writer. The owner of a run
-is kept in a lock file beside its journal.
+A last line that a killed process left incomplete is skipped by readers and cut off by the next writer. A lock file beside
+the journal keeps the number of its records, by which a file that was cut off is recognised, and the owner of the run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record
 from replanning.journal.store import (
     LOCK_TIMEOUT,
+    LOOP_LOCK_TIMEOUT,
     CurrentRunStatus,
     InboxMessage,
     Lease,
@@ -48,7 +50,10 @@ try:
 except ImportError as error:
     raise ImportError("the JSONL store locks files with fcntl, which this system lacks; use SqliteStore") from error
 
-_FILE_MODE: Final = 0o666  # less what the umask takes away
+_FILE_MODE: Final = 0o600
+"""Files are private to their user: they tell what people work on, and whoever locks one keeps its owner waiting."""
+
+_FOLDER_MODE: Final = 0o700
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -71,15 +76,23 @@ _RECORD_LINE: Final = re.compile(
     rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*(.*)\}\s*', re.DOTALL
 )
 
+_CHECKSUM: Final = re.compile(rb"(\d+)\}\s*")
+
+_COUNT_BYTES: Final = 16
+"""Length of the first line of a lock file, which is overwritten in place after each record."""
+
 _STATUS_RECORD: Final = re.compile(rb'"run-(?:opened|resumed|ended)"')
 
 
 class JsonlStore(RunStore):
     """Store of each run in a file of its own, `{run}.jsonl`, one JSON object per line, in a local folder.
 
-    Hidden files hold the rest: `.{run}.lease` names the owner of the run, `.{run}.inbox` holds its messages, and
-    `.outcomes.jsonl` the outcomes of all runs, of which the oldest are dropped. Appended records outlive the process
-    however it ends; after a power failure the last records may be missing.
+    Hidden files hold the rest: `.{run}.lease` has the number of records and the owner of the run, `.{run}.inbox` holds its
+    messages, and `.outcomes.jsonl` the outcomes of all runs, of which the oldest are dropped. Appended records outlive the
+    process however it ends; after a power failure the last records may be missing, and the run is then refused.
+
+    Each line ends with `crc`, the CRC-32 of the text before it. A line with a wrong one is refused, and so is a journal
+    with fewer records than its lock file says; a journal without its lock file is taken as it is.
 
     Args:
         directory: the folder, created with the first run.
@@ -90,7 +103,7 @@ class JsonlStore(RunStore):
     def __init__(self, directory: str | PathLike[str]) -> None:
         self._directory = Path(directory)
         self._open_journals: dict[RunId, JournalFile] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # of the open journals
 
     def __repr__(self) -> str:
         return f"<JsonlStore {str(self._directory)!r}>"
@@ -99,12 +112,12 @@ class JsonlStore(RunStore):
         """Create the folder if it is missing, the lock file, and last the journal, which makes the run exist."""
         check_run_id(run)
         with self._operation("take a new run"):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
             with file_lock(self._lease_path(run)) as guard:
                 if self._journal_path(run).exists():
                     raise run_already_exists(run)
                 write_lease_state(guard, LeaseState(1, owner, at + ttl, at))
-                self._journal_path(run).touch()
+                self._journal_path(run).touch(_FILE_MODE)
         return Lease(run, 1, owner)
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
@@ -112,7 +125,7 @@ class JsonlStore(RunStore):
         with self._operation(f"hand over run {run!r}"), self._locked_run(run) as (guard, holder):
             if not is_lease_free(holder.owner, holder.until, at):
                 raise RunOwned(run, str(holder.owner))
-            write_lease_state(guard, LeaseState(holder.epoch + 1, owner, at + ttl, holder.created))
+            write_lease_state(guard, holder._replace(epoch=holder.epoch + 1, owner=owner, until=at + ttl))
             return Lease(run, holder.epoch + 1, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
@@ -130,8 +143,8 @@ class JsonlStore(RunStore):
     def append(self, lease: Lease, record: Record) -> None:
         """Append one line in one write, if the lock file says that the lease is current."""
         kind, data = record.body.kind, encode_body(record)
-        line = f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{kind}","data":{data}}}\n'.encode()
-        with self._operation(f"take record {record.seq} of run {lease.run!r}"):
+        line = _with_checksum(f'{{"seq":{record.seq},"at":{record.at!r},"kind":"{kind}","data":{data}}}')
+        with self._operation(f"take record {record.seq} of run {lease.run!r}"), self._lock:
             journal = self._open_journals.get(lease.run)
             if journal is None:
                 if not self._journal_path(lease.run).exists():
@@ -146,7 +159,7 @@ class JsonlStore(RunStore):
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records whose lines are complete now."""
-        return self._records(self._existing_journal(run), after)
+        return self._records(self._existing_journal(run), self._lease_path(run), after)
 
     def runs(self) -> Sequence[RunInfo]:
         """Return the runs whose journals are in the folder; each journal is scanned."""
@@ -157,10 +170,12 @@ class JsonlStore(RunStore):
 
     def post(self, run: RunId, message: InboxMessage) -> None:
         """Append a line to the inbox of the run."""
-        with self._operation(f"take a message for run {run!r}"), self._locked_run(run):
+        self._existing_journal(run)
+        # Not with the lock of the run, for which its owner would have to wait.
+        with self._operation(f"take a message for run {run!r}"), file_lock(self._inbox_lock_path):
             last = max((number for number, _ in _read_inbox(self._inbox_path(run))), default=0)
-            line = to_json_line({**_message_fields(message), "id": last + 1}) + "\n"
-            append_lines(self._inbox_path(run), line.encode())
+            line = to_json_line({**_message_fields(message), "id": last + 1})
+            append_lines(self._inbox_path(run), _with_checksum(line))
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """Return the messages whose lines are complete."""
@@ -170,21 +185,26 @@ class JsonlStore(RunStore):
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
         """Replace the inbox by one without these messages."""
-        with self._operation(f"discard messages for run {lease.run!r}"), self._locked_owned_run(lease):
+        with (
+            self._operation(f"discard messages for run {lease.run!r}"),
+            self._locked_owned_run(lease, LOOP_LOCK_TIMEOUT),
+            file_lock(self._inbox_lock_path, LOOP_LOCK_TIMEOUT),
+        ):
             inbox = self._inbox_path(lease.run)
             entries = _read_inbox(inbox)
             kept = [_message_fields(message) for number, message in entries if message and number not in messages]
             # The last id stays, because ids of discarded messages must not be used again.
             kept += [{"id": number} for number, _ in entries[-1:]]
             whole = inbox.with_name(inbox.name + ".new")
-            whole.write_text("".join(to_json_line(entry) + "\n" for entry in kept), encoding="ascii")
+            whole.unlink(missing_ok=True)  # one that a killed process left
+            append_lines(whole, b"".join(_with_checksum(to_json_line(entry)) for entry in kept))
             whole.replace(inbox)
 
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Append to the file of outcomes, which is rotated when it is full."""
         lines = "".join(to_json_line(asdict(outcome)) + "\n" for outcome in outcomes).encode()
         with self._operation("take outcomes"):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(_FOLDER_MODE, parents=True, exist_ok=True)
             newer, older = self._outcome_paths
             with file_lock(self._directory / ".outcomes.lock"):
                 if newer.exists() and newer.stat().st_size > _MAX_OUTCOMES_BYTES:
@@ -205,17 +225,18 @@ class JsonlStore(RunStore):
 
     def close(self) -> None:
         """Close the files."""
-        with self._lock:
-            for run in list(self._open_journals):
-                self._close_journal(run)
+        for run in list(self._open_journals):
+            self._close_journal(run)
 
-    def _records(self, path: Path, after: int) -> Iterator[Record]:
+    def _records(self, path: Path, lease_path: Path, after: int) -> Iterator[Record]:
         number = 0
         try:
+            # Read before the lines, to which a writer may be adding.
+            written = parse_lease_state(_read_lease_file(lease_path)[0], b"{}", lease_path).records
             for number, line in enumerate(read_lines(path), 1):
                 if number <= after:
                     continue
-                match = _RECORD_LINE.fullmatch(line)
+                match = _RECORD_LINE.fullmatch(_without_checksum(line))
                 if match is None:
                     raise ValueError('not a line {"seq":…,"at":…,"kind":…,"data":…}')
                 seq, at, kind, data = match.groups()
@@ -223,10 +244,12 @@ class JsonlStore(RunStore):
                 if record.seq != number:
                     raise ValueError(f"expected record {number}, got record {record.seq}")
                 yield record
+            if number < written:
+                raise journal_cut_off(path, number, written, lease_path)
         except ValueError as error:
             raise JournalCorrupt(
                 f"{path}, line {number}: {error}; restore the file from a copy, or keep the {number - 1} whole "
-                "lines before it to go on from there"
+                f"lines before it and remove {lease_path} to go on from there"
             ) from error
         except OSError as error:
             raise store_error(error, path, "be read") from error
@@ -244,39 +267,43 @@ class JsonlStore(RunStore):
     def _inbox_path(self, run: RunId) -> Path:
         return self._directory / f".{run}.inbox"
 
+    @property
+    def _inbox_lock_path(self) -> Path:
+        return self._directory / ".inbox.lock"
+
     def _existing_journal(self, run: RunId) -> Path:
         if not is_valid_run_id(run) or not self._journal_path(run).exists():
             raise unknown_run(run, [path.stem for path in self._directory.glob("*.jsonl")])
         return self._journal_path(run)
 
     def _close_journal(self, run: RunId) -> None:
-        if journal := self._open_journals.pop(run, None):
-            journal.close()
+        with self._lock:
+            if journal := self._open_journals.pop(run, None):
+                journal.close()
 
     @contextmanager
-    def _locked_run(self, run: RunId) -> Iterator[tuple[int, LeaseState]]:
+    def _locked_run(self, run: RunId, timeout: float = LOCK_TIMEOUT) -> Iterator[tuple[int, LeaseState]]:
         """Lock a run for the block; yields its lock file and lease."""
         self._existing_journal(run)
-        with file_lock(self._lease_path(run)) as guard:
-            yield guard, parse_lease_state(read_lease_bytes(guard), self._lease_path(run))
+        with file_lock(self._lease_path(run), timeout) as guard:
+            yield guard, parse_lease_state(*read_lease_bytes(guard), self._lease_path(run))
 
     @contextmanager
-    def _locked_owned_run(self, lease: Lease) -> Iterator[tuple[int, LeaseState]]:
+    def _locked_owned_run(self, lease: Lease, timeout: float = LOCK_TIMEOUT) -> Iterator[tuple[int, LeaseState]]:
         """Lock a run for the block, if the lease is current."""
         if not self._journal_path(lease.run).exists():
             raise lease_lost(lease)
-        with self._locked_run(lease.run) as (guard, holder):
+        with self._locked_run(lease.run, timeout) as (guard, holder):
             if holder.epoch != lease.epoch:
                 raise lease_lost(lease)
             yield guard, holder
 
     @contextmanager
     def _operation(self, doing: str) -> Iterator[None]:
-        with self._lock:
-            try:
-                yield
-            except OSError as error:
-                raise store_error(error, self._directory, doing) from error
+        try:
+            yield
+        except OSError as error:
+            raise store_error(error, self._directory, doing) from error
 
 
 def _parse_outcomes(lines: Iterable[bytes]) -> Iterator[ToolOutcome]:
@@ -296,7 +323,7 @@ def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
     entries: list[tuple[int, InboxMessage | None]] = []
     for number, line in enumerate(read_lines(path), 1):
         try:
-            entry = json.loads(line)
+            entry = json.loads(_without_checksum(line))
             entries.append((int(entry["id"]), InboxMessage(**entry) if len(entry) > 1 else None))
         except (ValueError, TypeError, KeyError) as error:
             raise JournalCorrupt(f"{path}, line {number}: not a message ({error}); remove the line") from error
@@ -306,13 +333,10 @@ def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
 def _run_info(path: Path, lease_path: Path) -> RunInfo:
     """Summarise a journal; what cannot be read is skipped here, and reported where the run itself is used."""
     records, line, holder = 0, b"", LeaseState()
-    with suppress(JournalCorrupt, OSError):
-        guard = os.open(lease_path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _lock(guard, fcntl.LOCK_SH, lease_path)
-            holder = parse_lease_state(read_lease_bytes(guard), lease_path)
-        finally:
-            os.close(guard)
+    for _ in range(2):  # twice, because its owner may be writing it just now
+        with suppress(JournalCorrupt, OSError):
+            holder = parse_lease_state(*_read_lease_file(lease_path), lease_path)
+            break
     name, objective = "", ""
     status: CurrentRunStatus = "running"
     created = updated = holder.created
@@ -335,6 +359,14 @@ def _run_info(path: Path, lease_path: Path) -> RunInfo:
     return RunInfo(RunId(path.stem), name, objective, status, created, updated, records, holder.owner)
 
 
+def journal_cut_off(path: Path, lines: int, written: int, lease_path: Path) -> JournalCorrupt:
+    """Return the error for a journal that has lost records at its end."""
+    return JournalCorrupt(
+        f"{path} ends after line {lines}, and {written} records were written: it was cut off; restore the file from a "
+        f"copy, or remove {lease_path} to go on without the missing records"
+    )
+
+
 def store_error(error: OSError, path: Path, doing: str) -> StoreError:
     """Return the error of a store whose files in a folder cannot do something, with advice."""
     advice = _ERRNO_ADVICE.get(error.errno or 0, "check the folder and its permissions")
@@ -342,51 +374,84 @@ def store_error(error: OSError, path: Path, doing: str) -> StoreError:
 
 
 class LeaseState(NamedTuple):
-    """Content of a lock file: epoch, owner and end of the lease, and the time when the run was created."""
+    """Content of a lock file: epoch, owner and end of the lease, creation time of the run, and number of its records.
+
+    The number may be one less than that of the records, where the process was killed in between.
+    """
 
     epoch: int = 0
     owner: str | None = None
     until: float = 0.0
     created: float = 0.0
+    records: int = 0
 
 
 @contextmanager
-def file_lock(path: Path) -> Iterator[int]:
+def file_lock(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
     """Lock a file exclusively, against this and other processes, for the block; yields its descriptor."""
-    guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    guard = _open_private(path, os.O_RDWR | os.O_CREAT)
     try:
-        _lock(guard, fcntl.LOCK_EX, path)
+        _lock(guard, path, timeout)
         yield guard
     finally:
         os.close(guard)
 
 
-def _lock(guard: int, operation: int, path: Path) -> None:
+def _open_private(path: Path, flags: int) -> int:
+    """Open a file of the store, and make it private to its user if others may use it, as with an earlier version."""
+    file = os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+    if os.fstat(file).st_mode & 0o077:
+        try:
+            os.fchmod(file, _FILE_MODE)
+        except OSError as error:
+            os.close(file)
+            raise StoreError(f"{path} belongs to another user, who could change it; name another folder") from error
+    return file
+
+
+def _lock(guard: int, path: Path, timeout: float) -> None:
     """Lock an open file; a process that holds it and is suspended must not stop others for ever."""
     end = None
     while True:
         try:
-            return fcntl.flock(guard, operation | fcntl.LOCK_NB)
+            return fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             now = time.monotonic()
             if end is None:
-                end = now + LOCK_TIMEOUT
+                end = now + timeout
             elif now > end:
                 raise StoreError(
-                    f"{path}: another process kept the file locked for {LOCK_TIMEOUT:g} seconds; try again"
+                    f"{path}: another process kept the file locked for {timeout:g} seconds; try again"
                 ) from error
-            threading.Event().wait(0.002)
+            threading.Event().wait(0.001)
 
 
-def read_lease_bytes(guard: int) -> bytes:
-    """Return the first line of an open lock file; the rest may be the end of a longer text that it replaced."""
-    return os.pread(guard, _MAX_LEASE_BYTES, 0).partition(b"\n")[0]
-
-
-def parse_lease_state(text: bytes, path: Path) -> LeaseState:
-    """Parse the text of a lock file; in a new file the run has no owner."""
+def _read_lease_file(path: Path) -> tuple[bytes, bytes]:
+    """Return the two lines of a lock file, to which its owner may be writing; empty if it is missing."""
     try:
-        return LeaseState(**json.loads(text)) if text else LeaseState()
+        guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b"", b""
+    try:
+        return read_lease_bytes(guard)
+    finally:
+        os.close(guard)
+
+
+def read_lease_bytes(guard: int) -> tuple[bytes, bytes]:
+    """Return the number of records and the lease, as they are written in an open lock file.
+
+    What follows may be the end of a longer text that was replaced. An earlier version did not write the number.
+    """
+    text = os.pread(guard, _MAX_LEASE_BYTES, 0)
+    count, rest = (b"0", text) if text[:1] == b"{" else (text[:_COUNT_BYTES], text[_COUNT_BYTES:])
+    return count, rest.partition(b"\n")[0]
+
+
+def parse_lease_state(count: bytes, lease: bytes, path: Path) -> LeaseState:
+    """Parse the two lines of a lock file; in a new file the run has no owner."""
+    try:
+        return LeaseState(**json.loads(_without_checksum(lease)), records=int(count)) if count else LeaseState()
     except (ValueError, TypeError) as error:
         raise JournalCorrupt(
             f"{path} does not name the owner of the run; if no process is running it, remove this file"
@@ -395,7 +460,33 @@ def parse_lease_state(text: bytes, path: Path) -> LeaseState:
 
 def write_lease_state(guard: int, holder: LeaseState) -> None:
     """Write the lease in one write in place, so that a reader sees either the old or the new text."""
-    os.pwrite(guard, json.dumps(holder._asdict()).encode() + b"\n", 0)
+    fields = holder._asdict()
+    text = _count_line(fields.pop("records")) + _with_checksum(json.dumps(fields))
+    os.pwrite(guard, text, 0)
+
+
+def _count_line(records: int) -> bytes:
+    return b"%*d\n" % (_COUNT_BYTES - 1, records)
+
+
+def _with_checksum(text: str) -> bytes:
+    """Return the text of a JSON object as a line with the checksum as its last member."""
+    head = text[:-1].encode()
+    return b'%b,"crc":%d}\n' % (head, zlib.crc32(head))
+
+
+def _without_checksum(line: bytes) -> bytes:
+    """Return a line without its checksum, which earlier versions did not write.
+
+    Raises:
+        ValueError: the checksum is wrong.
+    """
+    head, _, end = line.rpartition(b',"crc":')
+    if head and (match := _CHECKSUM.fullmatch(end)):
+        if zlib.crc32(head) != int(match[1]):
+            raise ValueError("it was damaged or changed: its checksum is wrong")
+        return head + b"}"
+    return line
 
 
 def append_line(file: int, line: bytes, size: int) -> None:
@@ -412,7 +503,7 @@ def append_line(file: int, line: bytes, size: int) -> None:
 
 def append_lines(path: Path, lines: bytes) -> None:
     """Append lines to a file, created if it is missing, after cutting off the incomplete line of a killed process."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    file = _open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         end = os.fstat(file).st_size
         if end and os.pread(file, 1, end - 1) != b"\n":
@@ -451,9 +542,9 @@ class JournalFile:
     def __init__(self, path: Path, guard_path: Path) -> None:
         self._path = path
         self._lease_path = guard_path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        self._file = _open_private(path, os.O_RDWR | os.O_APPEND)
         try:
-            self._lease_file = os.open(guard_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            self._lease_file = _open_private(guard_path, os.O_RDWR | os.O_CREAT)
         except OSError:
             os.close(self._file)
             raise
@@ -462,11 +553,11 @@ class JournalFile:
 
     def append(self, lease: Lease, record: Record, line: bytes) -> None:
         """Append a record if the lease is current and the record follows the last one."""
-        _lock(self._lease_file, fcntl.LOCK_EX, self._lease_path)
+        _lock(self._lease_file, self._lease_path, LOOP_LOCK_TIMEOUT)
         try:
-            text = read_lease_bytes(self._lease_file)
+            count, text = read_lease_bytes(self._lease_file)
             if text != self._lease_bytes:  # as it does once per renewal
-                self._epoch, self._lease_bytes = parse_lease_state(text, self._lease_path).epoch, text
+                self._epoch, self._lease_bytes = parse_lease_state(count, text, self._lease_path).epoch, text
             if self._epoch != lease.epoch:
                 raise lease_lost(lease)
             status = os.fstat(self._file)
@@ -475,6 +566,9 @@ class JournalFile:
                 raise StoreError(f"{self._path} {problem}")
             if status.st_size != self._size:  # first of all, and where a killed owner left an incomplete line
                 self._last_seq, self._size = scan_complete_lines(self._file)
+                written = parse_lease_state(count, text, self._lease_path).records
+                if self._last_seq < written:
+                    raise journal_cut_off(self._path, self._last_seq, written, self._lease_path)
                 if status.st_size != self._size:
                     os.ftruncate(self._file, self._size)
             if record.seq != self._last_seq + 1:
@@ -482,6 +576,8 @@ class JournalFile:
             append_line(self._file, line, self._size)
             self._size += len(line)
             self._last_seq += 1
+            with suppress(OSError):  # the record is written all the same
+                os.pwrite(self._lease_file, _count_line(self._last_seq), 0)
         finally:
             fcntl.flock(self._lease_file, fcntl.LOCK_UN)
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from os import PathLike
 from pathlib import Path
 from threading import RLock
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
-from replanning.errors import JournalCorrupt, RunOwned, StoreError
+from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError, UnknownRun
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RunOpened
 from replanning.journal.store import (
     LOCK_TIMEOUT,
+    LOOP_LOCK_TIMEOUT,
+    CurrentRunStatus,
     InboxMessage,
     Lease,
     RunInfo,
     RunStore,
     ToolOutcome,
     check_run_id,
+    checksum,
     decode_body,
     encode_body,
     is_valid_run_id,
@@ -34,6 +39,7 @@ from replanning.journal.store import (
     to_json_line,
     unknown_run,
 )
+from replanning.plan.messages import brief_repr
 from replanning.plan.types import RunId
 
 Synchronous = Literal["normal", "full", "off"]
@@ -88,20 +94,32 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX outcomes_of_capability ON outcomes (capability)",
     ),
     ("ALTER TABLE outcomes ADD COLUMN seconds REAL",),
+    (  # 2 to 3: checksums, and the number of records, by which missing ones are noticed
+        "ALTER TABLE records ADD COLUMN crc INTEGER NOT NULL DEFAULT 0",
+        "UPDATE records SET crc = checksum(CAST(data AS BLOB), seq, at, kind)",
+        "ALTER TABLE runs ADD COLUMN records INTEGER NOT NULL DEFAULT 0",
+        "UPDATE runs SET records = (SELECT coalesce(max(seq), 0) FROM records WHERE run = number)",
+        "ALTER TABLE runs ADD COLUMN crc INTEGER NOT NULL DEFAULT 0",
+        "UPDATE runs SET crc = checksum(CAST(id AS BLOB), name, objective, status, created, owner, epoch, until)",
+        "ALTER TABLE inbox ADD COLUMN crc INTEGER NOT NULL DEFAULT 0",
+        "UPDATE inbox SET crc = checksum(CAST(payload AS BLOB), run, kind, at, sender)",
+    ),
 )
 """Statements that lead from each version of the schema to the next; only add to them."""
 
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 """Version of the schema that this library writes, kept in `PRAGMA user_version`."""
 
+_DAMAGE_ADVICE: Final = "restore it from a copy, or move it away and begin a new history"
+
 _SQLITE_ADVICE: Final = {
     "SQLITE_FULL": "make room on the disk and resume the run",
     "SQLITE_READONLY": "the file may not be written; check the permissions of the file and of its folder",
     "SQLITE_PERM": "the file may not be opened; check its permissions",
     "SQLITE_CANTOPEN": "check that the path names a file, not a folder, and that it may be opened",
-    "SQLITE_BUSY": f"another process kept the file locked for {LOCK_TIMEOUT:g} seconds; try again",
+    "SQLITE_BUSY": "another process kept the file locked; try again",
     "SQLITE_NOTADB": "it is not a SQLite database; name another file, or move this one away",
-    "SQLITE_CORRUPT": "the file is damaged; restore it from a copy, or move it away and begin a new history",
+    "SQLITE_CORRUPT": f"the file is damaged; {_DAMAGE_ADVICE}",
     "SQLITE_IOERR": "the disk failed, or the file may not grow; check space, quotas and limits on the size of files",
 }
 
@@ -112,8 +130,22 @@ def store_error(error: Exception, path: Path, operation: str) -> StoreError:
     """Convert an error of SQLite to `{path} cannot {operation}: ...` with advice."""
     name = getattr(error, "sqlite_errorname", "")
     advice = next((advice for code, advice in _SQLITE_ADVICE.items() if name.startswith(code)), "")
-    kind = JournalCorrupt if name.startswith(_CORRUPT_FILE_CODES) else StoreError
+    # A damaged schema is told in a text that need not be UTF-8.
+    damaged = name.startswith(_CORRUPT_FILE_CODES) or isinstance(error, UnicodeDecodeError)
+    kind = JournalCorrupt if damaged else StoreError
     return kind(f"{path} cannot {operation}: {error}" + (f"; {advice}" if advice else ""))
+
+
+def _make_private(path: Path) -> None:
+    """Let only the user have the file and what SQLite keeps beside it, which gets the permissions of the file."""
+    with suppress(OSError):
+        # Only a new file is opened: closing a file takes the locks of this process from it.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for each in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            mode = each.stat().st_mode
+            if stat.S_ISREG(mode) and mode & 0o077:
+                each.chmod(0o600)
 
 
 @contextmanager
@@ -155,23 +187,33 @@ _READ_BATCH_SIZE: Final = 100
 
 _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 
-# One statement checks lease and number and appends, so that no other writer can intervene.
+_BUSY_TIMEOUT_SQL: Final = "PRAGMA busy_timeout = {:.0f}"
+
+# Checks lease and number, and begins the write, so that no other writer can intervene.
+_COUNT_SQL: Final = "UPDATE runs SET records = ? WHERE id = ? AND epoch = ? AND records = ?"
+
 _APPEND_SQL: Final = """
-    INSERT INTO records (run, seq, at, kind, data)
-    SELECT number, ?, ?, ?, ? FROM runs
-    WHERE id = ? AND epoch = ?
-      AND ? = 1 + coalesce((SELECT max(seq) FROM records WHERE run = number), 0)
+    INSERT INTO records (run, seq, at, kind, data, crc) SELECT number, ?, ?, ?, ?, ? FROM runs WHERE id = ?
 """
 
-_READ_SQL: Final = "SELECT seq, at, kind, data FROM records WHERE run = ? AND seq > ? AND seq <= ? ORDER BY seq"
+# As bytes, because damaged text need not be UTF-8.
+_READ_SQL: Final = """
+    SELECT seq, CAST(at AS REAL), CAST(kind AS BLOB), CAST(data AS BLOB), crc FROM records
+    WHERE run = ? AND seq > ? AND seq <= ? ORDER BY seq
+"""
 
-_LAST_SEQ_SQL: Final = "SELECT coalesce(max(seq), 0) FROM records WHERE run = ?"
+_LAST_SEQ_SQL: Final = """
+    SELECT records, (SELECT coalesce(max(seq), 0) FROM records WHERE run = number) FROM runs WHERE number = ?
+"""
 
-_RUNS_SQL: Final = """
-    SELECT id, name, objective, status, created, coalesce(last.at, created), coalesce(last.seq, 0), owner
-    FROM runs LEFT JOIN records AS last
-      ON last.run = number AND last.seq = (SELECT max(seq) FROM records WHERE run = number)
-    ORDER BY created DESC, number DESC
+_RUN_SQL: Final = """
+    SELECT number, records, (SELECT CAST(at AS REAL) FROM records AS last WHERE run = number AND seq = runs.records),
+        id, name, objective, status, created, owner, epoch, until, crc
+    FROM runs
+"""
+
+_SAVE_RUN_SQL: Final = """
+    UPDATE runs SET name = ?, objective = ?, status = ?, owner = ?, epoch = ?, until = ?, crc = ? WHERE number = ?
 """
 
 _ADD_OUTCOME_SQL: Final = "INSERT INTO outcomes (tool, capability, succeeded, at, seconds) VALUES (?, ?, ?, ?, ?)"
@@ -182,11 +224,36 @@ _OUTCOMES_SQL: Final = """
 """
 
 
+class _RunRow(NamedTuple):
+    """Row of a run, after the number and time of its last record; its checksum covers the columns from the id on."""
+
+    number: int
+    records: int
+    updated: float | None
+    id: RunId
+    name: str
+    objective: str
+    status: CurrentRunStatus
+    created: float
+    owner: str | None
+    epoch: int
+    until: float
+
+    @property
+    def crc(self) -> int:
+        return checksum(_encoded(self.id), *self[4:])
+
+
+def _encoded(text: object) -> bytes:
+    """Return the bytes of a text; a damaged column holds anything, and no checksum fits what it says then."""
+    return text.encode(errors="surrogateescape") if isinstance(text, str) else ascii(text).encode()
+
+
 class SqliteStore(RunStore):
-    """Store in a SQLite file, created with its folder if it is missing.
+    """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 
     Any number of processes may use the file; each run is written by the process that owns it. Appended records
-    outlive the process however it ends.
+    outlive the process however it ends. Rows have checksums: damage to a run is refused when it is read.
 
     Args:
         path: the file.
@@ -203,18 +270,30 @@ class SqliteStore(RunStore):
         self._path = Path(path)
         self._lock = RLock()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            _make_private(self._path)
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
                 self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
             )
+        except PermissionError as error:
+            problem = "may not be used, or belongs to another user, who could change it"
+            raise StoreError(f"{error.filename} {problem}; name another path") from error
         except OSError as error:
             folder = f"the folder of {self._path} cannot be made"
             raise StoreError(f"{folder}: {error.strerror}; name another path") from error
         except sqlite3.Error as error:
             raise store_error(error, self._path, "be opened") from error
+        # Damaged text need not be UTF-8; its checksum is wrong all the same.
+        connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+        connection.create_function("checksum", -1, checksum, deterministic=True)
         try:
             _migrate(connection, self._path)
+            # Indexes as well: a run that is not found by its id would be begun anew.
+            for table in ("runs", "inbox"):
+                (found,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+                if found != "ok":
+                    raise JournalCorrupt(f"{self._path} is damaged: {found}; {_DAMAGE_ADVICE}")
             # With a write-ahead log, readers and writers do not block each other.
             for _ in range(_MAX_WAL_ATTEMPTS):
                 try:
@@ -228,9 +307,10 @@ class SqliteStore(RunStore):
                         pass
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            connection.execute(_BUSY_TIMEOUT_SQL.format(LOOP_LOCK_TIMEOUT * 1000))
         except BaseException as error:
             connection.close()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, sqlite3.Error | UnicodeError):
                 raise store_error(error, self._path, "be opened") from error
             raise
         self._connection = connection
@@ -241,10 +321,12 @@ class SqliteStore(RunStore):
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Insert a row for the run."""
         check_run_id(run)
-        with self._operation("take a new run") as database:
+        row = _RunRow(0, 0, None, run, "", "", "running", float(at), owner, 1, float(at + ttl))
+        with self._operation("take a new run", LOCK_TIMEOUT) as database:
             try:
                 database.execute(
-                    "INSERT INTO runs (id, created, owner, until) VALUES (?, ?, ?, ?)", (run, at, owner, at + ttl)
+                    "INSERT INTO runs (id, created, owner, until, crc) VALUES (?, ?, ?, ?, ?)",
+                    (run, row.created, owner, row.until, row.crc),
                 )
             except sqlite3.IntegrityError as error:
                 raise run_already_exists(run) from error
@@ -252,97 +334,102 @@ class SqliteStore(RunStore):
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Write the new owner with the next epoch into the row of the run."""
-        with self._operation("hand over a run") as database, transaction(database):
-            number = self._run_number(run)
-            epoch, holder, until = database.execute(
-                "SELECT epoch, owner, until FROM runs WHERE number = ?", (number,)
-            ).fetchone()
-            if not is_lease_free(holder, until, at):
-                raise RunOwned(run, holder)
-            database.execute(
-                "UPDATE runs SET epoch = ?, owner = ?, until = ? WHERE number = ?", (epoch + 1, owner, at + ttl, number)
-            )
-        return Lease(run, epoch + 1, owner)
+        with self._operation("hand over a run", LOCK_TIMEOUT) as database, transaction(database):
+            row = self._run_row(run)
+            if not is_lease_free(row.owner, row.until, at):
+                raise RunOwned(run, str(row.owner))
+            self._save(row._replace(epoch=row.epoch + 1, owner=owner, until=float(at + ttl)))
+        return Lease(run, row.epoch + 1, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Move the end of the lease in the row of the run."""
-        with self._operation("renew a lease") as database:
-            renewed = database.execute(
-                "UPDATE runs SET until = ? WHERE id = ? AND epoch = ?", (at + ttl, lease.run, lease.epoch)
-            )
-            if not renewed.rowcount:
-                raise lease_lost(lease)
+        with self._operation("renew a lease") as database, transaction(database):
+            self._save(self._owned_row(lease)._replace(until=float(at + ttl)))
 
     def release(self, lease: Lease) -> None:
         """Begin the next epoch without an owner, which invalidates the lease."""
-        with self._operation("release a run") as database:
-            database.execute(
-                "UPDATE runs SET owner = NULL, epoch = epoch + 1 WHERE id = ? AND epoch = ?", (lease.run, lease.epoch)
-            )
+        with self._operation("release a run", LOCK_TIMEOUT) as database, suppress(LeaseLost), transaction(database):
+            self._save(self._owned_row(lease)._replace(epoch=lease.epoch + 1, owner=None))
 
     def append(self, lease: Lease, record: Record) -> None:
-        """Insert the record by one statement, which inserts nothing if the lease is not current."""
+        """Count and insert the record, which does nothing if the lease is not current."""
         seq, at, body = record
-        row = (seq, at, body.kind, encode_body(record), lease.run, lease.epoch, seq)
-        status = status_after(body)
+        kind, data = body.kind, encode_body(record)
+        crc = checksum(data.encode(), seq, float(at), kind)
         with self._lock:
-            try:
-                if status is None:
-                    written = self._connection.execute(_APPEND_SQL, row).rowcount
-                else:  # the row of the run is updated as well
-                    with transaction(self._connection) as database:
-                        written = database.execute(_APPEND_SQL, row).rowcount
-                        if written:
-                            database.execute("UPDATE runs SET status = ? WHERE id = ?", (status, lease.run))
-                        if written and isinstance(body, RunOpened):
-                            title = (*run_title(body), lease.run)
-                            database.execute("UPDATE runs SET name = ?, objective = ? WHERE id = ?", title)
-            except sqlite3.Error as error:
-                raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
-            if written:
-                return
-        with self._operation("be read") as database:
-            if not self._is_current(lease):
-                raise lease_lost(lease)
-            (last,) = database.execute(_LAST_SEQ_SQL, (self._run_number(lease.run),)).fetchone()
-        raise record_out_of_order(lease, record, last)
+            database = self._connection
+            try:  # not `transaction`, because this is done for every record
+                database.execute("BEGIN IMMEDIATE")
+                if not database.execute(_COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)).rowcount:
+                    raise record_out_of_order(lease, record, self._owned_row(lease).records)
+                database.execute(_APPEND_SQL, (seq, at, kind, data, crc, lease.run))
+                status = status_after(body)
+                if status is not None:
+                    row = self._run_row(lease.run)._replace(status=status)
+                    if isinstance(body, RunOpened):
+                        name, objective = run_title(body)
+                        row = row._replace(name=name, objective=objective)
+                    self._save(row)
+                database.execute("COMMIT")
+            except BaseException as error:
+                with suppress(sqlite3.Error):
+                    database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error | UnicodeError):
+                    raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
+                raise
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records that exist now, fetched in batches."""
         with self._operation("be read") as database:
-            number = self._run_number(run)
-            (end,) = database.execute(_LAST_SEQ_SQL, (number,)).fetchone()
+            number = self._run_row(run).number
+            written, end = database.execute(_LAST_SEQ_SQL, (number,)).fetchone()
+        if end != written:
+            raise JournalCorrupt(
+                f"{self._path}: run {run!r} has {end} records, and {written} were written; {_DAMAGE_ADVICE}"
+            )
         return self._records(run, number, after, end)
 
     def runs(self) -> Sequence[RunInfo]:
         """Return all runs from their rows."""
         with self._operation("be read") as database:
-            return [RunInfo(*row) for row in database.execute(_RUNS_SQL)]
+            rows = map(self._verified, database.execute(f"{_RUN_SQL} ORDER BY created DESC, number DESC"))
+            return [
+                RunInfo(r.id, r.name, r.objective, r.status, r.created, r.updated or r.created, r.records, r.owner)
+                for r in rows
+            ]
 
     def post(self, run: RunId, message: InboxMessage) -> None:
         """Insert a message."""
-        payload = to_json_line(message.payload)
-        with self._operation("take a message") as database:
+        payload, at = to_json_line(message.payload), float(message.at)
+        with self._operation("take a message", LOCK_TIMEOUT) as database:
+            number = self._run_row(run).number
+            crc = checksum(payload.encode(), number, message.kind, at, message.by)
             database.execute(
-                "INSERT INTO inbox (run, kind, at, sender, payload) VALUES (?, ?, ?, ?, ?)",
-                (self._run_number(run), message.kind, message.at, message.by, payload),
+                "INSERT INTO inbox (run, kind, at, sender, payload, crc) VALUES (?, ?, ?, ?, ?, ?)",
+                (number, message.kind, at, message.by, payload, crc),
             )
 
     def inbox(self, run: RunId) -> Sequence[InboxMessage]:
         """Return the waiting messages with their ids."""
+        messages = []
         with self._operation("be read") as database:
+            run_number = self._run_row(run).number
             rows = database.execute(
-                "SELECT kind, at, sender, payload, number FROM inbox WHERE run = ? ORDER BY number",
-                (self._run_number(run),),
+                "SELECT number, kind, at, sender, payload, crc FROM inbox WHERE run = ? ORDER BY number", (run_number,)
             )
-            return [InboxMessage(kind, at, by, json.loads(payload), number) for kind, at, by, payload, number in rows]
+            for number, kind, at, by, payload, crc in rows:
+                if crc != checksum(_encoded(payload), run_number, kind, at, by):
+                    raise JournalCorrupt(
+                        f"{self._path}: message {number} of run {run!r} was damaged: its checksum is wrong; "
+                        f"{_DAMAGE_ADVICE}"
+                    )
+                messages.append(InboxMessage(kind, at, by, json.loads(payload), number))
+        return messages
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
         """Delete messages, as the owner."""
         with self._operation("discard messages") as database, transaction(database):
-            if not self._is_current(lease):
-                raise lease_lost(lease)
-            number = self._run_number(lease.run)
+            number = self._owned_row(lease).number
             database.executemany(
                 "DELETE FROM inbox WHERE run = ? AND number = ?", [(number, message) for message in messages]
             )
@@ -350,7 +437,7 @@ class SqliteStore(RunStore):
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Insert outcomes, all or none."""
         rows = list(map(astuple, outcomes))
-        with self._operation("take outcomes") as database, transaction(database):
+        with self._operation("take outcomes", LOCK_TIMEOUT) as database, transaction(database):
             database.executemany(_ADD_OUTCOME_SQL, rows)
 
     def outcomes(
@@ -375,35 +462,67 @@ class SqliteStore(RunStore):
         for start in range(after, end, _READ_BATCH_SIZE):
             with self._operation("be read") as database:
                 rows = database.execute(_READ_SQL, (number, start, min(start + _READ_BATCH_SIZE, end))).fetchall()
-            for seq, at, kind, data in rows:
+            for seq, at, kind, data, crc in rows:
                 last += 1
                 try:
                     if seq != last:
                         raise ValueError("it is missing")
-                    body = decode_body(kind, data)
+                    name = (kind or b"").decode(errors="replace")
+                    if crc != checksum(data or b"", seq, at, name):
+                        raise ValueError("it was damaged or changed: its checksum is wrong")
+                    body = decode_body(name, data)
                 except ValueError as error:
-                    raise JournalCorrupt(
-                        f"{self._path}: record {last} of run {run!r} cannot be read: {error}; "
-                        "restore the file from a copy, or fork the run from a revision before this record"
-                    ) from error
+                    raise self._record_damaged(run, last, error) from error
                 yield Record(seq, at, body)
+            if last != min(start + _READ_BATCH_SIZE, end):
+                raise self._record_damaged(run, last + 1, "it is missing")
 
-    def _run_number(self, run: RunId) -> int:
+    def _record_damaged(self, run: RunId, seq: int, reason: object) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{self._path}: record {seq} of run {run!r} cannot be read: {reason}; "
+            "restore the file from a copy, or fork the run from a revision before this record"
+        )
+
+    def _run_row(self, run: RunId) -> _RunRow:
         row = None
         if is_valid_run_id(run):
-            row = self._connection.execute("SELECT number FROM runs WHERE id = ?", (run,)).fetchone()
+            row = self._connection.execute(f"{_RUN_SQL} WHERE id = ?", (run,)).fetchone()
         if row is None:
             raise unknown_run(run, [known for (known,) in self._connection.execute("SELECT id FROM runs")])
-        return int(row[0])
+        return self._verified(row)
 
-    def _is_current(self, lease: Lease) -> bool:
-        row = self._connection.execute("SELECT epoch FROM runs WHERE id = ?", (lease.run,)).fetchone()
-        return row is not None and row[0] == lease.epoch
+    def _owned_row(self, lease: Lease) -> _RunRow:
+        """Return the row of a run whose lease is current."""
+        try:
+            row = self._run_row(lease.run)
+        except UnknownRun:
+            raise lease_lost(lease) from None
+        if row.epoch != lease.epoch:
+            raise lease_lost(lease)
+        return row
+
+    def _verified(self, columns: tuple[Any, ...]) -> _RunRow:
+        row = _RunRow(*columns[:-1])
+        if columns[-1] != row.crc:
+            raise JournalCorrupt(
+                f"{self._path}: the row of run {brief_repr(row.id)} was damaged: its checksum is wrong; {_DAMAGE_ADVICE}"
+            )
+        return row
+
+    def _save(self, row: _RunRow) -> None:
+        columns = (row.name, row.objective, row.status, row.owner, row.epoch, row.until, row.crc, row.number)
+        self._connection.execute(_SAVE_RUN_SQL, columns)
 
     @contextmanager
-    def _operation(self, doing: str) -> Iterator[sqlite3.Connection]:
+    def _operation(self, doing: str, timeout: float = LOOP_LOCK_TIMEOUT) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
+                if timeout != LOOP_LOCK_TIMEOUT:
+                    self._connection.execute(_BUSY_TIMEOUT_SQL.format(timeout * 1000))
                 yield self._connection
-            except (sqlite3.Error, UnicodeEncodeError) as error:  # the latter for a lone surrogate
+            except (sqlite3.Error, UnicodeError) as error:  # the latter for a lone surrogate
                 raise store_error(error, self._path, doing) from error
+            finally:
+                if timeout != LOOP_LOCK_TIMEOUT:
+                    with suppress(sqlite3.Error):
+                        self._connection.execute(_BUSY_TIMEOUT_SQL.format(LOOP_LOCK_TIMEOUT * 1000))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,6 +243,9 @@ MAX_RUN_ID_BYTES: Final = 200
 LOCK_TIMEOUT: Final = 5.0
 """Seconds that a store in files waits for another process to release a lock."""
 
+LOOP_LOCK_TIMEOUT: Final = 0.05
+"""Likewise for what the event loop of a run waits for; a lock that is held longer is a failing store."""
+
 _STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
 
 _MAX_UNCHECKED_CHARS: Final = 400
@@ -272,6 +276,11 @@ def encode_body(record: Record) -> str:
             f"record {seq} ({body.kind}) cannot be kept as JSON: {error}; nothing was written"
         ) from error
     return text
+
+
+def checksum(data: bytes, *columns: object) -> int:
+    """Return the CRC-32 of bytes and of the values that are stored beside them."""
+    return zlib.crc32(data, zlib.crc32(ascii(columns).encode()))
 
 
 def to_json_line(value: JsonValue) -> str:

@@ -5,6 +5,7 @@
 import fcntl
 import json
 import shutil
+import zlib
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,14 +50,15 @@ def journal(tmp_path, lease):
 
 
 def test_lines(journal):
-    """A journal is a file of its own, one JSON object per line, with number, time, kind and data."""
+    """A journal is a file of its own, one JSON object per line, with number, time, kind, data and a checksum of these."""
     lines = journal.read_bytes().split(b"\n")
     assert lines.pop() == b""
     body = {"attempt": "attempt-1", "task": "build"}
-    assert [json.loads(line) for line in lines] == [
-        {"seq": seq, "at": seq / 2, "kind": "attempt-succeeded", "data": {**body, "output": f"größe\n{seq}"}}
-        for seq in range(1, 6)
-    ]
+    for seq, line in enumerate(lines, 1):
+        data = {**body, "output": f"größe\n{seq}"}
+        crc = zlib.crc32(line.rpartition(b',"crc"')[0])
+        written = {"seq": seq, "at": seq / 2, "kind": "attempt-succeeded", "data": data, "crc": crc}
+        assert json.loads(line) == written
 
 
 def test_nothing_is_made_by_looking(tmp_path):
@@ -68,13 +70,22 @@ def test_nothing_is_made_by_looking(tmp_path):
 
 @given(data=st.data())
 def test_torn_line(data):
-    """Wherever a journal is cut off, only its torn last line is lost, and the next owner goes on after it."""
+    """Wherever a crash cuts off the record that is being written, that alone is lost, and the next owner goes on after it.
+
+    A journal without its lock file, such as a copy, is read up to its end wherever it ends.
+    """
     with TemporaryDirectory() as folder, closing(JsonlStore(folder)) as store:
         fill(store)
         journal = Path(folder) / "run-1.jsonl"
         whole = journal.read_bytes()
-        end = data.draw(st.integers(0, len(whole)))
+        if data.draw(st.booleans()):
+            whole += whole.splitlines(keepends=True)[-1]
+            end = data.draw(st.integers(len(whole) - 20, len(whole) - 1))
+        else:
+            (Path(folder) / ".run-1.lease").unlink()
+            end = data.draw(st.integers(0, len(whole)))
         journal.write_bytes(whole[:end])
+        store.close()
         left = RECORDS[: whole[:end].count(b"\n")]
         assert list(store.read(RUN)) == left
         assert store.runs()[0].records == len(left)
@@ -124,9 +135,32 @@ def test_bad_line(store, journal, line, reason):
 
 
 def test_spaced_lines(store, journal):
-    """Lines written by another program, with spaces, are read as well."""
-    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    """Lines of an earlier version or another program, with spaces and without checksums, are read as well."""
+    entries = [json.loads(line.rpartition(',"crc"')[0] + "}") for line in journal.read_text().splitlines()]
     journal.write_text("".join(json.dumps(entry) + " \r\n" for entry in entries))
+    assert list(store.read(RUN)) == RECORDS
+
+
+def test_cut_off(tmp_path, store, lease, journal):
+    """A journal that has lost finished records is refused with what is missing, by readers and by its owner."""
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:3]))
+    message = r"run-1\.jsonl ends after line 3, and 5 records were written: .* remove .*\.run-1\.lease"
+    reading = store.read(RUN)
+    assert [next(reading).seq for _ in range(3)] == [1, 2, 3]
+    for call in (lambda: next(reading), lambda: store.append(lease, RECORDS[3])):
+        with pytest.raises(JournalCorrupt, match=message):
+            call()
+    (tmp_path / ".run-1.lease").unlink()
+    store.append(store.acquire(RUN, "me", 0.0, 5.0), RECORDS[3])
+    assert list(store.read(RUN)) == RECORDS[:4]
+
+
+def test_lock_file_of_an_earlier_version(tmp_path, store, lease):
+    """A lock file without the number of records and without a checksum is read, and keeps the owner."""
+    state = {"epoch": 7, "owner": "you", "until": 9.0, "created": 1.0}
+    (tmp_path / ".run-1.lease").write_text(json.dumps(state) + "\n")
+    assert [(info.owner, info.created) for info in store.runs()] == [("you", 1.0)]
+    assert store.acquire(RUN, "me", 10.0, 5.0).epoch == 8
     assert list(store.read(RUN)) == RECORDS
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from replanning.errors import JournalCorrupt, StoreError
 from replanning.journal import SqliteStore
-from replanning.testing.stores import RUN, sample_record
+from replanning.journal.store import checksum
+from replanning.testing.stores import RUN, sample_message, sample_record
 
 
 @pytest.fixture
@@ -48,8 +49,19 @@ def test_version(filled, older):
         execute(filled, *(f"DROP TABLE {name}" for name in tables), "PRAGMA user_version = 0")
     SqliteStore(filled).close()
     assert asked(filled, "SELECT name, sql FROM sqlite_master ORDER BY name") == before
-    assert asked(filled, "PRAGMA user_version") == [(2,)]
+    assert asked(filled, "PRAGMA user_version") == [(3,)]
     assert asked(filled, "PRAGMA journal_mode") == [("wal",)]
+
+
+def test_history_without_checksums(filled):
+    """The records, runs and messages of a history of an earlier version are kept, and checked from then on."""
+    with closing(SqliteStore(filled)) as store:
+        store.post(RUN, sample_message("a"))
+        whole = list(store.read(RUN)), store.runs(), store.inbox(RUN)
+    columns = [("records", "crc"), ("runs", "records"), ("runs", "crc"), ("inbox", "crc")]
+    execute(filled, *(f"ALTER TABLE {table} DROP COLUMN {name}" for table, name in columns), "PRAGMA user_version = 2")
+    with closing(SqliteStore(filled)) as store:
+        assert (list(store.read(RUN)), store.runs(), store.inbox(RUN)) == whole
 
 
 def test_failed_migration(filled):
@@ -70,7 +82,7 @@ OURS = f"PRAGMA application_id = {0x5265506C}"
     [
         (
             [OURS, "PRAGMA user_version = 99"],
-            "has version 99 of the schema.* versions up to 2: .*; upgrade the library",
+            "has version 99 of the schema.* versions up to 3: .*; upgrade the library",
         ),
         (["CREATE TABLE notes (text)"], "is a database of another program; name another file"),
         (["PRAGMA user_version = 1"], "is a database of another program; name another file"),
@@ -115,20 +127,47 @@ def test_closed(path):
     ("damage", "reason"),
     [
         ("DELETE FROM records WHERE seq = 2", "it is missing"),
-        ("UPDATE records SET data = '{\"attempt\"' WHERE seq = 2", "not a valid attempt-started: Invalid JSON"),
-        ('UPDATE records SET data = \'{"attempt":"a"}\' WHERE seq = 2', "not a valid attempt-started: task: "),
-        ("UPDATE records SET kind = 'dream' WHERE seq = 2", "unknown kind of record 'dream'"),
+        ("UPDATE records SET data = '{\"attempt\"' WHERE seq = 2", ".*its checksum is wrong"),
+        ("UPDATE records SET data = CAST(x'ff' AS TEXT) WHERE seq = 2", ".*its checksum is wrong"),
+        ("UPDATE records SET kind = 'attempt-failed' WHERE seq = 2", ".*its checksum is wrong"),
+        ("UPDATE records SET kind = 'dream', crc = {dream} WHERE seq = 2", "unknown kind of record 'dream'"),
     ],
 )
 def test_damaged_record(filled, damage, reason):
     """A record that is missing or cannot be read is named with its file and run, and those before it are read."""
-    execute(filled, damage)
+    ((data,),) = asked(filled, "SELECT CAST(data AS BLOB) FROM records WHERE seq = 2")
+    execute(filled, damage.replace("{dream}", str(checksum(data, 2, sample_record(2).at, "dream"))))
     with closing(SqliteStore(filled)) as store:
         reading = store.read(RUN)
         assert next(reading) == sample_record(1)
         with pytest.raises(JournalCorrupt, match=rf"history\.db: record 2 of run 'run-1' cannot be read: {reason}"):
             next(reading)
         assert list(store.read(RUN, after=2)) == [sample_record(3)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("DELETE FROM records WHERE seq = 3", r"run 'run-1' has 2 records, and 3 were written"),
+        ("UPDATE runs SET records = 2", r"run 'run-1' has 3 records, and 2 were written"),
+        ("UPDATE runs SET owner = NULL", "the row of run 'run-1' was damaged"),
+        ("UPDATE runs SET status = CAST(x'ff' AS TEXT)", "the row of run 'run-1' was damaged"),
+        ("UPDATE inbox SET payload = replace(payload, 'yes', 'no!')", "message 1 of run 'run-1' was damaged"),
+        (
+            "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master WHERE name = 'inbox_of_run') "  # noqa: ISC004
+            "WHERE name = 'sqlite_autoindex_runs_1'",
+            r"history\.db is damaged",
+        ),
+    ],
+)
+def test_damaged_run(filled, damage, message):
+    """A run that has lost its last records is refused, and so are a damaged owner, status or answer of a person."""
+    with closing(SqliteStore(filled)) as store:
+        store.post(RUN, sample_message("yes"))
+    execute(filled, "PRAGMA writable_schema = 1", damage)
+    with pytest.raises(JournalCorrupt, match=message), closing(SqliteStore(filled)) as store:  # noqa: PT012
+        store.read(RUN)
+        store.inbox(RUN)
 
 
 def test_damaged_file(filled):
@@ -139,6 +178,17 @@ def test_damaged_file(filled):
     message = r"history\.db cannot .*malformed.*; the file is damaged; restore it"
     with pytest.raises(JournalCorrupt, match=message), closing(SqliteStore(filled)) as store:
         store.runs()
+
+
+def test_record_missing_at_the_end_of_a_batch(path):
+    """A missing record is named wherever it was, also the last one of those that are read at once."""
+    with closing(SqliteStore(path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        for seq in range(1, 151):
+            store.append(lease, sample_record(seq))
+        execute(path, "DELETE FROM records WHERE seq = 100")
+        with pytest.raises(JournalCorrupt, match="record 100 of run 'run-1' cannot be read: it is missing"):
+            list(store.read(RUN))
 
 
 def test_half_a_character(path):

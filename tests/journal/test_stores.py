@@ -2,22 +2,26 @@
 # mypy: disable-error-code="arg-type"
 """The stores keep what every store must keep to, and the checks that say so find the ones that do not."""
 
+import fcntl
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning import ReplanningEngine, journal
-from replanning.errors import JournalCorrupt, RecordNotSerializable, StoreError
+from replanning.errors import JournalCorrupt, RecordNotSerializable, RunOwned, StoreError
 from replanning.journal import JsonlStore, MemoryStore, Record, SqliteStore
 from replanning.journal.owner import is_lease_free, owner_id
 from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT
+from replanning.journal.store import checksum
 from replanning.testing import stores
 from replanning.testing.stores import RUN, STORE_CHECKS, attempt_succeeded, sample_bodies, sample_message, sample_plan
 
@@ -113,10 +117,13 @@ def replace_format(folder, field):
     """Replace the format in the first record of the only run, behind the store's back."""
     old = f'"format":{JOURNAL_FORMAT},'
     for path in folder.rglob("run-1.jsonl"):
-        path.write_text(path.read_text().replace(old, field, 1))
+        first, rest = path.read_text().replace(old, field, 1).split("\n", 1)
+        path.write_text(first.rpartition(',"crc"')[0] + "}\n" + rest)
     for path in folder.rglob("history.db"):
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("UPDATE records SET data = replace(data, ?, ?) WHERE seq = 1", (old, field))
+            connection.create_function("checksum", -1, checksum)
+            connection.execute("UPDATE records SET crc = checksum(CAST(data AS BLOB), seq, at, kind) WHERE seq = 1")
 
 
 @pytest.mark.parametrize(("field", "version"), [("", 1), ('"format":99,', 99), ('"format" : 1 ,', 1)])
@@ -163,6 +170,125 @@ def test_system_without_file_locks(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     message = "the JSONL store locks files with fcntl, which this system lacks; use SqliteStore"
     assert done.stdout.splitlines() == ["succeeded", "succeeded", message], done.stderr
+
+
+@pytest.fixture(scope="module", params=DURABLE)
+def closed(request, tmp_path_factory):
+    """A function, as its result is long: kind of a store with 40 records and a message, its files, and what it tells."""
+    folder = tmp_path_factory.mktemp("closed")
+    with closing(STORES[request.param](folder)) as opened:
+        lease = opened.create(RUN, "process 1 on another machine", 0.0, 5.0)
+        for record in [Record(seq, seq / 4, attempt_succeeded("ä" * 7 * seq)) for seq in range(1, 41)]:
+            opened.append(lease, record)
+        opened.post(RUN, sample_message("yes"))
+        told = list(opened.read(RUN)), opened.inbox(RUN)
+    files = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+    return lambda: (request.param, files, told)
+
+
+@given(
+    which=st.integers(0, 9),
+    where=st.integers(0, 10**6),
+    length=st.integers(0, 5000) | st.none(),
+    byte=st.sampled_from([b"\0", b"\xff", b"7", b"\n"]),
+)
+def test_random_damage(closed, which, where, length, byte):
+    """Bytes that are changed, overwritten or cut off make no difference or are refused with the file; nobody else gets in."""
+    kind, files, told = closed()
+    names = sorted(name for name, content in files.items() if content)
+    name = names[which % len(names)]
+    damaged = bytearray(files[name])
+    start = 1 + where % (len(damaged) - 1)
+    if length is None:
+        del damaged[start:]
+    elif length:
+        damaged[start : start + length] = byte * len(damaged[start : start + length])
+    else:
+        damaged[start] ^= 1 + where % 255
+    with TemporaryDirectory() as folder:
+        for path, content in {**files, name: damaged}.items():
+            (Path(folder) / path).parent.mkdir(exist_ok=True, parents=True)
+            (Path(folder) / path).write_bytes(content)
+        try:
+            with closing(STORES[kind](Path(folder))) as opened:
+                assert list(opened.read(RUN)) == told[0]
+                # A message whose line is not complete is one that was not left.
+                assert opened.inbox(RUN) == told[1] or (name.suffix == ".inbox" and opened.inbox(RUN) == [])
+                with pytest.raises(RunOwned):
+                    opened.acquire(RUN, "me", 1.0, 5.0)
+        except StoreError as error:
+            assert str(Path(folder) / name) in str(error)  # noqa: PT017 - it may also make no difference
+
+
+@pytest.mark.parametrize("name", DURABLE)
+def test_private(name, tmp_path, monkeypatch):
+    """Files and folders of a store belong to their user alone; those of an earlier version become private."""
+    for _ in range(2):
+        with closing(STORES[name](tmp_path)) as store:
+            lease = store.acquire(RUN, "me", 6.0, 5.0) if store.runs() else store.create(RUN, "me", 0.0, 5.0)
+            store.append(lease, Record(store.runs()[0].records + 1, 0.0, attempt_succeeded()))
+            store.post(RUN, sample_message("a"))
+            store.discard(lease, [1])
+            store.add_outcomes([journal.ToolOutcome("pip", None, True, 0.0)])
+            paths = [path for path in tmp_path.rglob("*") if path != tmp_path / "deep"]
+            assert {path.name: path.stat().st_mode & 0o077 for path in paths} == dict.fromkeys(
+                (path.name for path in paths), 0
+            )
+        for path in paths:
+            if path.is_file():
+                path.chmod(0o666)
+
+    def refuse(*_):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(StoreError, match="belongs to another user, who could change it"):
+        STORES[name](tmp_path).acquire(RUN, "me", 12.0, 5.0)
+
+
+@pytest.mark.parametrize("store", DURABLE, indirect=True)
+def test_locked(store, tmp_path):
+    """Somebody who holds a lock of a store keeps the owner of a run waiting for a moment only, and gets an error."""
+    lease = store.create(RUN, "me", 0.0, 5.0)
+    record = Record(1, 0.0, attempt_succeeded())
+    with ExitStack() as held:
+        for path in tmp_path.rglob(".*.lease"):
+            fcntl.flock(held.enter_context(path.open()), fcntl.LOCK_EX)
+        for path in tmp_path.rglob("history.db"):
+            held.enter_context(closing(sqlite3.connect(path))).execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match=r"another process kept the file locked.*; try again"):
+            store.append(lease, record)
+    store.append(lease, record)
+    assert list(store.read(RUN)) == [record]
+
+
+@pytest.mark.parametrize("store", DURABLE, indirect=True)
+async def test_finished_work_is_not_done_again(store, tmp_path):
+    """A run whose journal has a damaged letter in a result is refused with the place, and none of its work is repeated."""
+    engine, done = ReplanningEngine([], store=store), []
+
+    async def work(task, context):
+        done.append(task.id)
+        return "precious"
+
+    async with engine.open(sample_plan(), run_id=RUN) as run:
+        async for task in run.ready():
+            async with run.attempt(task) as attempt:
+                attempt.output = await work(task, attempt.context)
+    store.close()
+    for path in tmp_path.rglob("*.*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes().replace(b'"output":"precious"', b'"outpux":"precious"'))
+    with pytest.raises(JournalCorrupt, match=r"(line|record) \d+.*its checksum is wrong"):
+        async with ReplanningEngine([], store=reopened(store)).run_or_resume(sample_plan(), run_id=RUN):
+            pass
+    assert done == ["build", "smoke"]
+
+
+def reopened(store):
+    """The store in the same place, which was closed."""
+    return type(store)(repr(store).split("'")[1])
 
 
 @pytest.mark.parametrize("run", ["", ".", "..", ".hidden", "a/b", "../a", "a\\b", "a\0b", "a\nb", "x" * 201, "\ud800"])
