@@ -545,7 +545,7 @@ class JournalFile:
         self._file = _open_private(path, os.O_RDWR | os.O_APPEND)
         try:
             self._lease_file = _open_private(guard_path, os.O_RDWR | os.O_CREAT)
-        except OSError:
+        except BaseException:
             os.close(self._file)
             raise
         self._lease_bytes, self._epoch = b"", 0
