@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -45,6 +45,7 @@ from replanning.plan.messages import brief_repr, require_instance, require_list
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin
+from replanning.run.event_loop import describe_error
 from replanning.run.lifecycle import Codec, Lifecycle
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
@@ -239,6 +240,7 @@ class ReplanningEngine:
 
         Raises:
             JournalCorrupt: the journal of `run_id` cannot be read.
+            StoreError: the store fails.
         """
         pending: list[Question] = []
         here: set[RunId] = set()
@@ -246,11 +248,14 @@ class ReplanningEngine:
             with suppress(NotRunning):  # its loop ended, and the store has its questions
                 pending += run._lifecycle.loop.call(questions.pending)
                 here.add(run.id)
-        for info in self.store.runs():
+        with _store_errors():
+            known = self.store.runs()
+        for info in known:
             elsewhere = info.run not in here and run_id in (None, info.run)
             if elsewhere and (info.status == "running" or info.status in RESUMABLE_STATUSES):
                 try:
-                    pending += open_questions(self.store.read(info.run))
+                    with _store_errors():
+                        pending += open_questions(self.store.read(info.run))
                 except StoreError as error:
                     if run_id is not None:
                         raise
@@ -285,6 +290,7 @@ class ReplanningEngine:
             StaleAnswer: the tasks that it is about have changed since.
             ChangeRejected: the answer is not valid, or the changes of `modify` do not fit the plan.
             NotRunning: the run has ended for good.
+            StoreError: the store of a run elsewhere fails.
         """
         require_instance("question_id", question_id, str, "the id of a question")
         answer = validate_answer(Answer(verdict, by, choice, parse_changes(changes), comment))
@@ -294,10 +300,19 @@ class ReplanningEngine:
             with suppress(NotRunning):  # it has ended, or its loop has
                 run._lifecycle.loop.call(questions.answer, QuestionId(question_id), answer)
                 return
-        # The answer, which fits the plan as far as the store shows, is left in the inbox of the run.
+        with _store_errors():
+            self._leave_answer(run_id, question_id, answer)
+
+    def _leave_answer(self, run_id: RunId, question_id: str, answer: Answer) -> None:
+        """Leave an answer that fits the plan, as far as the store shows, in the inbox of the run."""
+
+        def waiting() -> list[InboxMessage]:
+            messages = self.store.inbox(run_id)
+            return [m for m in messages if m.kind == "answer" and m.payload.get("question") == question_id]
+
         try:
             _, live, ledger, *_ = replay_records(self.store.read(run_id))
-            messages = self.store.inbox(run_id)
+            answered = bool(waiting())
         except UnknownRun:
             raise UnknownQuestion(question_id, f"the store has no run {run_id!r}") from None
         asked = ledger.open_questions.get(QuestionId(question_id))
@@ -305,8 +320,8 @@ class ReplanningEngine:
             raise closed_error(QuestionId(question_id), ledger)
         if ledger.run_end is not None and ledger.run_end.status not in RESUMABLE_STATUSES:
             raise NotRunning(f"run {run_id!r} is {ledger.run_end.status}; its questions need no answer any more")
-        if any(message.kind == "answer" and message.payload.get("question") == question_id for message in messages):
-            raise UnknownQuestion(question_id, "it was answered already; the answer waits for the run to go on")
+        if answered:
+            raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
         answer_changes(answer, asked, live)
         redactor = self._run_factory.redactor
         payload: JsonObject = {
@@ -316,8 +331,11 @@ class ReplanningEngine:
             "changes": list(map(dump_change, redact_changes(answer.changes, redactor))),
             "comment": redactor.text(answer.comment),
         }
-        now = self._run_factory.environment.clock.now()
-        self.store.post(run_id, InboxMessage("answer", now, redactor.text(answer.by), payload))
+        message = InboxMessage("answer", self._run_factory.environment.clock.now(), redactor.text(answer.by), payload)
+        self.store.post(run_id, message)
+        first = next(iter(waiting()), message)  # the one that counts, should somebody have answered at the same time
+        if replace(first, id=message.id) != message:
+            raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
 
     async def aclose(self) -> None:
         """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
@@ -369,6 +387,20 @@ class ReplanningEngine:
             await delivery.flush()
             if not self._open_runs:  # users may never call `aclose`, and no connection outlives the runs it was for
                 await self._provider_registry.aclose()
+
+
+_ANSWERED_ALREADY: Final = "it was answered already; the answer waits for the run to go on"
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Raise the errors of a third party's store as StoreError."""
+    try:
+        yield
+    except ReplanningError:
+        raise
+    except Exception as error:
+        raise StoreError(f"the store failed: {describe_error(error)}") from error
 
 
 def _handle_answer_message(life: Lifecycle, questions: Questions, message: InboxMessage) -> None:

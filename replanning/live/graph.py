@@ -854,9 +854,7 @@ class TaskGraph:
             demand = pool.demand(entry.task) if pool.limited else None
             lacking = (tool is not None and not tool.available) or not (demand is None or pool.can_ever_fit(demand))
             if not lacking and tool is not None and self.closed_world:
-                action, _ = self.dependency_index.ground(entry.task)
-                running = self.running_actions.values()
-                lacking = not action.requires <= self.facts.keys() or any(map(action.interferes_with, running))
+                lacking = self._interferes(entry)
             if lacking:
                 self.parked[entry.id] = entry
                 continue
@@ -879,6 +877,12 @@ class TaskGraph:
             self.claimed_count += 1
         return entry
 
+    def _interferes(self, entry: TaskEntry) -> bool:
+        """Return whether facts that a task needs do not hold, or those of running tasks would be disturbed."""
+        action, _ = self.dependency_index.ground(entry.task)
+        running = self.running_actions.values()
+        return not action.requires <= self.facts.keys() or any(map(action.interferes_with, running))
+
     def return_claim(self, entry: TaskEntry, claim: int | None = None) -> None:
         """End the claim of a task that is not going to be started; if it is still ready, it is queued again.
 
@@ -897,13 +901,17 @@ class TaskGraph:
             self.ready_queue.push(entry)
 
     def lacks(self, entry: TaskEntry) -> str:
-        """Return what a claimed task lacks by now, in words: its tool, or a capacity that has shrunk."""
-        tool = self.tools.get(name) if (name := entry.fields["tool"]) else None
+        """Return what a ready task lacks by now, in words; what it needs may have changed since it was claimed."""
+        pool, name = self.pool, entry.fields["tool"]
+        if name is None and not pool.limited:
+            return ""
+        tool = self.tools.get(name) if name else None
         if tool is not None and not tool.available:
             return f"its tool {name!r} is unavailable"
-        if entry.reserved and not self.pool.can_ever_fit(entry.reserved):
+        demand = pool.demand(entry.task)
+        if not pool.can_ever_fit(demand) or not pool.fits_now(dict.fromkeys(demand, 0.0) if entry.reserved else demand):
             return "its resources are no longer there"
-        return ""
+        return "its facts do not hold" if tool is not None and self.closed_world and self._interferes(entry) else ""
 
     def keep_resources(self, entry: TaskEntry, attempt: AttemptId) -> None:
         """Keep the resources of an attempt in use beyond its end, until its body has stopped (`free_resources`)."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread, get_ident
+from threading import Lock, Thread, get_ident
 from typing import ClassVar, Final, ParamSpec, TypeVar
 
 import anyio
@@ -79,6 +79,8 @@ class LoopThread:
     def __init__(self) -> None:
         self._thread = get_ident()
         self._token = anyio.lowlevel.current_token()
+        self._lock = Lock()
+        self._handed_over = 0
         self.closed = False
 
     def __repr__(self) -> str:
@@ -94,12 +96,30 @@ class LoopThread:
         """
         if get_ident() == self._thread:
             return function(*args, **kwargs)
-        if not self.closed:
+        with self._lock:
+            taken = not self.closed
+            self._handed_over += taken
+        if taken:
             try:
-                return anyio.from_thread.run_sync(partial(function, *args, **kwargs), token=self._token)
+                return anyio.from_thread.run_sync(self._execute, partial(function, *args, **kwargs), token=self._token)
             except anyio.RunFinishedError:
                 self.closed = True
         raise NotRunning("the run was left, and its event loop takes no more calls from other threads")
+
+    def _execute(self, function: Callable[[], ResultT]) -> ResultT:
+        try:
+            return function()
+        finally:
+            with self._lock:
+                self._handed_over -= 1
+
+    async def close(self) -> None:
+        """Take no more calls from other threads; those that wait are executed before this returns, and the loop can end."""
+        with self._lock:
+            self.closed = True
+        with anyio.CancelScope(shield=True):
+            while self._handed_over:
+                await anyio.lowlevel.checkpoint()
 
     def post(self, function: Callable[[], object]) -> None:
         """Have a function called in this thread, without waiting: a finalizer may run in a thread that the loop waits for."""

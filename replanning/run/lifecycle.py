@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from replanning.changes import PlanChange
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
+from replanning.decision.staleness import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (
     ExpressionError,
@@ -560,14 +561,17 @@ class Lifecycle:
             for _ in range(min(len(waiters), self.live.counts[_READY])):
                 waiters.popleft().set()
 
-    @property
-    def stop_reason(self) -> str:
-        """Why nothing more may start, including tasks that were handed out already; empty when they may."""
+    def obstacle_to(self, entry: TaskEntry) -> str:
+        """Why no attempt at a task may start, even if it was handed out already; empty when it may."""
         if self._budget_exceeded_reason:
             return f"the run {self._budget_exceeded_reason}"
         if self.ledger.pause is not None:
             return "the run is to pause"
-        return "the run is to be aborted" if self.live.aborted is not None else ""
+        if self.live.aborted is not None:
+            return "the run is to be aborted"
+        if entry.state is not _READY:
+            return f"the task is {entry.state}"
+        return self.live.lacks(entry) or ("the task is held by a question" if entry.hold_count else "")
 
     def _evaluate_condition(self, entry: TaskEntry) -> bool:
         """Evaluate the condition of a task, journal the result, and return whether the task may run."""
@@ -624,9 +628,7 @@ class Lifecycle:
     async def start_pulled(self, body: AttemptBody) -> bool:
         """Start the attempt of a task that was pulled, once the store works; false when it may not run any more."""
         entry = self.live.entry(body.task.id)
-        while entry.state is _READY and not entry.hold_count and self.end is None and not self.stop_reason:
-            if self.live.lacks(entry):
-                break
+        while not (obstacle := self.obstacle_to(entry)) and self.end is None:
             try:
                 body.id = self.start(entry, body)
             except StoreError:
@@ -636,9 +638,7 @@ class Lifecycle:
                 return True
         body.id = AttemptId(f"{entry.id}#fenced")
         if self.end is None:
-            state = "the task is held by a question" if entry.hold_count else f"the task is {entry.state}"
-            reason = self.stop_reason or (entry.state is _READY and self.live.lacks(entry)) or state
-            self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {reason}"))
+            self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {obstacle}"))
         return False
 
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
@@ -799,10 +799,11 @@ class Lifecycle:
         left = self.wall_clock_left(now)
         if limit is None or left is None or self.end is not None:
             return
-        if left <= 1e-9 * limit:
+        due = now + left
+        if due <= now:  # also where less is left than the clock can tell
             self.finish("aborted", f"the run has used up the {limit:g} s of its budget")
         else:
-            self.timer.call_at(now + left, self.enforce_wall_clock)
+            self.timer.call_at(due, self.enforce_wall_clock)
 
     def wall_clock_left(self, now: float) -> float | None:
         """Return the seconds that remain of the budget's wall clock; None where it has no limit."""
@@ -815,11 +816,12 @@ class Lifecycle:
             return
         body = RunEnded(status, reason, cancelled)
         try:
-            if status not in ("paused", "needs_human"):  # the run is over for good
-                attached = self.ledger.triggers_by_question.values()
-                parked = {trigger for triggers in attached for trigger in triggers}
-                for trigger in [trigger for trigger in self.ledger.open_triggers if trigger not in parked]:
-                    self.commit(TriggerDropped(trigger, "the run is over"))
+            if status != "paused":  # what is undecided when a person is needed has become stale during its cooldown
+                ledger = self.ledger
+                parked = {trigger for attached in ledger.triggers_by_question.values() for trigger in attached}
+                for trigger in [each for each in ledger.open_triggers.values() if each.id not in parked]:
+                    stale = stale_reason(trigger, self.live) if status == "needs_human" else ""
+                    self.commit(TriggerDropped(trigger.id, stale or "the run is over"))
             self._commit_storable_part(body)
         except StoreError:
             return  # when the store works again, the end is found again

@@ -474,7 +474,7 @@ async def run_services(
                     await before_close()
             group.cancel_scope.cancel()
     finally:
-        life.loop.closed = True
+        await life.loop.close()
         left.set()
         life.spans.close(failure)
         outcomes.save()

@@ -45,7 +45,6 @@ from replanning.journal.records import (
 from replanning.journal.store import to_json_line
 from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
-from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester, brief_repr, require_instance
@@ -239,18 +238,15 @@ class PlanRun:
             The id of the attempt, to report its end with.
 
         Raises:
-            NotRunning: the task is not ready, a question holds it, or the run has ended or is about to.
+            NotRunning: the task is not ready, a question holds it, what it needs is not there, or the run has ended or
+                is about to.
             StoreError: the journal does not take it; the task must not be executed.
         """
         life = self._lifecycle
         entry = life.live.entry(TaskId(task_id))
-        if entry.state is not TaskState.READY:
-            raise NotRunning(f"task {task_id!r} is {entry.state}, so no attempt at it can start")
-        if entry.hold_count:
-            raise NotRunning(f"task {task_id!r} is held until a person has answered the question about it")
         self._require_running("no attempt can start")
-        if life.stop_reason:
-            raise NotRunning(f"{life.stop_reason}: no attempt can start")
+        if obstacle := life.obstacle_to(entry):
+            raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
         return life.start(entry)
 
     @in_loop_thread
@@ -263,6 +259,7 @@ class PlanRun:
             UnknownAttempt: there was no such attempt.
         """
         self._lifecycle.succeeded(attempt_id, output)
+        self._lifecycle.check_completion()  # those who only report may never pull a task, which would do so
 
     @in_loop_thread
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -274,6 +271,7 @@ class PlanRun:
         """
         require_instance("failed", error, BaseException | str | Failure, "an exception, a text or a Failure")
         self._lifecycle.failed(attempt_id, error)
+        self._lifecycle.check_completion()
 
     @in_loop_thread
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:

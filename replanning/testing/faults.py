@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import anyio
 
@@ -26,8 +26,10 @@ def _flaky(operation: str) -> Any:
     def call(self: FlakyStore, *args: Any, **kwargs: Any) -> Any:
         self._calls[operation] += 1
         number = self._calls[operation]
-        if self._fails(operation, number):
+        if fails := self._fails(operation, number):
             self.failures += 1
+            if fails == "after":
+                getattr(self._store, operation)(*args, **kwargs)
             raise StoreError(f"call {number} of {operation!r} was scheduled to fail")
         return getattr(self._store, operation)(*args, **kwargs)
 
@@ -35,7 +37,7 @@ def _flaky(operation: str) -> Any:
 
 
 class FlakyStore(RunStore):
-    """Store in front of another one that fails on schedule; a failing call writes nothing.
+    """Store in front of another one that fails on schedule, before or after it has written.
 
     ::
 
@@ -43,7 +45,8 @@ class FlakyStore(RunStore):
 
     Args:
         store: the other store; a `MemoryStore` by default.
-        fails: called with the name of a method and the number of the call to it, from 1; returns whether it fails.
+        fails: called with the name of a method and the number of the call to it, from 1; returns whether it fails:
+            true, with nothing written, or `"after"` where it is carried out and fails all the same.
         durable: value of the attribute `durable`; that of the other store by default.
 
     Attributes:
@@ -55,7 +58,7 @@ class FlakyStore(RunStore):
     def __init__(
         self,
         store: RunStore | None = None,
-        fails: Callable[[str, int], bool] = lambda operation, number: False,
+        fails: Callable[[str, int], bool | Literal["after"]] = lambda operation, number: False,
         *,
         durable: bool | None = None,
     ) -> None:

@@ -1,13 +1,15 @@
 """Answers to questions: later, from elsewhere, stale, across crashes and store failures."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from replanning import Alternative, Answer, ReplanRequest, Task
 from replanning.changes import AbortRun, AddTask, SkipTask
-from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion
+from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, StoreError, UnknownQuestion
 from replanning.journal import (
     AlternativesConsidered,
     AttemptStarted,
@@ -379,3 +381,49 @@ async def test_unstorable_message_is_skipped() -> None:
     assert resumed.status == "succeeded"
     assert [body.where for body in bodies(store, result.run, ErrorContained)] == ["a message of eve"]
     assert list(store.inbox(RunId(result.run))) == []
+
+
+class ReadStore(MemoryStore):
+    """A store in which something happens each time that an inbox was read."""
+
+    def __init__(self, *happenings: Callable[[], object]) -> None:
+        super().__init__()
+        self.happenings = list(happenings)
+
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
+        """The messages from before that."""
+        messages = super().inbox(run)
+        if self.happenings:
+            self.happenings.pop(0)()
+        return messages
+
+
+async def test_answered_twice_at_once(clock: VirtualClock) -> None:
+    """Of two people who answer a run elsewhere at the same time, the second is told, and the first answer counts."""
+    store = ReadStore()
+    engine = asking(clock, store=store)
+    result = await engine.execute(chain("a", "b"), failing("a"))
+    question = result.questions[0]
+    store.happenings = [partial(asking(clock, store=store).answer, question, "reject", by="bob")]
+    with pytest.raises(UnknownQuestion, match="it was answered already"):
+        engine.answer(question, "approve", by="ada")
+    resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert (resumed.status, resumed.revisions) == ("failed", ())
+    assert [body.by for body in bodies(store, result.run, QuestionAnswered)] == ["bob"]
+
+
+async def test_failing_store_elsewhere(clock: VirtualClock) -> None:
+    """Errors of a third party's store reach those who ask or answer as StoreError."""
+
+    def fail(*arguments: object) -> NoReturn:
+        raise ConnectionError("no route to host")
+
+    store = ReadStore()
+    engine = asking(clock, store=store)
+    result = await engine.execute(chain("a"), failing("a"))
+    store.happenings = [fail]
+    with pytest.raises(StoreError, match="no route to host"):
+        engine.answer(result.questions[0], "approve")
+    store.runs = fail  # type: ignore[method-assign]  # as a store of others may
+    with pytest.raises(StoreError, match="no route to host"):
+        engine.pending()

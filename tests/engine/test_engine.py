@@ -376,13 +376,14 @@ async def test_no_plan() -> None:
         await ReplanningEngine().execute("plan.yaml", failing())  # type: ignore[arg-type] # that is the mistake
 
 
-async def test_wall_clock_budget(clock: VirtualClock) -> None:
-    """A run whose wall clock is used up is aborted, and what runs is stopped."""
+@pytest.mark.parametrize("limit", [100, 100.1 / 3, 1e-7])
+async def test_wall_clock_budget(clock: VirtualClock, limit: float) -> None:
+    """A run whose wall clock is used up is aborted, and what runs is stopped; what the clock cannot tell is used up."""
     work = ScriptedExecutor(default=returns(after=60), clock=clock)
-    document = plan(*chain("a", "b", "c").tasks, budget={"wall_clock": 100})
+    document = plan(*chain("a", "b", "c").tasks, budget={"wall_clock": limit})
     result = await make_engine(clock=clock).execute(document, work)
-    assert (result.status, clock.elapsed) == ("aborted", 100)
-    assert "100 s" in result.reason
+    assert (result.status, f"{limit:g} s" in result.reason) == ("aborted", True)
+    assert clock.elapsed == pytest.approx(limit, abs=1e-6)
 
 
 async def test_an_interrupted_replan_is_taken_up(clock: VirtualClock) -> None:

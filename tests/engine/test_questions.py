@@ -139,7 +139,7 @@ async def test_a_held_task_cannot_be_started(clock: VirtualClock) -> None:
         task = await anext(run.ready())
         run.request_replan("is c right?", tasks=["c"])
         await clock.sleep(1)
-        with pytest.raises(NotRunning, match="held until a person"):
+        with pytest.raises(NotRunning, match="'c' can start: the task is held by a question"):
             run.started("c")
         async with run.attempt(task):
             await anyio.lowlevel.checkpoint()

@@ -6,8 +6,17 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Answer, PlanMonitor, ReplanningEngine, ReplanRequest, Settings, Task, TaskContext
-from replanning.changes import SkipTask
+from replanning import (
+    Alternative,
+    Answer,
+    PlanMonitor,
+    ReplanningEngine,
+    ReplanRequest,
+    Settings,
+    Task,
+    TaskContext,
+)
+from replanning.changes import ModifyTask, RetryTask, SkipTask
 from replanning.errors import NotRunning
 from replanning.journal import (
     AttemptFenced,
@@ -207,7 +216,29 @@ async def test_nothing_is_reported_as_started_after_a_pause() -> None:
     async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
         attempt = run.started("a")
         run.pause()
-        with pytest.raises(NotRunning, match="the run is to pause: no attempt can start"):
+        with pytest.raises(NotRunning, match="'b' can start: the run is to pause"):
             run.started("b")
         run.succeeded(attempt)
     assert run.result.status == "paused"
+
+
+async def test_trigger_that_becomes_stale_in_its_cooldown(clock: VirtualClock) -> None:
+    """A run that ends because it needs a person leaves no trigger undecided that the plan has moved past."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        (task_id,) = request.triggers[0].tasks
+        if task_id == "b":
+            return [alternative(SkipTask(task_id="b"), confidence=0.3)]
+        changes = ModifyTask(task_id="a", fields={"name": f"a {request.view.revision}"}), RetryTask(task_id="a")
+        return [alternative(*changes)]
+
+    store = MemoryStore()
+    async with make_engine(propose, clock=clock, store=store).open(plan(Task(id="a"), Task(id="b"))) as run:
+        for task_id in ("a", "a", "b"):
+            run.failed(run.started(task_id), "broken")
+            await clock.sleep(1)
+        run.cancel_task("a")
+        result = await run.wait()
+    assert (result.status, clock.elapsed) == ("needs_human", 3)
+    kinds = [body.kind for body in bodies(store, run.id)]
+    assert kinds[-3:] == ["revised", "trigger-dropped", "run-ended"]

@@ -2,12 +2,23 @@
 
 import math
 import sys
+from collections.abc import Callable
 
 import anyio
 import pytest
 from pydantic import JsonValue
 
-from replanning import ReplanningEngine, Retry, Settings, Task, TaskContext, TaskState, TransientError, open_run
+from replanning import (
+    PlanRun,
+    ReplanningEngine,
+    Retry,
+    Settings,
+    Task,
+    TaskContext,
+    TaskState,
+    TransientError,
+    open_run,
+)
 from replanning.errors import ChangeRejected, NotRunning, ReplanningError, RunFailed, UnknownAttempt, UnknownTask
 from replanning.journal import (
     AttemptFenced,
@@ -94,12 +105,66 @@ async def test_started_twice() -> None:
     """A task that runs already cannot be started again, one that does not exist neither."""
     async with open_run(chain("a", "b")) as run:
         run.started("a")
-        with pytest.raises(NotRunning, match="'a' is RUNNING"):
+        with pytest.raises(NotRunning, match="'a' can start: the task is RUNNING"):
             run.started("a")
-        with pytest.raises(NotRunning, match="'b' is PENDING"):
+        with pytest.raises(NotRunning, match="'b' can start: the task is PENDING"):
             run.started("b")
         with pytest.raises(UnknownTask, match="'z'"):
             run.started("z")
+
+
+@pytest.mark.parametrize(
+    ("taken", "lack"),
+    [
+        (lambda run: run.change_resource("cpu", capacity=1), "its resources are no longer there"),
+        (lambda run: run.change_resource("pip", available=False), "its tool 'pip' is unavailable"),
+        (lambda run: run.observe(ceased=["online(pc)"]), "its facts do not hold"),
+    ],
+)
+async def test_what_a_pulled_task_needs_has_gone(taken: Callable[[PlanRun], None], lack: str) -> None:
+    """A task whose resources, tool or facts have gone since it was pulled does not start, and waits until they are back."""
+    tools = [{"name": "pip", "requires": ["online(pc)"], "resources": {"cpu": 2}}]
+    document = plan(Task(id="a", tool="pip"), tools=tools, resources={"cpu": 2}, facts=["online(pc)"])
+    store = MemoryStore()
+    async with open_run(document, store=store) as run:
+        ready = run.ready()
+        task = await anext(ready)
+        taken(run)
+        with pytest.raises(NotRunning, match=f"no attempt at task 'a' can start: {lack}"):
+            run.started("a")
+        async with run.attempt(task) as attempt:
+            await anyio.sleep_forever()
+        assert (attempt.cancelled, run.live.entry(task.id).state) == (True, "READY")
+        run.change_resource("cpu", capacity=2)
+        run.change_resource("pip", available=True)
+        run.observe(holds=["online(pc)"])
+        assert await anext(ready) == task
+        async with run.attempt(task):
+            pass
+    assert run.result.ok
+    assert [body.report for body in bodies(store, run.id, AttemptFenced)] == [f"not started: {lack}"]
+
+
+async def test_end_while_a_ready_task_lacks_its_tool() -> None:
+    """A run of which others only report ends with the last task that can run."""
+    tasks = [Task(id=name, tool=tool, optional=True) for name, tool in (("a", None), ("b", None), ("c", "pip"))]
+    async with open_run(plan(*tasks, tools=[{"name": "pip", "available": False}])) as run:
+        run.succeeded(run.started("a"))
+        assert not run.ended
+        run.failed(run.started("b"), "broken")
+        assert run.result.ok
+
+
+async def test_resources_of_a_task_that_was_not_pulled() -> None:
+    """A report that a task starts is refused while others use the resources that it needs."""
+    tasks = [Task(id=name, resources={"cpu": 1}) for name in ("a", "b")]
+    async with open_run(plan(*tasks, resources={"cpu": 1})) as run:
+        attempt = run.started("a")
+        with pytest.raises(NotRunning, match="its resources are no longer there"):
+            run.started("b")
+        run.succeeded(attempt)
+        run.succeeded(run.started("b"))
+    assert run.result.ok
 
 
 async def test_late_report_is_fenced() -> None:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import pytest
 
@@ -135,3 +137,22 @@ def test_no_loop_to_hand_over_to(anyio_backend_name: str) -> None:
     anyio.run(call_from_outside, backend=anyio_backend_name)
     assert bodies(store, run.id) == before
     assert ([message.kind for message in store.inbox(run.id)], repr(loop)[-8:]) == (["answer"], " closed>")
+
+
+async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that a thread is handing over when the run is left is executed, and waits for no loop that has ended."""
+    begun, hand_over, store = Event(), anyio.from_thread.run_sync, MemoryStore()
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        while "closed" not in repr(run._lifecycle.loop):
+            pass
+        return hand_over(*arguments, **options)
+
+    async with open_run(chain("a"), store=store) as run:
+        await perform(run)
+        monkeypatch.setattr(anyio.from_thread, "run_sync", late)
+        call = ThreadPoolExecutor(1).submit(run.observe, ["seen(x)"])
+        begun.wait()
+    assert [body.kind for body in bodies(store, run.id)][-2:] == ["run-ended", "facts-observed"]
+    assert call.result() is None

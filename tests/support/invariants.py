@@ -10,6 +10,8 @@ from pydantic import JsonValue
 
 from replanning import PlanRun, ReplanningError, Settings, Task, TaskState, journal
 from replanning.changes import ModifyTask, PlanChange, ReplaceTask
+from replanning.decision.ledger import Ledger
+from replanning.history.status import replay_records
 from replanning.live.plan import LivePlan
 from tests.support.live import replayable_state
 
@@ -241,9 +243,11 @@ class _InvariantChecker:
         self.triggers_by_replan: dict[str, tuple[str, ...]] = {}
         self.replans_by_lineage: Counter[str] = Counter()
         self.applied_replan_count = 0
-        self.last_decided_at: dict[tuple[str, str, str], float] = {}
+        self.last_decided: dict[tuple[str, str, str], tuple[float, set[str]]] = {}
         self.fingerprints: dict[str, tuple[str, str, str]] = {}
+        self.tasks_by_trigger: dict[str, tuple[str, ...]] = {}
         self.considered_replans: set[str] = set()
+        self.rounds: dict[float, set[str]] = {}
         self.mode = opened.mode
         self._at = 0.0
         self._seq = 0
@@ -292,12 +296,13 @@ class _InvariantChecker:
                 self._require(trigger.id not in self.trigger_states, f"trigger {trigger.id!r} fires twice")
                 self.trigger_states[trigger.id] = "open"
                 self.fingerprints[trigger.id] = trigger.fingerprint
+                self.tasks_by_trigger[trigger.id] = trigger.tasks
             case journal.TriggerDropped():
                 self._close_triggers("dropped", body.trigger)
             case journal.AlternativesConsidered():
                 self._require(body.replan not in self.considered_replans, f"replan {body.replan!r} is considered twice")
                 self.considered_replans.add(body.replan)
-                since = [at - self.last_decided_at.get(self.fingerprints[name], -math.inf) for name in body.triggers]
+                since = [at - self._last_decided_at(name) for name in body.triggers]
                 self._require(
                     any(seconds >= self.settings.cooldown - TIME_TOLERANCE for seconds in since),
                     f"replan {body.replan!r} comes {max(since, default=0):g} s after the last for "
@@ -306,7 +311,10 @@ class _InvariantChecker:
             case journal.DecisionMade():
                 asked = body.decision == "ask" and body.by != "observe"
                 self._close_triggers("asked" if asked else "decided", *body.triggers, also=("asked", "answered"))
-                self.last_decided_at |= {self.fingerprints[name]: at for name in body.triggers}
+                known = body.replan in self.considered_replans or body.decision not in ("execute", "ask")
+                self._require(known, f"replan {body.replan!r} is decided without having been considered")
+                self._check_round(body, at)
+                self.last_decided |= {self.fingerprints[name]: (at, self._roots(name)) for name in body.triggers}
                 if body.decision != "ask":  # the answer says nothing of the other triggers
                     left = set(self.triggers_by_replan.pop(body.replan, ())).difference(body.triggers)
                     self._reopen_triggers(left)
@@ -329,6 +337,15 @@ class _InvariantChecker:
                     self.trigger_states.update(dict.fromkeys(own.triggers, "answered"))
                 attached = self.triggers_by_question.pop(body.question, [])
                 self.trigger_states.update(dict.fromkeys(attached, "open"))  # considered anew, whatever the answer was
+
+    def _check_round(self, body: journal.DecisionMade, at: float) -> None:
+        """Replans that began at the same time, and took some, were decided in one round: they share no trigger's task."""
+        if body.by in ("policy", "observe") and body.duration > 0:
+            began = round(at - body.duration, 4)
+            tasks = {task for trigger in body.triggers for task in self.tasks_by_trigger[trigger]}
+            both = sorted(tasks & self.rounds.setdefault(began, set()))
+            self._require(not both, f"replan {body.replan!r} and another of its round are about {both}")
+            self.rounds[began] |= tasks
 
     def _check_started(self, body: journal.AttemptStarted, at: float) -> None:
         task, model = body.task, self.model
@@ -415,6 +432,14 @@ class _InvariantChecker:
                 f"replan {self.replans_by_lineage[root]} of the lineage of {root!r}; the limit is {limits.replans_per_lineage}",
             )
 
+    def _roots(self, trigger: str) -> set[str]:
+        return {self.model.tasks[task].root for task in self.tasks_by_trigger[trigger]}
+
+    def _last_decided_at(self, trigger: str) -> float:
+        """When the same was decided about all of these lineages: a cooldown never delays what happens to another."""
+        at, roots = self.last_decided.get(self.fingerprints[trigger], (-math.inf, set[str]()))
+        return at if roots >= self._roots(trigger) else -math.inf
+
     def _close_triggers(self, how: str, *triggers: str, also: tuple[str, ...] = ()) -> None:
         for trigger in triggers:
             state = self.trigger_states[trigger]
@@ -424,7 +449,7 @@ class _InvariantChecker:
     def _reopen_triggers(self, triggers: Iterable[str]) -> None:
         for trigger in triggers:
             self.trigger_states[trigger] = "open"
-            self.last_decided_at.pop(self.fingerprints[trigger], None)
+            self.last_decided.pop(self.fingerprints[trigger], None)
 
     def _check_end(self, body: journal.RunEnded) -> None:
         unsatisfied = self.model.unsatisfied()
@@ -456,23 +481,21 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
     return found
 
 
-def replayed(records: Iterable[journal.Record]) -> LivePlan:
-    """A live plan made anew from a whole journal."""
-    first, *rest = records
-    assert isinstance(first.body, journal.RunOpened)
-    again = LivePlan(first.body.plan)
-    for record in rest:
-        again.fold(record)
-    return again
+def ledger_snapshot(ledger: Ledger) -> dict[str, Any]:
+    """Return a ledger as plain values; how long people were waited for is counted where the wall clock is limited."""
+    uncounted = () if ledger.budget_tracker.budget.wall_clock else ("_waited_seconds", "_waiting_since")
+    found = {f"ledger {k}": value for k, value in vars(ledger).items() if not callable(value) and k not in uncounted}
+    return found | {"ledger budget_tracker": ledger.budget_tracker.spent}
 
 
 def replay_differences(run: PlanRun, records: Iterable[journal.Record], at: float) -> list[str]:
     """Where the live plan of a run and one made anew from its journal differ, one line each."""
-    one = snapshot(run.live, at)
+    one = snapshot(run.live, at) | ledger_snapshot(run._lifecycle.ledger)
     try:
-        other = snapshot(replayed(records), at)
+        replay = replay_records(records)
     except ReplanningError as error:
         return [f"the journal cannot be replayed: {error}"]
+    other = snapshot(replay.live, at) | ledger_snapshot(replay.ledger)
     return [
         f"live plan and journal differ: {key} is {one.get(key)!r}, by the journal {other.get(key)!r}"
         for key in dict.fromkeys([*one, *other])

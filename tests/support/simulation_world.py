@@ -3,14 +3,17 @@
 import gzip
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
+from typing import Final, Literal
 
 import anyio
+import anyio.to_thread
 
 from replanning import (
     Alternative,
@@ -41,7 +44,8 @@ from replanning.changes import (
     SkipTask,
     parse_changes,
 )
-from replanning.journal import RunStore, Usage
+from replanning.errors import StaleView
+from replanning.journal import InboxMessage, RunStore, Usage
 from replanning.journal.records import QuestionVerdict
 from replanning.live import TaskView
 from replanning.plan import JsonObject, RunId
@@ -85,7 +89,8 @@ def random_plan(rng: Random, *, real: bool = False) -> Plan:
         document["facts"] = []
         document["goal"] = {"objective": "simulate", "facts": [FACT], "stop_when_reached": rng.random() < 0.5}
     if rng.random() < 0.15:
-        document["budget"] = rng.choice([{"calls": 3}, {"tokens": 250}, {"wall_clock": 60.0}, {"money": 1.0}])
+        wall_clock = rng.choice([60.0, 60.0, 7.3 / 3, 1e-7])
+        document["budget"] = rng.choice([{"calls": 3}, {"tokens": 250}, {"wall_clock": wall_clock}, {"money": 1.0}])
     if rng.random() < 0.1 and not any(task["depends_on"] for task in tasks):
         document["sequential"] = True
     return Plan.model_validate(document)
@@ -93,9 +98,7 @@ def random_plan(rng: Random, *, real: bool = False) -> Plan:
 
 def random_edges(rng: Random) -> Edges:
     """A chain, a fan, a diamond, layers, loose tasks, or anything without a cycle."""
-    size = (
-        rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12, 12, 20]) if rng.random() < 0.97 else rng.randint(30, 120)
-    )
+    size = rng.choice([1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12, 16]) if rng.random() < 0.99 else rng.randint(30, 100)
     shape = rng.choice(["chain", "fan", "diamond", "layers", "loose", "any", "any"])
     if shape == "chain":
         return [[i - 1] if i else [] for i in range(size)]
@@ -331,8 +334,11 @@ TIMES = (0.0, 0.0, 1.0, 1.0, 2.0, 5.0, 5.0, 12.5, 30.0)
 
 HAPPENINGS = (
     *("context", "context", "capacity", "tool", "facts", "request", "pause"),
-    *("edit", "edit", "edit", "edit", "answer", "answer"),
+    *("edit", "edit", "edit", "edit", "answer", "answer", "elsewhere", "elsewhere"),
 )
+
+SECRET: Final = "ghp_" + "a1B2c3" * 6
+"""What may stand in no record, although work, people and providers let it out."""
 
 
 class StrangeOutput:
@@ -354,8 +360,13 @@ class World:
     run_id: RunId = RUN
     seen: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
+    executed: set[str] = field(default_factory=set)
+    repeated: list[str] = field(default_factory=list)
+    coverage: Counter[str] = field(default_factory=Counter)
+    features: set[str] = field(default_factory=set)
     active: int = 0
     asked: int = 0
+    thread_calls: int = 0
 
     def __post_init__(self) -> None:
         rng = self.rng("world")
@@ -366,12 +377,21 @@ class World:
         self.reporting = rng.random() < 0.2
         self.gated = rng.random() < 0.6
         # A durable store is looked into every half second, which in a plan of hours is all that would happen.
-        self.durable = rng.random() < 0.25 and len(self.plan.tasks) < 100
+        self.durable = rng.random() < 0.03 and len(self.plan.tasks) < 25
         self.outage = rng.choice([0.3, 3.0, 60.0]) if rng.random() < 0.25 else 0.0
+        self.answer_lost = rng.random() < 0.2
+        self.either = rng.random() < 0.5
+        self.threads = rng.random() < 0.1
+        self.secret = SECRET if rng.random() < 0.2 else "nothing"
+        self.burst_at = rng.choice([1.0, 5.0, 12.5]) if rng.random() < 0.3 else 0.0
+        if self.burst_at:
+            self.workers = rng.choice([3, 8, 25])
         self.failing = rng.choice([0.0, 0.1, 0.3])
         self.eventful = rng.choice([0, 0, 1, 3, 6])
         self.providers = rng.choice([["repair"], ["random"], ["random", "repair"], ["random", "other"]])
         self.clock: VirtualClock
+        self.records: RunStore
+        self.opened: ReplanningEngine
         self.run: PlanRun
 
     def __repr__(self) -> str:
@@ -391,7 +411,7 @@ class World:
         self.clock = clock
         repair = RepairProvider(threads=False)  # when a thread has finished must not matter
         providers = [repair if name == "repair" else RandomProvider(name, self) for name in self.providers]
-        return ReplanningEngine(
+        self.opened = ReplanningEngine(
             providers,
             settings=self.settings,
             mode="observe" if self.observing else "act",
@@ -399,21 +419,38 @@ class World:
             store=store,
             environment=virtual_environment(self.seed, clock=clock),
         )
+        return self.opened
 
     def store(self, clock: VirtualClock, records: RunStore) -> RunStore:
         """The store of one life of the run: it fails for a while now and then, if this world is so."""
         rng = self.rng("store", self.life)
         until = -math.inf
 
-        def fails(operation: str, number: int) -> bool:
+        def fails(operation: str, number: int) -> bool | Literal["after"]:
             nonlocal until
             if not self.outage or operation in ("create", "acquire", "read", "runs", "outcomes") or number == 1:
                 return False
             if clock.now() >= until and rng.random() < 0.04:
+                self.features.add("the store fails")
                 until = clock.now() + self.outage * rng.random()
+                if self.answer_lost and operation == "append" and rng.random() < 0.5:
+                    self.features.add("the store fails after writing")
+                    return "after"
             return clock.now() < until
 
+        self.records = records
         return FlakyStore(records, fails, durable=self.durable)
+
+    async def in_thread(self, call: Callable[[], object]) -> None:
+        """Call from another thread, at an instant at which nothing else happens, so that the seed decides who is first."""
+        self.thread_calls += 1
+        self.features.add("calls from other threads")
+        apart = 1e-4 * (1 + self.rng("instant", self.life, self.thread_calls).random())
+        await self.clock.sleep(apart)
+        try:
+            await anyio.to_thread.run_sync(call)
+        finally:
+            await self.clock.sleep(apart)
 
     # Work
 
@@ -423,6 +460,8 @@ class World:
         results = {dep: context.results[dep] for dep in task.depends_on}
         if number != "fenced":  # such an attempt is cancelled before it can do anything
             self.seen[context.attempt_id] = (dict(context.arguments), results)
+            self.repeated += [context.attempt_id] if context.attempt_id in self.executed else []
+            self.executed.add(context.attempt_id)
         rng = self.rng("work", task.id, number)
         self.active += 1
         try:
@@ -438,19 +477,21 @@ class World:
             context.charge(calls=rng.randint(0, 1), tokens=rng.randint(0, 50), money=0.1)
         if rng.random() < 0.05:
             await self.clock.sleep(400.0)  # into its deadline, if it has one
+        if (left := self.burst_at - self.clock.elapsed) > 0 and self.life == 1 and rng.random() < 0.7:
+            await self.clock.sleep(left)
+            raise OSError(28, "the disk is full") if self.seed % 2 else ConnectionError(f"{task.id} lost its peer")
         await self.clock.sleep(rng.choice(TIMES))
         broken = self.rng("broken", task.id)
         if broken.random() < self.failing:  # always in the same way, as a rule
-            raise broken.choice(
-                [RuntimeError("it is broken"), TimeoutError("too slow"), ValueError(f"no {rng.random()}")]
-            )
+            errors = [RuntimeError(f"no {self.secret}"), TimeoutError("too slow"), ValueError(f"no {rng.random()}")]
+            raise broken.choice(errors)
         if rng.random() < self.failing:
             raise TransientError("busy")
         if rng.random() < 0.02:
             raise ExceptionGroup("two", [TransientError("busy"), RuntimeError("it is broken")])
         if rng.random() < 0.02:
             return StrangeOutput()
-        return {"mark": context.attempt_id, "number": rng.randrange(10)}
+        return {"mark": context.attempt_id, "number": rng.randrange(10), "note": f"it took {self.secret}"}
 
     # People
 
@@ -471,13 +512,16 @@ class World:
         rng = self.rng("happenings", self.life)
         for _ in range(rng.randint(0, self.eventful)):
             await self.clock.sleep(rng.choice(TIMES))
+            happening = partial(self.happening, rng, engine, run)
             with suppress(ReplanningError):  # refused, which is as good an answer as any
-                self._happening(rng, engine, run)
+                await self.in_thread(happening) if self.threads else happening()
 
-    def _happening(self, rng: Random, engine: ReplanningEngine, run: PlanRun) -> None:
+    def happening(self, rng: Random, engine: ReplanningEngine, run: PlanRun) -> None:
+        """Let one thing happen."""
         kind = rng.choice(HAPPENINGS)
         if kind == "context":
-            run.change_context({"level": rng.randrange(6)} if rng.random() < 0.5 else {"flag": rng.random() < 0.5})
+            values: JsonObject = {"level": rng.randrange(6), "flag": rng.random() < 0.5, "note": self.secret}
+            run.change_context({(name := rng.choice(list(values))): values[name]})
         elif kind == "capacity" and "cpu" in run.view.capacity:
             run.change_resource("cpu", capacity=rng.choice([0.5, 1, 2, 4]))
         elif kind == "tool" and run.plan.tools:
@@ -486,13 +530,21 @@ class World:
             run.observe(**{rng.choice(["holds", "ceased"]): [FACT]})
         elif kind == "request":
             tasks = [rng.choice(list(run.view.tasks())).id] if rng.random() < 0.5 else []
-            run.request_replan("please", by="ada", tasks=tasks)
+            run.request_replan(f"please, {self.secret}", by="ada", tasks=tasks)
         elif kind == "edit":
             run.apply(Maker(rng, run.view).changes((), EDITS), reason="by hand")
         elif kind == "pause" and rng.random() < 0.4:
             run.pause("enough for today", by="ada")
-        elif kind == "answer":
+        elif kind == "elsewhere" and rng.random() < 0.3:
+            self.features.add("messages from elsewhere")
+            payload: JsonObject = {"reason": f"for {self.secret}", "tasks": ["t0", "nobody"]}
+            kinds: list[Literal["pause", "request", "answer"]] = ["pause", "request", "request", "answer"]
+            self.records.post(run.id, InboxMessage(rng.choice(kinds), self.clock.now(), "eve", payload))
+        elif kind in ("answer", "elsewhere"):
             pending = engine.pending(run.id)
+            if kind == "elsewhere":  # another process at the same store, where nothing of this run is open
+                engine = ReplanningEngine([], store=self.records, environment=virtual_environment(clock=self.clock))
+                self.features.update(["answers from elsewhere"] if pending else [])
             if not pending or rng.random() < 0.1:
                 engine.answer(f"{run.id}.q99", "approve")  # which never was
             else:
@@ -525,12 +577,19 @@ class RandomProvider:
             raise ConnectionError("no answer")
         if fate < 0.12:
             return "nonsense"  # type: ignore[return-value]  # as a model's would be
+        if rng.random() < 0.05:  # somebody meddles, and the view is stale
+            with suppress(ReplanningError):
+                self._world.happening(rng, self._world.opened, self._world.run)
         focus = [task for trigger in request.triggers for task in trigger.tasks]
-        maker = Maker(rng, request.view)
+        try:
+            maker = Maker(rng, request.view)
+        except StaleView:
+            self._world.features.add("views that become stale")
+            raise
         return [
             Alternative(
                 changes=maker.changes(focus, REPAIRS),
-                reason="it may help",
+                reason=f"it may help: {self._world.secret}",
                 confidence=rng.choice([None, 0.0, 0.25, 0.6, 0.8, 0.9, 0.95, 1.0]),
                 expected_duration=rng.choice([None, 5.0]),
                 unreachable=rng.choice(["proven-unreachable", *[None] * 20]),
