@@ -49,7 +49,7 @@ from replanning.planning import (
     request_of,
 )
 from replanning.planning.steering import Issue
-from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
+from replanning.planning.tasks import describe_tool_use, is_tool_loop, may_do_harm, phase_of
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor, check_machine
 from replanning.tools.danger import danger_reason
@@ -386,9 +386,13 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
             print_json({"plan": None, "status": result.status, "reason": reason})
         print_message(f"error: there is no plan: {reason}")
         return ExitCode.NEEDS_HUMAN if result.status == "needs_human" else ExitCode.FAILED
-    dangerous = {tool.name for tool in made.tools if tool.dangerous}
+    tools = {tool.name: tool for tool in made.tools}
     bodies = [body for task in made.tasks for body in (task, *task.fallbacks)]
-    described = [describe_tool_use(body.tool, dict(body.arguments)) for body in bodies if body.tool in dangerous]
+    described = [
+        describe_tool_use(body.tool, dict(body.arguments))
+        for body in bodies
+        if body.tool in tools and may_do_harm(tools[body.tool], body.arguments)
+    ]
     uses = list(dict.fromkeys(described))
     if uses:
         harm = f"the plan uses tools that may do harm: {'; '.join(uses)}"

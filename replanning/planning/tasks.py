@@ -27,6 +27,7 @@ from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSp
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
 from replanning.planning.outputs import ActionPlan, Subtask, TaskDecomposition
+from replanning.tools.danger import danger_reason, option_problems
 
 PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
@@ -255,19 +256,25 @@ def tool_use_problems(tool: ToolSpec, arguments: JsonObject, capacity: Mapping[s
     """Return the problems of arguments that are used literally, without references."""
     literal = map_strings(arguments, lambda text: text.replace("${", "$${"))
     body = Fallback.model_validate({"tool": tool.name, "arguments": literal})
-    return [*_undeclared_arguments(tool, arguments), *check_task(body, {tool.name: tool}, capacity, {})]
+    return [*_argument_problems(tool, arguments), *check_task(body, {tool.name: tool}, capacity, {})]
 
 
-def _undeclared_arguments(tool: ToolSpec, arguments: Iterable[str]) -> list[str]:
-    """Return the problems of arguments that a command or a request has no place for and would ignore."""
+def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
+    """Return the arguments that a command would take for options, or that it or a request has no place for."""
+    options = option_problems(tool.command, arguments, tool.parameters) if tool.kind == "shell" and tool.command else []
     if tool.parameters or tool.kind not in ("shell", "http"):
-        return []  # others are compared with their parameters, or check arguments themselves
+        return options  # others are compared with their parameters, or check arguments themselves
     declared = tool_parameters(tool)
     unused = [name for name in arguments if name not in declared and name not in tool.produces]
-    return [
+    return options + [
         f"tool {tool.name!r} has no parameter {brief_repr(name)}; it has {brief_repr(list(declared))}"
         for name in unused
     ]
+
+
+def may_do_harm(tool: ToolSpec, arguments: JsonObject) -> bool:
+    """Return whether a person must approve a use of a tool: it is dangerous, or its command is with these arguments."""
+    return tool.dangerous or ("dangerous" not in tool.model_fields_set and bool(danger_reason(tool, arguments)))
 
 
 def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) -> str:
@@ -452,7 +459,7 @@ def _check_actions(
             continue
         later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT)
         body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
-        for text in (*_undeclared_arguments(tool, action.arguments), *check_task(body, library, capacity, {})):
+        for text in (*_argument_problems(tool, action.arguments), *check_task(body, library, capacity, {})):
             yield Problem(f"{at}.arguments", f"{label}: {text}")
     for name in names:
         if name not in planned:

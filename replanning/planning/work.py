@@ -54,6 +54,7 @@ from replanning.planning.tasks import (
     human_task,
     is_action,
     is_action_done,
+    may_do_harm,
     missing_arguments,
     pending_reflection,
     phase_of,
@@ -301,7 +302,9 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         own = own.model_copy(update={"by": task.id, "unapproved": session.plan_only})
         metadata = {**action.metadata, **own.to_metadata()}
         planned.append(action.model_copy(update={"metadata": metadata, "timeout": timeout}))
-        bodies = [body for body in (action, *action.fallbacks) if tools[tool_name(body)].dangerous]
+        bodies = [
+            body for body in (action, *action.fallbacks) if may_do_harm(tools[tool_name(body)], planned_arguments(body))
+        ]
         uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
     held = state.held.get(notes.accept)
     approved = held is not None and held.why == "dangerous" and held.is_approved  # not of something else
@@ -692,8 +695,9 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         raise ToolNotAllowed(f"the tool {name!r} may not be used: it is not among the tools of this run any more")
     approved = held is not None and held.why == "dangerous" and held.is_approved
     if task.tool is not None:
-        unapproved = PlanningTask.of(task).unapproved or (before is not None and not before.dangerous)
-        if spec.dangerous and unapproved and not approved:
+        planned = live.entry(task.id).task.arguments  # references are resolved since then
+        unapproved = PlanningTask.of(task).unapproved or (before is not None and not may_do_harm(before, planned))
+        if may_do_harm(spec, task.arguments) and unapproved and not approved:
             _require_approval(session, task, name, task.arguments)
         return task
     planned = planned_arguments(task)
@@ -723,7 +727,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         chosen = await session.ask("execution", data, ExecutionReply, parse, repairs=1)
     session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
     arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
-    if spec.dangerous and not approved:
+    if may_do_harm(spec, arguments) and not approved:
         _require_approval(session, task, name, arguments)
     return task.model_copy(update={"tool": name, "arguments": arguments})
 
@@ -806,7 +810,7 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
         session.note("completion", {**output, "phase": "completion", "status": status})
     elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
         spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")
-        if spec.dangerous and not accepted:
+        if may_do_harm(spec, call.arguments) and not accepted:
             _require_approval(session, task, call.name, call.arguments)
         action = Task(
             id=PlanView(live).unused_id(base) if base in live else base,

@@ -16,7 +16,7 @@ from replanning.plan.references import placeholders
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
-from replanning.tools.danger import command_problems, command_programs
+from replanning.tools.danger import command_problems, command_programs, option_problems
 from replanning.tools.errors import McpNotInstalled
 from replanning.tools.http import request_problems
 from replanning.tools.python import callable_problems
@@ -72,6 +72,10 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
                 message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {lacking}"
                 where = format_path((*path, "arguments"))
                 problems.append(Problem(where, f"{message}, given are {list(body.arguments)}"))
+            if described is not None and described.kind == "shell" and described.command:
+                where = format_path((*path, "arguments"))
+                found = option_problems(described.command, body.arguments, described.parameters)
+                problems += [Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}") for problem in found]
             for number, text in enumerate(checks):
                 if not text.startswith(COMMAND_PREFIX):
                     continue

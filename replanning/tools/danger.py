@@ -9,13 +9,16 @@ those are refused when the template is read.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import dropwhile, pairwise
+from types import MappingProxyType
 from typing import Final
 
 from pydantic import JsonValue
 
+from replanning.plan.messages import truncate
 from replanning.plan.tasks import ToolSpec
 from replanning.tools.call import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
 
@@ -26,8 +29,8 @@ _TOKEN: Final = re.compile(
     | (?P<escape>\\.)
     | (?P<quotes>'[^']*'|"(?:\\.|[^"\\])*")
     | (?P<backquotes>`(?:\\.|[^`\\])*`)
-    | (?P<arithmetic>\$\(\(.*?\)\))
-    | (?P<expansion>\$\{{[^}}]*\}})
+    | (?P<arithmetic>\$\(\((?:.*?\)\)|.*))
+    | (?P<expansion>\$\{{(?:[^}}]*\}}|.*))
     | (?P<comment>(?<![^\s;|&()])\#[^\n]*)
     | (?P<document><<.*)
     | (?P<open>['"`])
@@ -46,6 +49,10 @@ _HOLE_ERRORS: Final = {
     "document": "{hole} stands in a here-document; use printf and a pipe instead",
 }
 
+_MAX_COMMAND_CHARS: Final = 100_000
+"""Longest template, in characters; the system passes on no longer one."""
+
+_MAX_PROGRAM_CHARS: Final = 1_000
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
 _PREFIX_WORDS: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
@@ -70,6 +77,8 @@ def command_problems(command: str) -> list[str]:
         return ["its command is empty"]
     if HOLE_DELIMITER in command:
         return ["its command holds the character NUL"]
+    if len(command) > _MAX_COMMAND_CHARS:
+        return [f"its command has more than {_MAX_COMMAND_CHARS} characters; write it into a file"]
     problems = [
         f"its command refers to {{env:{name}}}, which every user of the machine could read in the list of "
         f'processes; write "${name}", or pass it on under `env`'
@@ -83,8 +92,15 @@ def command_problems(command: str) -> list[str]:
     return problems
 
 
-def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
+def compile_command(
+    command: str, arguments: Mapping[str, JsonValue], parameters: Mapping[str, str] = MappingProxyType({})
+) -> Script:
     """Return the script and its words for these arguments; a list becomes several words.
+
+    Args:
+        command: the template.
+        arguments: values by name.
+        parameters: the types of arguments, as `option_problems` takes them.
 
     Raises:
         ValueError: arguments cannot be words; the message lists all of them.
@@ -113,12 +129,109 @@ def compile_command(command: str, arguments: Mapping[str, JsonValue]) -> Script:
                 except ValueError as error:
                     problems.append(str(error))
         parts.append(" ".join(names.get(name, ())))
+    if not problems:
+        problems = option_problems(command, arguments, parameters)
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
     if words:  # kept out of reach of `set`, `shift` and functions
         named = " ".join(f"_replanning_{number}=${{{number}}}" for number in range(1, len(words) + 1))
         parts.insert(0, f"{named}; shift {len(words)}; ")
     return Script("".join(parts), tuple(words))
+
+
+def option_problems(
+    command: str, arguments: Mapping[str, JsonValue], parameters: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return the arguments that a program would read as options, where the template does not say that they are none.
+
+    Args:
+        command: the template.
+        arguments: values by name; those that are not there are not looked at.
+        parameters: the types of arguments; one that is a number may be negative.
+    """
+    problems: list[str] = []
+    for names in _leading_holes(command):
+        for name in names:
+            value = arguments.get(name, "")
+            texts = [str(item) for item in (value if isinstance(value, list) else [value])]
+            is_number = parameters.get(name) in ("integer", "number") and isinstance(value, int | float)
+            if not is_number and (option := next((text for text in texts if text.startswith("-")), "")):
+                problems.append(
+                    f"{name!r} is {truncate(option, 81)!r}, which would be read as an option; if it may begin with a dash, "
+                    f"write -- before {{{name}}} in the command, or --option={{{name}}}"
+                )
+            if any(texts):
+                break
+    return list(dict.fromkeys(problems))
+
+
+_PLAIN_PROGRAMS: Final = frozenset({":", "[", "case", "echo", "test"})
+"""Commands of the shell that do nothing else for any option."""
+
+_VALUE_OPTIONS: Final = (
+    (re.compile(r"[ef]?grep|rg|sed"), re.compile(r"-\w*[ef]|-[ABCm]|--(?:regexp|expression|file)")),
+    (re.compile(r"find"), re.compile(r"-(?:i?name|i?path|i?regex|newer|type|user|group|size|[amc]time)")),
+    (re.compile(r"commit|tag"), re.compile(r"-a?m|--message|--author")),  # of git
+    (re.compile(r"curl"), re.compile(r"-\w*[AbcdeFHmouXT]|--(?:data\S*|form|header|json|output|request|url|user)")),
+    (re.compile(r"tar"), re.compile(r"-\w*[fC]")),
+)
+"""Common programs, and their options after which the next word is a value, whatever it is."""
+
+
+_MAX_WORDS: Final = 100
+"""Words of a simple command in which a sign is looked for that the next one is no option."""
+
+
+def _leading_holes(command: str) -> Iterator[list[str]]:
+    """Yield the holes that each word of a template begins with, where a program may take the word for an option."""
+    words: list[str] = []
+    holes: list[str] = []
+    word = ""
+    is_open, in_variable, redirected = True, False, False  # open: nothing but holes and variables so far
+    for kind, text, _ in [*_tokens(mark_holes(command)), ("text", ";", True)]:
+        if text == "\\\n":
+            continue
+        if kind != "text" or text not in " \t\n;|&()<>":
+            in_variable = kind == "text" and (
+                text == "$" or (in_variable and re.match(r"[\w@*#?!$-]", text) is not None)
+            )
+            if kind == "hole" and is_open:
+                holes.append(text.strip(HOLE_DELIMITER))
+            elif kind in ("text", "escape"):
+                is_open = is_open and in_variable
+            elif kind == "quotes":
+                is_open = is_open and (len(text) <= 2 or (text[0] == '"' and re.search(r"[$`]", text) is not None))
+            word += text
+            continue
+        if holes and not redirected and not _takes_any_word(words):
+            yield holes
+        if word and not redirected and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS)):
+            words.append(word)
+        redirected = text in "<>" or (redirected and not word and text in " \t&")
+        word, holes, is_open, in_variable = "", [], True, False
+        if text in "\n;|&(" and not redirected:
+            words = []
+        elif text == ")":
+            words = [text]  # what follows belongs to a command whose beginning is not known here
+
+
+def _takes_any_word(words: list[str]) -> bool:
+    """Return whether a program takes the next word for no option, whatever it is, after these words."""
+    if not 0 < len(words) <= _MAX_WORDS:
+        return False
+    names = [_program_name(word) for word in words]
+    if any(
+        program.fullmatch(name)
+        for name in names[:-1]
+        for program, options in _VALUE_OPTIONS
+        if options.fullmatch(words[-1])
+    ):
+        return True
+    if names[0] not in ("find", "ssh"):
+        words = _strip_launchers(words)
+    name = _program_name(words[0]) if words else ""
+    takes_code = _CODE_OPTIONS["c"].fullmatch(name) and any(re.fullmatch(r"-\w*c", option) for option in words[1:-1])
+    return "--" in words[1:] or name in _PLAIN_PROGRAMS or (name == "printf" and len(words) > 1) or bool(takes_code)
 
 
 def command_programs(command: str) -> list[str]:
@@ -247,13 +360,29 @@ _SUBSTITUTION_PREFIXES: Final = ("<", "$")
 _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
 
 
-def danger_reason(tool: ToolSpec) -> str:
-    """Return why a tool counts as dangerous by default; "" if it does not."""
+def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingProxyType({})) -> str:
+    """Return why a tool counts as dangerous by default; "" if it does not.
+
+    Args:
+        tool: the tool.
+        arguments: values by name, with which its command is judged as well.
+    """
     if tool.kind == "http" and (tool.method or "").upper() == "DELETE":
         return "it sends DELETE"
     if tool.kind != "shell" or not tool.command:
         return ""
-    return next(_danger_reasons(tool.command), "")
+    if len(tool.command) > _MAX_COMMAND_CHARS:
+        return "its command is too long to be judged"
+    filled = MARKED_HOLE.sub(
+        lambda hole: _quoted_words(arguments.get(hole[1], f"{{{hole[1]}}}")), mark_holes(tool.command)
+    )
+    return next(_danger_reasons(tool.command), "") or next(_danger_reasons(filled) if arguments else iter(()), "")
+
+
+def _quoted_words(value: JsonValue) -> str:
+    """Return a value as words of the shell, without braces, which could be a placeholder, and not longer than names are."""
+    items = value if isinstance(value, list) else [value]
+    return " ".join(shlex.quote(str(item)[:_MAX_PROGRAM_CHARS].translate({0: None, ord("{"): None})) for item in items)
 
 
 def _danger_reasons(command: str) -> Iterator[str]:
@@ -284,12 +413,14 @@ def _argument_interpreter(words: list[str]) -> str:
         return "eval" if any(HOLE_DELIMITER in word for word in words) else ""
     if any(HOLE_DELIMITER in word for word in _ssh_command(words)):
         return "ssh"
-    for place, (option, word) in enumerate(pairwise(words)):
+    runners: dict[str, str] = {}  # the last interpreter before each option that takes code
+    for option, word in pairwise(words):
         if HOLE_DELIMITER in word:
-            names = [_program_name(before) for before in words[:place]]
-            for letter, programs in _CODE_OPTIONS.items():
-                if re.fullmatch(rf"-\w*{letter}", option) and (found := [n for n in names if programs.fullmatch(n)]):
-                    return found[-1]
+            for letter, runner in runners.items():
+                if re.fullmatch(rf"-\w*{letter}", option):
+                    return runner
+        name = _program_name(option)
+        runners.update((letter, name) for letter, programs in _CODE_OPTIONS.items() if programs.fullmatch(name))
     return ""
 
 

@@ -57,7 +57,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
     if problems := shell_problems(tool):
         raise InvalidTool(tool.name, problems)
     try:
-        script = compile_command(tool.command or "", call.arguments)
+        script = compile_command(tool.command or "", call.arguments, tool.parameters)
     except ValueError as error:
         raise InvalidArguments(tool.name, [str(error)]) from None
     if not call.cwd.is_dir():

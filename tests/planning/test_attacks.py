@@ -40,6 +40,12 @@ RISKY = (
     ToolSpec(name="wipe", parameters={"text": "any"}, dangerous=True, timeout=60),
     ToolSpec(name="remove", parameters={"path": "string", "mode": "string"}, dangerous=True),
     ToolSpec(name="send", parameters={"text": "any", "to": "string"}),
+    ToolSpec(
+        name="start",
+        kind="shell",
+        command="timeout 9 {program} {text}",
+        parameters={"program": "string", "text": "any"},
+    ),
 )
 WIPES = actions(action("write", "write"), action("post", "wipe"))
 
@@ -95,6 +101,33 @@ async def test_arguments_chosen_later_need_approval(verdict, status, uses):
     planning, desk, asked = await attacked(replies, "approve", verdict)
     assert '"mode": "all"' in asked[1]
     assert (planning.result.status, desk.calls[1:], len(asked)) == (status, uses, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "execution"),
+    [
+        pytest.param({"program": "rm", "text": "x"}, None, id="planned"),
+        pytest.param({"text": "x"}, chosen("start", program="/bin/rm"), id="chosen later"),
+        pytest.param({"program": "${write.output}", "text": "x"}, None, id="out of an output"),
+    ],
+)
+async def test_filled_commands_need_approval(arguments, execution):
+    """A command that does harm only with its arguments is approved by a person with these arguments, or not used."""
+    replies = {"action_sequence": posting("start", **arguments)} | ({"execution": execution} if execution else {})
+    desk = Desk({"write": ["sudo"]})
+    _, desk, asked = await attacked(replies, "reject", "reject", desk=desk)
+    assert "may do harm: start" in asked[-1]
+    assert "start" not in desk.tools
+
+
+async def test_options_in_the_place_of_arguments():
+    """A model that gives an option as an argument of a command is told so, and chooses another argument."""
+    replies = {
+        "action_sequence": posting("start", program="cat"),
+        "execution": (chosen("start", text="--show-all"), chosen("start", text="x")),
+    }
+    _, desk, _ = await attacked(replies)
+    assert desk.calls[1:] == [("post", "start", {"program": "cat", "text": "x"})]
 
 
 async def test_dangerous_fallbacks_wait_without_a_gate():

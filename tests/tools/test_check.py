@@ -115,6 +115,25 @@ def test_missing_arguments():
     ]
 
 
+def test_options_among_arguments():
+    """An argument that a command would read as an option is reported before the plan runs; one that is a reference is not."""
+    tool: JsonObject = {"name": "a", "kind": "shell", "command": "cat {x}"}
+    tasks: list[JsonObject] = [
+        {
+            "id": "one",
+            "tool": "a",
+            "arguments": {"x": "${context.x}"},
+            "fallbacks": [{"tool": "a", "arguments": {"x": "-n"}}],
+        },
+        {"id": "two", "tool": "a", "arguments": {"x": "n-"}},
+    ]
+    [problem] = check_tools(plan(tool, tasks=tasks))
+    assert str(problem) == (
+        "tasks[0].fallbacks[0].arguments: task 'one': tool 'a': 'x' is '-n', which would be read as an option; "
+        "if it may begin with a dash, write -- before {x} in the command, or --option={x}"
+    )
+
+
 def test_what_the_machine_lacks():
     """Programs, modules and variables that are not there are noted."""
     tools: list[JsonObject] = [
@@ -164,6 +183,27 @@ def test_what_the_machine_lacks():
 def test_commands_that_may_do_harm(command, why):
     """A command that runs what it is given, deletes, or acts as somebody else is dangerous, also on another machine."""
     assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "why"),
+    [
+        ("timeout 5 {x} y", {"x": "/bin/rm"}, "it uses 'rm'"),
+        ("find . {x}", {"x": ["-name", "a b", "-delete"]}, "it uses '-delete'"),
+        ("xargs {x}", {"x": "sudo"}, "it acts as somebody else, with 'sudo'"),
+        ("echo {x}", {"x": "rm"}, ""),
+        ("cat {x} {y}", {"x": "a; rm b $(sudo c) {y} \0"}, ""),
+    ],
+)
+def test_filled_commands_that_may_do_harm(command, arguments, why):
+    """A command is judged with its arguments as well, each of which is a word and no more."""
+    tool = ToolSpec(name="t", kind="shell", command=command)
+    assert (danger_reason(tool), danger_reason(tool, arguments)) == ("", why)
+
+
+def test_long_commands_count_as_dangerous():
+    """A command that is too long to be run is not looked at."""
+    assert "too long" in danger_reason(ToolSpec(name="t", kind="shell", command="$((" * 100_000))
 
 
 @pytest.mark.parametrize(

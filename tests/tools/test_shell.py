@@ -103,6 +103,7 @@ async def test_shell_features():
         ("curl -H {env:TOKEN}", 'write "$TOKEN"'),
         ("  ", "its command is empty"),
         ("echo \0", "NUL"),
+        ("echo " + "x" * 100_000, "more than 100000 characters"),
     ],
 )
 async def test_commands_that_are_refused(command: str, message: str):
@@ -132,6 +133,57 @@ async def test_arguments_that_are_refused(command: str, arguments: dict[str, obj
         await ToolExecutor([tool])(task().model_copy(update={"arguments": arguments}), attempt)
     assert message in str(caught.value)
     assert attempt.noted == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat {x}",
+        "ssh {x}",
+        "curl -s {x}",
+        "git log -p {x}",
+        "cat {y}{x}",
+        "cat '' \"\"{x}",
+        "cat $EMPTY{x}",
+        'cat "$EMPTY"{x}',
+        "cat ${EMPTY}{x}",
+        "cat \\\n{x}",
+        "if true; then cat {x}; fi",
+        "cat a 2>&1 {x}",
+        "cat -- a; cat {x}",
+        "cat $(echo --) {x}",
+        "timeout 5 -- cat {x}",
+        "printf {x}",
+        f"cat {'a ' * 200} -- {{x}}",
+    ],
+)
+async def test_options_that_are_refused(command: str):
+    """An argument that begins with a dash is refused where a program would read it as an option."""
+    with pytest.raises(InvalidArguments, match=r"'x' is '-v', which would be read as an option"):
+        await use(shell(command), {"x": "-v", "y": ""})
+    with pytest.raises(InvalidArguments, match="-v"):
+        await use(shell("cat {x}"), {"x": ["a", "-v"]})
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("printf %s -- {x}", "---v"),
+        ("printf '%s' {x}", "-v"),
+        ("echo {x}", "-v"),
+        ("echo --x={x} -x{x} a{x} 'b'{x} {y}{x}", "--x=-v -x-v a-v b-v a-v"),
+        ('cd "$(mktemp -d)" && printf a > {x} && cat < {x}', "a"),
+        ("printf %s -v | timeout 5 /bin/grep -e {x}", "-v"),
+        ("[ {x} = -v ] && sh -c 'echo $1' _ {x}", "-v"),
+        ("A={x}; echo $A", "-v"),
+        ("printf '%s' {n}", "-3"),
+        ("seq {n} -3", "-3"),
+    ],
+)
+async def test_options_that_are_none(command: str, shown: str):
+    """An argument may begin with a dash after `--`, as the value of an option, within a word, and where it is a number."""
+    tool = spec(name="t", kind="shell", command=command, parameters={"x": "string", "y": "string", "n": "integer"})
+    assert (await use(tool, {"x": "-v", "y": "a", "n": -3}))["stdout"] == shown
 
 
 async def test_failed_command():
