@@ -45,6 +45,14 @@ class SystemClock:
         await anyio.sleep(seconds)  # noqa: TID251 - likewise
 
 
+def lease_time(clock: Clock) -> float:
+    """Return the time by which processes compare leases: the time of day, or that of a clock that is not the real one.
+
+    `SystemClock` stands still while the machine sleeps, so those of two processes may differ.
+    """
+    return time.time() if isinstance(clock, SystemClock) else clock.now()  # noqa: TID251 - see above
+
+
 @asynccontextmanager
 async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.CancelScope]:
     """Cancel a block that takes longer than `seconds` on a clock; yields its cancel scope."""

@@ -21,6 +21,9 @@ _UNKNOWN_START_TIME: Final = "unknown"
 DEAD_STATES: Final = ("Z", "X")
 """Process states in `/proc/PID/stat` of a process that has ended, be it not yet collected by its parent."""
 
+STOPPED_STATES: Final = (["T"], ["t"])
+"""Process states in `/proc/PID/stat` of a process that was suspended by a signal or a debugger."""
+
 STAT_START_TIME: Final = 19
 """Index in `process_stat` of the start time of a process, in clock ticks since boot."""
 
@@ -31,15 +34,22 @@ def owner_id() -> str:
 
 
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
-    """Return whether a lease can be taken: it was released, it has ended, or the process of its owner is gone."""
-    if owner is None or at > until:
+    """Return whether a lease can be taken: it was released, the process of its owner is gone, or it has ended.
+
+    Another process that is seen to run on this machine keeps its runs, whatever the clocks say: it renews its leases, by
+    a clock that may be behind. One that is suspended does not.
+    """
+    if owner is None:
         return True
     match = _OWNER_PATTERN.fullmatch(owner)
-    if match is None:
-        return False
-    pid, host, born, where = match.groups()
-    is_local = (host, where) == (socket.gethostname(), pid_namespace_id())  # of other machines nothing is known
-    return is_local and _process_start_time(int(pid)) != born
+    if match is not None:
+        pid, host, born, where = int(match[1]), *match.groups()[1:]
+        if (host, where) == (socket.gethostname(), pid_namespace_id()):  # of other machines nothing is known
+            if _process_start_time(pid) != born:
+                return True
+            if pid != os.getpid() and process_stat(pid)[:1] not in STOPPED_STATES:
+                return False
+    return at > until
 
 
 @cache

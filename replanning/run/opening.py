@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 
 from replanning.decision.ledger import Ledger
-from replanning.environment import Clock, Environment, SystemClock
+from replanning.environment import Clock, Environment, SystemClock, lease_time
 from replanning.errors import (
     JournalCorrupt,
     LeaseLost,
@@ -162,7 +162,7 @@ class RunFactory:
         """
         require_instance("run_id", run_id, str, "the id of a run")
         run = RunId(run_id)
-        lease = self.store.acquire(run, owner_id(), self.environment.clock.now(), self.lease_ttl)
+        lease = self.store.acquire(run, owner_id(), lease_time(self.environment.clock), self.lease_ttl)
         spans = NOOP_TRACER
         try:
             with gc_paused() as settled:
@@ -212,7 +212,7 @@ class RunFactory:
 
     def _acquire_new_run(self, run: RunId) -> Lease:
         """Own a new run, or one whose process ended before it wrote anything."""
-        owner, now = owner_id(), self.environment.clock.now()
+        owner, now = owner_id(), lease_time(self.environment.clock)
         try:
             return self.store.create(run, owner, now, self.lease_ttl)
         except StoreError:
@@ -509,7 +509,7 @@ async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> N
 
 def _renew_lease(life: Lifecycle) -> None:
     try:
-        life.store.renew(life.lease, life.clock.now(), life.lease_ttl)
+        life.store.renew(life.lease, lease_time(life.clock), life.lease_ttl)
     except LeaseLost as error:
         life.loop.call(life.handle_lease_lost, error)
     except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails, and handle it

@@ -232,6 +232,18 @@ def test_suspended_and_taken_over(kind: str, tmp_path: Path) -> None:
     assert list(map(text, journal(kind, tmp_path))) == whole
 
 
+@pytest.mark.parametrize("kind", STORES)
+def test_living_owner_is_believed(kind: str, tmp_path: Path) -> None:
+    """A process keeps its run while it lives, also for one whose clock is far ahead, and loses it when it is killed."""
+    with begun(kind, tmp_path, lease="0.01") as process, closing(STORES[kind](tmp_path / "history")) as store:
+        later = Environment().clock.now() + 86_400
+        with pytest.raises(RunOwned, match=f"owned by process {process.process.pid} on "):
+            store.acquire(RUN, "another", later, 30.0)
+        process.process.kill()
+        process.finish()
+        store.acquire(RUN, "another", later, 30.0)
+
+
 def suspend(process: Process) -> None:
     """Stop a process where it is."""
     process.process.send_signal(signal.SIGSTOP)

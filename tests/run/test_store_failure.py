@@ -9,8 +9,9 @@ from queue import SimpleQueue
 import anyio
 import pytest
 
-from replanning import Settings, Task, TaskContext, TaskState, open_run
+from replanning import Environment, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
 from replanning.changes import AddTask
+from replanning.environment import SystemClock
 from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError, UnknownTask
 from replanning.journal import (
     AlternativesConsidered,
@@ -363,6 +364,21 @@ async def test_lease_is_renewed(clock: VirtualClock) -> None:
             await clock.sleep(7)
             with pytest.raises(StoreError, match="is owned by process"):
                 store.acquire(RUN, "another", clock.now(), 1)
+
+
+class SleepingClock(SystemClock):
+    """The clock of a process whose machine has slept for a day."""
+
+    def now(self) -> float:
+        return super().now() - 86_400
+
+
+async def test_lease_of_a_machine_that_slept(tmp_path: Path) -> None:
+    """Leases are taken by the time of day, of which all processes know the same, also after the machine has slept."""
+    with closing(SqliteStore(tmp_path / "history.db")) as store:
+        engine = ReplanningEngine([], store=store, environment=Environment(clock=SleepingClock()))
+        async with engine.open(chain("a")):
+            assert abs(store.runs()[0].created - SystemClock().now()) < 3600
 
 
 @pytest.mark.parametrize("kind", [SqliteStore, JsonlStore])
