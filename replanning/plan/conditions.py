@@ -108,8 +108,13 @@ class Condition:
             case ast.Name(id=name):
                 return roots[name] if name in roots else _NAMED_CONSTANTS[name]
             case ast.BoolOp(op=op, values=values):
-                wanted = isinstance(op, ast.Or)
-                return any(bool(self._value(v, roots)) is wanted for v in values) is wanted
+                decisive = isinstance(op, ast.Or)
+                decided: object = None
+                for operand in values:  # the value that decides is that of the whole, as in Python
+                    decided = self._value(operand, roots)
+                    if bool(decided) is decisive:
+                        break
+                return decided
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return not self._value(operand, roots)
             case ast.UnaryOp(operand=ast.Constant(value=number)):

@@ -11,6 +11,8 @@ from pydantic import JsonValue
 from replanning.plan.messages import join_names
 
 _MAX_LISTED_KEYS = 10
+_CHARS_PER_ITEM = 10
+"""Characters that any item counts for, so that many small ones are not small."""
 
 
 def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
@@ -50,6 +52,22 @@ def exceeds_depth(value: JsonValue, limit: int) -> bool:
             return False
         level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
     return True
+
+
+def measure_json(value: JsonValue, limit: int) -> int:
+    """Return about how many characters a value takes as JSON; measuring ends where that exceeds `limit`."""
+    size, stack = 0, [value]
+    while stack and size <= limit:
+        item = stack.pop()
+        size += _CHARS_PER_ITEM
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, list):
+            stack += item
+        elif isinstance(item, dict):
+            size += sum(len(str(key)) for key in item)  # outputs of functions may have keys that are no strings
+            stack += item.values()
+    return size
 
 
 def as_object(value: JsonValue) -> dict[str, JsonValue]:

@@ -13,10 +13,10 @@ from typing import Final, cast
 from pydantic import JsonValue
 
 from replanning.errors import ExpressionError
-from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings, map_strings
+from replanning.plan.json_values import as_text, copy_json, get_item, iter_strings, map_strings, measure_json
 from replanning.plan.messages import truncate
 from replanning.plan.secrets import MASK
-from replanning.plan.types import JsonPath, TaskId
+from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
 
 _PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 _PARENTHESIS: Final = re.compile(r"[()]")
@@ -135,6 +135,9 @@ def fact_problem(text: str) -> str:
     return "it is blank" if not text.strip() else "its parentheses do not match" if opened else ""
 
 
+MAX_FILLED_CHARS: Final = 10_000_000
+"""Most characters that references may add to the arguments of a task."""
+
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _PATH_STEP: Final = re.compile(r"""\.([^.\[\]]+)|\[(-?\d{1,9})\]|\["([^"]+)"\]|\['([^']+)'\]""")
 _OUTPUT: Final = re.compile(r"\.output(?=$|[.\[])")
@@ -220,10 +223,13 @@ def resolve_references(
         result_of: returns the output of a task, or raises LookupError.
 
     Raises:
-        ExpressionError: a reference leads to nothing, or to a value that does not fit its place.
+        ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or the arguments would
+            become larger than `MAX_FILLED_CHARS`.
     """
+    size = 0
 
     def value_of(match: re.Match[str]) -> JsonValue:
+        nonlocal size
         readings = _candidate_references(match, match.string)
         missing = ""
         for reference in readings:
@@ -239,6 +245,12 @@ def resolve_references(
                     raise ExpressionError(f"{reference}: {step!r} {error.args[0]}") from None
             if isinstance(value, str) and value == MASK:
                 raise ExpressionError(f"{reference}: {_REDACTED_MESSAGE}")
+            size += measure_json(cast("JsonValue", value), MAX_FILLED_CHARS - size)
+            if size > MAX_FILLED_CHARS:
+                raise ExpressionError(
+                    f"{reference}: the arguments would have more than {MAX_FILLED_CHARS} characters; "
+                    "refer to a smaller part, or pass on the name of a file"
+                )
             return copy_json(cast("JsonValue", value))
         if readings:
             raise ExpressionError(f"{readings[-1]}: {missing}")
@@ -272,7 +284,7 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     readings = []
     if inner.startswith("context.") and (path := _parse_path(inner.removeprefix("context"))):
         readings.append(Reference(inner, None, path))
-    for found in () if readings else _OUTPUT.finditer(inner):
+    for found in () if readings else _OUTPUT.finditer(inner, 0, MAX_NAME_CHARS + len(".output[")):
         path = _parse_path(inner[found.end() :])
         if path is not None and found.start():
             readings.append(Reference(inner, TaskId(inner[: found.start()]), path))

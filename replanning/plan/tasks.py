@@ -26,10 +26,7 @@ from replanning.errors import PlanError, Problem, ReplanningError
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
-from replanning.plan.types import JsonObject, TaskId, to_seconds
-
-MAX_NAME_CHARS: Final = 200
-"""Longest id or name, in characters."""
+from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId, to_seconds
 
 _NAME_PATTERN: Final = r"^[^\s\x00-\x1f\x7f-\x9f](?:[^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?$"
 _TEXT_PATTERN: Final = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NewType, TypeAlias
+from typing import Final, NewType, TypeAlias
 
 from pydantic import JsonValue
 
-__all__ = ["AttemptId", "JsonObject", "JsonPath", "JsonValue", "QuestionId", "ReplanId", "RunId", "TaskId", "TriggerId"]
+__all__ = [
+    "MAX_NAME_CHARS",
+    "AttemptId",
+    "JsonObject",
+    "JsonPath",
+    "JsonValue",
+    "QuestionId",
+    "ReplanId",
+    "RunId",
+    "TaskId",
+    "TriggerId",
+]
+
+MAX_NAME_CHARS: Final = 200
+"""Longest id or name, in characters."""
 
 TaskId: TypeAlias = str
 """Written by people, in plan files and in Python, so it is a plain string; the others are made by the library."""

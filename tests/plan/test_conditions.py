@@ -1,5 +1,6 @@
 """Conditions and references: what they read, what they refuse, and that they evaluate no code."""
 
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -51,6 +52,10 @@ RESULTS: JsonObject = {"build": {"path": "dist/x.whl", "sizes": [1, 2]}, "a-b": 
         ("'build' in results and results.build.path == 'dist/x.whl'", True),
         ("  context.n\n== 3\n", True),
         ("true", True),
+        ("(context.region or 'us') == 'eu'", True),
+        ("(context.none or 'us') == 'us'", True),
+        ("(context.on and context.n) == 3", True),
+        ("(context.off or context.none or context.n) in [3]", True),
     ],
 )
 def test_evaluate(text, expected):
@@ -155,6 +160,23 @@ def result(task_id: TaskId) -> JsonValue:
     if task_id not in outputs:
         raise UnknownTask(task_id)
     return outputs[task_id]
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["x" * 1_000_000, ["x" * 100] * 10_000, {"x" * 1_000_000: None}, {1: "x" * 1_000_000}],
+    ids=["text", "items", "key", "no JSON"],
+)
+@pytest.mark.parametrize("between", ["", "and"])
+def test_arguments_that_multiply(output, between: str):
+    """References that would make arguments enormous are refused before anything of that size is made."""
+    arguments: JsonObject = {"x": [f"{between}${{a.output}}{between}" for _ in range(1_000)]}
+    tracemalloc.start()
+    with pytest.raises(ExpressionError, match="the arguments would have more than 10000000 characters"):
+        resolve_references(arguments, context={}, result_of=lambda name: output)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000_000
 
 
 @pytest.mark.parametrize(
