@@ -63,7 +63,9 @@ class Narrator:
                 self._held.add(event.task)
                 return None
             case journal.AttemptFailed():
-                error = _one_line(event.failure.message)
+                error = " ".join(event.failure.message.split())
+                if len(error) > _MAX_TEXT_CHARS:  # the end is where test runners and compilers sum up
+                    error = f"{error[: _MAX_TEXT_CHARS // 2]} … {error[-_MAX_TEXT_CHARS // 2 :]}"
                 if event.failure.kind == "unfinished":
                     return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")
                 again = "; it is tried again" if event.retry_at is not None else ""

@@ -30,7 +30,10 @@ from replanning.errors import OutputError, ToolError, TransientError
 from replanning.plan.messages import did_you_mean
 
 MAX_EXCERPT_CHARS = 2_000
-"""Characters of the output of a tool that an error message quotes."""
+"""Characters of the answer of a server that an error message quotes."""
+
+MAX_STREAM_CHARS = 1_200
+"""Characters of each output stream of a command that an error message quotes: both fit a prompt."""
 
 
 def head(text: str) -> str:
@@ -38,6 +41,13 @@ def head(text: str) -> str:
     text = text.strip()
     left = len(text) - MAX_EXCERPT_CHARS
     return text if left <= 0 else f"{text[:MAX_EXCERPT_CHARS]} [… {left} characters more]"
+
+
+def tail(text: str) -> str:
+    """Return the end of a text, with a mark if its start was left out."""
+    text = text.strip()
+    left = len(text) - MAX_STREAM_CHARS
+    return text if left <= 0 else f"[… {left} characters before] {text[left:]}"
 
 
 class UnknownTool(ToolError):
@@ -78,18 +88,25 @@ class ToolUnavailable(ToolError):
 
 
 class CommandFailed(ToolError):
-    """A command ended with an exit code other than 0 (128 and the number of the signal that ended it)."""
+    """A command ended with an exit code other than 0 (128 and the number of the signal that ended it).
 
-    def __init__(self, tool: str, command: str, exit_code: int, stderr: str) -> None:
-        said = stderr.strip()
-        left = len(said) - MAX_EXCERPT_CHARS
-        self.stderr = said if left <= 0 else f"[… {left} characters before] {said[left:]}"
+    Attributes:
+        stderr: the end of what it wrote there.
+        stdout: the same; many checkers and test runners write their findings there.
+    """
+
+    def __init__(self, tool: str, command: str, exit_code: int, stderr: str, stdout: str = "") -> None:
+        self.stderr, self.stdout = tail(stderr), tail(stdout)
         self.tool, self.command, self.exit_code = tool, command, exit_code
         ended = f"exit code {exit_code}"
         with suppress(ValueError):  # no signal has this number
             ended += f" ({signal.Signals(exit_code - 128).name})"
-        ended += f": {self.stderr}" if self.stderr else ", without a word on stderr"
-        super().__init__(f"tool {tool!r} ended with {ended} (command: {command})")
+        if self.stderr:
+            ended += f": {self.stderr}"
+        elif not self.stdout:
+            ended += ", without any output"
+        printed = f"; it printed: {self.stdout}" if self.stdout else ""
+        super().__init__(f"tool {tool!r} ended with {ended} (command: {command}){printed}")
 
 
 class TransientCommandFailed(CommandFailed, TransientError):

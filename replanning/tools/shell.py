@@ -73,14 +73,14 @@ async def run_shell(call: ToolCall) -> JsonValue:
         raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)
     if exit_code != 0:
-        stderr = call.secrets.redact(stderr)
+        stdout, stderr = call.secrets.redact(stdout), call.secrets.redact(stderr)
         if exit_code in tool.transient:
-            raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr)
+            raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
         not_found = rf"^{re.escape(tool.name)}: (?:line )?\d+: (.+?): (?:command )?not found$"
         if exit_code == _EXIT_NOT_FOUND and (missing := re.findall(not_found, stderr, re.MULTILINE)):
             need = f"the program {missing[-1]!r}, which is not on the PATH"
             raise ToolUnavailable(tool.name, need, "install it, or use another tool")
-        raise CommandFailed(tool.name, tool.command or "", exit_code, stderr)
+        raise CommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
     output: JsonObject = {"exit_code": 0, "stdout": stdout.rstrip("\r\n"), "stderr": stderr.rstrip("\r\n")}
     whole, last = stdout.strip(), stdout.rstrip("\r\n").rpartition("\n")[2].strip()
     said = parse_json(whole) if whole[:1] in {"{", "["} else None

@@ -187,22 +187,25 @@ async def test_options_that_are_none(command: str, shown: str):
 
 
 async def test_failed_command():
-    """A command that fails says which tool, which command, which exit code and the end of stderr."""
+    """A command that fails says which tool, which command, which exit code and the end of both streams."""
+    command = "echo 2 tests failed; echo oh dear >&2; exit 3"
     with pytest.raises(CommandFailed) as caught:
-        await use(shell("echo {x}; echo oh dear >&2; exit 3"), {"x": "secret value"})
+        await use(shell(command))
     error = caught.value
-    assert (error.tool, error.exit_code, error.stderr) == ("t", 3, "oh dear")
-    assert str(error) == "tool 't' ended with exit code 3: oh dear (command: echo {x}; echo oh dear >&2; exit 3)"
+    assert (error.tool, error.exit_code, error.stderr, error.stdout) == ("t", 3, "oh dear", "2 tests failed")
+    said = f"tool 't' ended with exit code 3: oh dear (command: {command}); it printed: 2 tests failed"
+    assert str(error) == said
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         ("false\necho done", "exit code 1"),  # the first failure ends a script
-        ("exit 127", "exit code 127"),
+        ("exit 127", r"exit code 127, without any output \(command: exit 127\)$"),
+        ("echo found 3; exit 1", r"exit code 1 \(command: echo found 3; exit 1\); it printed: found 3$"),
         ("kill -KILL $$", r"exit code 137 \(SIGKILL\)"),
         ("if true; then", "(?i)syntax error"),
-        ("head -c 5000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1", r"\[… 3003 characters before\] x+end"),
+        ("head -c 5000 /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1", r"\[… 3803 characters before\] x+end"),
     ],
 )
 @pytest.mark.parametrize("transient", [False, True])
