@@ -33,6 +33,7 @@ from replanning.journal.records import (
     TriggerFired,
 )
 from replanning.live.graph import TaskEntry
+from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
 from replanning.run.event_loop import yielding
@@ -120,7 +121,10 @@ class Replanner:
         self._waiting[trigger.id] = trigger
         if trigger.kind in _HOLD_KINDS and trigger.id not in self._held_tasks and not self._observe_only:
             live = self._lifecycle.live
-            self._held_tasks[trigger.id] = tuple(live.entry(task_id) for task_id in trigger.tasks if task_id in live)
+            concerned = [live.entry(task_id) for task_id in trigger.tasks if task_id in live]
+            # What waits for a task that may be run after all waits for the decision about it.
+            waiting = [other for entry in concerned if entry.state in SATISFIED for other in entry.dependents]
+            self._held_tasks[trigger.id] = (*concerned, *waiting)
             live.hold(self._held_tasks[trigger.id])
         self._nonempty.set()
 

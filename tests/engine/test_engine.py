@@ -487,3 +487,28 @@ async def test_tries_of_a_model_end_in_time(kind, clock: VirtualClock) -> None:
     with pytest.raises(LLMTimeout):
         await client(kind, network).complete_json("Which?", City)
     assert (clock.elapsed, network.moments, network.abandoned) == (30, [0, 9.5, 18.5, 28], 1)
+
+
+async def test_what_follows_a_skipped_task_waits_for_the_decision(clock: VirtualClock) -> None:
+    """When the condition of a skipped task holds after all, what depends on it waits until it is decided about."""
+    document = plan(
+        Task(id="look"),
+        Task(id="extra", when="context.found", depends_on=("look",)),
+        Task(id="last", depends_on=("extra", "hold")),
+        Task(id="hold", depends_on=("look",)),
+        context={"found": False},
+    )
+    began: list[str] = []
+
+    async def work(task: Task, context: TaskContext) -> None:
+        began.append(task.id)
+        if task.id == "hold":
+            await clock.sleep(1)
+            run.change_context({"found": True})
+
+    slow = ScriptedProvider(
+        lambda request: ScriptStep([alternative(RetryTask(task_id="extra"))], after=3.0), clock=clock
+    )
+    async with make_engine(slow, clock=clock).open(document) as run:
+        await perform(run, work)
+    assert (run.result.status, began) == ("succeeded", ["look", "hold", "extra", "last"])

@@ -52,7 +52,7 @@ async def test_doubt_asks(clock: VirtualClock) -> None:
 async def test_unreadable_runs_hide_no_questions(
     clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run whose records contradict one another is left out of the open questions with a warning, unless it is named."""
+    """A run whose journal was changed is left out of the open questions with a warning, unless it is named."""
     engine = asking(clock, store=JsonlStore(tmp_path))
     for run_id in ("good", "bad"):
         async with engine.open(chain("a", "b"), run_id=run_id) as run:
@@ -60,8 +60,8 @@ async def test_unreadable_runs_hide_no_questions(
     journal = tmp_path / "bad.jsonl"
     journal.write_text(journal.read_text().replace('"task":"a"', '"task":"x"'))
     assert [question.run for question in engine.pending()] == ["good"]
-    assert "the questions of run bad are left out: record 2 (attempt-started)" in caplog.text
-    with pytest.raises(JournalCorrupt, match="does not fit the records before it"):
+    assert f"the questions of run bad are left out: {journal}, line 2: it was damaged or changed" in caplog.text
+    with pytest.raises(JournalCorrupt, match="its checksum is wrong"):
         engine.pending("bad")
 
 
