@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import count
 from operator import is_not
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
 
+import re2
 from pydantic import BaseModel
 
 from replanning.errors import RecordNotSerializable
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
+from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.messages import join_names
 from replanning.plan.secrets import (
-    FORMAT_RULES,
     MASK,
-    NAME_RULES,
+    Span,
+    find_secrets,
     is_plain_word,
     is_secret,
-    literal_rule,
     secret_predicate,
-    secret_spans,
 )
 from replanning.plan.tasks import COMMAND_PREFIX
 from replanning.plan.types import JsonValue
@@ -38,27 +37,13 @@ _CLEAN_CACHE_SIZE: Final = 1024
 _MAX_CACHED_CHARS: Final = 256
 """Longest text in the cache of texts without secrets; names, goals and reasons recur with every change."""
 
-_PATTERN_ITEM: Final = re.compile(
-    r"""
-      \\.
-    | \[\^?\]?(?:\\.|[^\]\\])*\]
-    | \(\?\#[^)]*\)
-    | (?P<quantifier>(?:[*+?]|\{(?!\})(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\})[?+]?)
-    | \(\??
-    | .
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-"""Item of a regular expression: an escape, a set, a comment, a quantifier, a bracket, or a character."""
-
-_VERBOSE_FLAG: Final = re.compile(r"\(\?[a-zA-Z]*x")
 _MAX_PATTERN_CHARS: Final = 1000
+_MAX_MATCH_BYTES: Final = 8192
+"""Text in which a pattern of users is matched at a time; what it matches has at most half as many bytes."""
+
 _compilations: Final = count()
 _MAX_LISTED_PLACES: Final = 8
 """Most places in one message."""
-
-_MAX_BOUNDED_REPEAT: Final = 16
-"""Most repetitions of a part that may contain a repetition."""
 
 _IDENTIFIER_FIELDS: Final = frozenset(
     {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "source", "when"}
@@ -70,19 +55,17 @@ PartT = TypeVar("PartT")
 
 
 class Redactor:
-    """Replacement of secrets by `[redacted]`.
+    """Replacement of secrets by `[redacted]`, also of those behind escapes, colours and encodings.
 
     Args:
-        values: secrets known by value, such as those of configured environment variables; ones shorter than 6
-            characters are passed over, because they would be found everywhere.
-        patterns: further regular expressions whose matches are secrets.
+        values: secrets known by value, such as those of configured environment variables, and their lines; ones shorter
+            than 6 characters are passed over, because they would be found everywhere.
+        patterns: further regular expressions whose matches are secrets, in the syntax of RE2.
     """
 
     def __init__(self, values: Iterable[str] = (), patterns: Iterable[str] = ()) -> None:
-        known = sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS})
-        exact = (*(literal_rule(value) for value in known), *FORMAT_RULES)
-        self._case_sensitive_rules = tuple((rule.hint, rule) for rule in exact)
-        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._known = known_texts(values, _MIN_SECRET_CHARS)
+        self._patterns = [_compile(pattern) for pattern in patterns]
         self._clean_texts: set[str] = set()
 
     def text(self, text: str) -> str:
@@ -93,30 +76,20 @@ class Redactor:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if len(text) < _MIN_SECRET_CHARS:
             return text
-        low = text.lower()
-        if len(low) != len(text):  # a few capitals are two letters when they are small
-            low = "".join(c.lower() if c.isascii() else c for c in text)
-        spans = [
-            span for hint, rule in self._case_sensitive_rules if hint in text for span in secret_spans(text, text, rule)
-        ]
-        for hint, rules in NAME_RULES:
-            if hint in low:
-                spans += [span for rule in rules for span in secret_spans(text, low, rule)]
+        clean = mask(text, self._find)
+        if clean is text and len(text) <= _MAX_CACHED_CHARS:
+            if len(self._clean_texts) >= _CLEAN_CACHE_SIZE:
+                self._clean_texts.clear()
+            self._clean_texts.add(text)
+        return clean
+
+    def _find(self, text: str) -> list[Span]:
+        spans = find_secrets(text)
+        if self._known:
+            spans += find_known(text, self._known)
         for pattern in self._patterns:
-            spans += [match.span() for match in pattern.finditer(text) if match[0]]
-        if not spans:
-            if len(text) <= _MAX_CACHED_CHARS:
-                if len(self._clean_texts) >= _CLEAN_CACHE_SIZE:
-                    self._clean_texts.clear()
-                self._clean_texts.add(text)
-            return text
-        spans.sort()
-        parts, end = [], 0
-        for start, stop in spans:
-            if start >= end:
-                parts += [text[end:start], MASK]
-            end = max(end, stop)
-        return "".join([*parts, text[end:]])
+            spans += _matches(pattern, text)
+        return spans
 
     def value(self, value: JsonValue) -> JsonValue:
         """Return a JSON value without secrets, in texts and in members with the name of a secret.
@@ -220,8 +193,7 @@ def redaction_warning(clean: Plan, plan: Plan) -> str:
 def pattern_problem(pattern: str) -> str:
     """Return why a regular expression cannot be used to find secrets; "" if it can.
 
-    A pattern is tried at every place of every text. One that repeats a repetition can take exponential time, and is
-    refused. (Python's own parser would show the repetitions, but has no public name.)
+    It must mean the same to Python and to RE2, which matches it in linear time.
     """
     if len(pattern) > _MAX_PATTERN_CHARS:
         return f"has {len(pattern)} characters; at most {_MAX_PATTERN_CHARS} are allowed"
@@ -232,31 +204,40 @@ def pattern_problem(pattern: str) -> str:
             re.compile(f"{pattern}(?#{next(_compilations)})")  # not in the cache of `re`, which would hide warnings
         except (re.error, RecursionError, OverflowError) as error:
             return f"is no regular expression: {error}"
-    if _VERBOSE_FLAG.search(pattern):
-        return "uses the flag x; write it without, and without blanks and comments"
-    varying = [False]  # for each open group: whether it contains a repetition of varying length
-    repeated = False  # the same for the last item, to which a quantifier applies
-    for match in _PATTERN_ITEM.finditer(pattern):
-        item = match[0]
-        if item in ("(", "(?"):
-            varying.append(False)
-        elif item == ")":
-            repeated = varying.pop()
-            varying[-1] |= repeated
-        elif match["quantifier"]:
-            least, most = {"*": (0, math.inf), "+": (1, math.inf), "?": (0, 1)}.get(item[0], (0, 0))
-            if item[0] == "{":
-                least = int(match["least"] or 0)
-                most = int(match["most"]) if match["most"] else math.inf if match["comma"] else least
-            if repeated and most > _MAX_BOUNDED_REPEAT:
-                return "repeats a repetition, which can take forever on some texts; write it without one of the two"
-            varying[-1] |= least != most and most > 1
-        else:
-            repeated = False
+    try:
+        _compile(pattern)
+    except re2.error as error:
+        reason = error.args[0].decode()
+        return f"cannot be matched in linear time; write it without lookaround, backreferences and flags ({reason})"
     if caught:  # such as [[:alpha:]], which finds no secret but looks as if it did
         doubt = str(caught[0].message).lower()
         return f"does not mean what it seems to ({doubt}); write a backslash before literal characters"
     return ""
+
+
+def _compile(pattern: str) -> Any:
+    """Return a pattern of users for RE2, which needs linear time to find its next match."""
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(pattern.encode(), options)
+
+
+def _matches(pattern: Any, text: str) -> Iterator[Span]:
+    """Yield the spans that a pattern matches; all of them together take linear time, since each search is bounded."""
+    encoded = text.encode()
+    at = counted = characters = 0
+    while at < len(encoded):
+        bound = min(at + _MAX_MATCH_BYTES, len(encoded))
+        match = pattern.search(encoded, at, bound)
+        if match is None:
+            at = bound if bound == len(encoded) else bound - _MAX_MATCH_BYTES // 2
+            continue
+        start, end = match.span()
+        at = max(end, at + 1)
+        if end > start:
+            first = characters + len(encoded[counted:start].decode(errors="ignore"))
+            counted, characters = end, first + len(encoded[start:end].decode(errors="ignore"))
+            yield first, characters
 
 
 def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:

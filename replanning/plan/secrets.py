@@ -1,16 +1,22 @@
-"""Rules that find secrets in text: known values, formats of tokens, names of passwords, and headers.
+"""Rules that find secrets in text: formats of tokens, names of passwords, and headers.
 
-A rule is tried only where its hint occurs, continues behind its match, and reads a bounded number of characters. So
-the time is linear in the length of any text.
+Formats come from the collection of gitleaks (`secret_rules.json`, written by `scripts/import_secret_rules.py`), which is
+matched by RE2. A rule of our own is tried only where its hint occurs, continues behind its match, and reads a bounded
+number of characters. So the time is linear in the length of any text.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from typing import Final, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, cached_property, lru_cache
+from importlib import resources
+from typing import Any, Final, NamedTuple
 
+import re2
 from pydantic import JsonValue
 
 from replanning.plan.json_values import iter_strings
@@ -22,6 +28,9 @@ _LOOKBEHIND_CHARS: Final = 40
 """Characters before a hint that a rule may look at."""
 
 
+Span = tuple[int, int]
+
+
 class SecretRule(NamedTuple):
     """Pattern of a secret from its hint on; the last named group that matches is redacted."""
 
@@ -29,6 +38,7 @@ class SecretRule(NamedTuple):
     pattern: re.Pattern[str]
     applies_at: Callable[[str, int], bool]
     accepts: Callable[[re.Match[str]], bool]
+    ignores_case: bool = False
 
 
 def _preceded_by(pattern: str) -> Callable[[str, int], bool]:
@@ -50,8 +60,17 @@ _KEY_PATTERN: Final = (
 )
 """With a digit, or with more consecutive letters than words have."""
 
+_WHOLE_WORD_PREFIXES: Final = frozenset({"sk-", "rk-", "pk-", "sk_", "rk_", "pk_", "eyJ"})
+"""Prefixes that words end in, such as `task-`."""
+
+_WHOLE_WORD_RULES: Final = frozenset({"vault-service-token", "square-access-token"})
+"""Rules of the collection that ordinary text fits in the middle of a word."""
+
 _TOKEN_FORMATS: Final = (
-    ("-----BEGIN ", r"[A-Z0-9 ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)"),
+    (
+        "-----BEGIN ",
+        r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    ),
     *((f"{kind}-", _KEY_PATTERN) for kind in ("sk", "rk", "pk")),
     *(
         (f"{kind}_", r"(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})")
@@ -62,11 +81,17 @@ _TOKEN_FORMATS: Final = (
     *((f"gl{kind}-", "[A-Za-z0-9_-]{16,}") for kind in ("pat", "ptt", "dt", "rt", "cbt")),
     ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
     ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
-    *((kind, r"[A-Z0-9]{16}\b") for kind in ("AKIA", "ASIA")),
+    *((kind, "[A-Z0-9]{16}") for kind in ("AKIA", "ASIA")),
     ("AIza", "[A-Za-z0-9_-]{30,}"),
     ("ya29.", "[A-Za-z0-9_-]{20,}"),
     ("hf_", "[A-Za-z0-9]{20,}"),
     ("npm_", "[A-Za-z0-9]{30,}"),
+    *(
+        (kind, "[A-Za-z0-9_-]{20,}")
+        for kind in ("gsk_", "xai-", "dckr_pat_", "dckr_oat_", "hvs.", "hvb.", "hvr.", "xapp-")
+    ),
+    (":AA", "[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
+    ("/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
     ("pypi-", "[A-Za-z0-9_-]{40,}"),
     ("eyJ", r"(?<![_-]eyJ)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}"),
 )
@@ -74,7 +99,7 @@ _TOKEN_FORMATS: Final = (
 
 # Secrets by name
 _QUOTE: Final = r"\\{0,4}[\"']"
-_UNQUOTED: Final = r"[^\s\"'\\&;<>]{0,4096}[^\s\"'\\&;<>,.)\]}]"
+_UNQUOTED: Final = r"[^\s\"'\\&;<>\x1b]{0,4096}[^\s\"'\\&;<>\x1b,.)\]}]"
 _VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_UNQUOTED}))"
 _ASSIGNMENT: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
 _PLACEHOLDER: Final = re.compile(
@@ -114,13 +139,19 @@ def _is_likely_token(value: str) -> bool:
     return _is_likely_secret(value) and not is_plain_word(value)
 
 
+def _is_no_folder(value: str) -> bool:
+    return _is_likely_secret(value) and not value.startswith(("/", "~", "."))
+
+
 _NON_SECRET_TOKEN_PREFIXES: Final = "(?:page|cursor|continuation|next|sync|stop|eos|bos|pad|sep|unk|mask|cls)[_-]?"  # noqa: S105 # words beside a token that is none
-_SECRET_KEY_PREFIXES: Final = "(?:api|access|secret|private|encryption|signing)[ _-]?"  # noqa: S105 # words, no secret
+_SECRET_KEY_PREFIXES: Final = (
+    "(?:api|access|secret|private|encryption|signing|account|master|storage|subscription)[ _-]?"  # noqa: S105 # words, no secret
+)
 _SECRET_NAMES: Final = (
     ("passw", "passw(?:or)?d", _anywhere, is_secret),
     ("passphrase", "passphrase", _anywhere, is_secret),
     ("pass", "pass", _preceded_by("[_-]"), _is_likely_secret),
-    ("pwd", "pwd", _preceded_by("[_-]"), _is_likely_secret),
+    ("pwd", "pwd", _preceded_by("[_;?&\"'-][ \t]?|\\A"), _is_no_folder),
     ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?", _anywhere, _is_likely_secret),
     ("key", "key(?:[_-]?id)?", _preceded_by(_SECRET_KEY_PREFIXES), _is_likely_secret),
     ("key", "key", _preceded_by("[?&]"), _is_likely_token),
@@ -138,6 +169,13 @@ _SINGLE_TOKEN_SCHEME: Final = (
 
 _PARAMETER_SCHEME: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"
 _HEADER_SEPARATOR: Final = rf"(?:{_QUOTE})?[ \t]{{0,8}}[:=][ \t]{{0,8}}(?:{_QUOTE})?"
+_LOGIN: Final = (
+    r"(?!\[)[^\s/:@\"'<>\\]{0,256}:(?:(?P<word>[^\s/\"'<>\\]{1,512})|(?!\d{1,5}/)(?P<path>[^\s@\"'<>\\]{1,128}))(?=@)"
+)
+"""Name and password before the host of an address; a password with a slash ends at the first `@`."""
+
+_WORD: Final = r"(?:[\"'](?P<quoted>[^\"'\r\n]{1,512})|(?P<word>[^\s\"',.;)-][^\s\"']{2,512}))"
+_PASSWORD: Final = r"password\s{1,8}[\"']?(?P<word>[^\s\"']{1,512})"  # noqa: S105 # a pattern
 _CONTEXT_PATTERNS: Final = (
     (
         "authorization",
@@ -145,7 +183,17 @@ _CONTEXT_PATTERNS: Final = (
     ),
     ("cookie", rf"cookie{_HEADER_SEPARATOR}(?P<line>[^=\"'\\\r\n]{{1,256}}=[^\"'\\\r\n]{{1,4096}})"),
     ("bearer", r"bearer[ \t]{1,8}(?P<bare>[A-Za-z0-9._~+/-]{8,4096}={0,2})"),
-    ("://", r"://[^\s/:@\"'<>\\]{0,256}:(?P<word>[^\s/\"'<>\\]{1,512})@"),
+    ("://", rf"://(?:{_LOGIN}|(?P<bare>[^\s/:@\"'<>\\]{{16,256}}))@"),
+    (
+        "machine",
+        rf"machine\s{{1,8}}\S{{1,256}}\s{{1,8}}(?:(?:login|account)\s{{1,8}}\S{{1,256}}\s{{1,8}}){{0,2}}{_PASSWORD}",
+    ),
+    ("login", rf"login[ \t]{{1,8}}\S{{1,256}}\s{{0,8}}\n\s{{0,8}}{_PASSWORD}"),
+    ("default login", rf"default login[ \t]{{1,8}}\S{{1,256}}\s{{1,8}}{_PASSWORD}"),
+    ("sshpass", rf"sshpass[ \t]{{1,8}}(?:-[ev][ \t]{{1,8}}){{0,2}}-p[ \t]{{0,8}}{_WORD}"),
+    ("mysql", rf"mysql(?:dump|admin|import)?[ \t](?:[^\r\n]{{0,200}}?[ \t])?-p{_WORD}"),
+    ("redis-cli", rf"redis-cli[ \t](?:[^\r\n]{{0,200}}?[ \t])?-a[ \t]{{1,8}}{_WORD}"),
+    ("docker", rf"docker[ \t]{{1,8}}login[ \t](?:[^\r\n]{{0,200}}?[ \t])?-p[ \t]{{1,8}}{_WORD}"),
     ("-u", r"-u(?:ser)?[ =][^\s:\"']{1,256}:(?P<word>[^\s\"']{1,512})"),
 )
 """Text before secrets without a name: headers, and logins in addresses and options."""
@@ -172,20 +220,20 @@ def _name_rules() -> Iterator[tuple[str, tuple[SecretRule, ...]]]:
     for hint, name, fits, accepts in _SECRET_NAMES:
         assigned = re.compile(rf"(?i){name}{_ASSIGNMENT}{_VALUE}")
         option = re.compile(rf"(?i){name}[ \t]{{1,4}}(?![-:=]){_VALUE}")
-        after_dashes = SecretRule(hint, option, _preceded_by("--[A-Za-z0-9-]*"), _accepts_by_name(accepts))
-        yield hint, (SecretRule(hint, assigned, fits, _accepts_by_name(accepts)), after_dashes)
+        after_dashes = SecretRule(hint, option, _preceded_by("--[A-Za-z0-9-]*"), _accepts_by_name(accepts), True)
+        yield hint, (SecretRule(hint, assigned, fits, _accepts_by_name(accepts), True), after_dashes)
     login = _preceded_by(r"(?:^|[\s\"'=(\[,])-?(?:-proxy)?")
     for hint, pattern in _CONTEXT_PATTERNS:
         fits = login if hint == "-u" else _anywhere
-        yield hint, (SecretRule(hint, re.compile(f"(?i){pattern}"), fits, _accepts_by_context),)
+        yield hint, (SecretRule(hint, re.compile(f"(?i){pattern}"), fits, _accepts_by_context, True),)
 
 
-def literal_rule(hint: str, rest: str = "", fits: Callable[[str, int], bool] = _anywhere) -> SecretRule:
-    """Return a rule for text that begins with the hint, under any name."""
-    return SecretRule(hint, re.compile(rf"(?P<secret>{re.escape(hint)}{rest})", re.DOTALL), fits, lambda match: True)
+def _format_rule(hint: str, rest: str) -> SecretRule:
+    fits = _not_preceded_by("[A-Za-z0-9]") if hint in _WHOLE_WORD_PREFIXES else _anywhere
+    return SecretRule(hint, re.compile(f"(?P<secret>{re.escape(hint)}{rest})", re.DOTALL), fits, lambda match: True)
 
 
-FORMAT_RULES: Final = tuple(literal_rule(hint, rest, _not_preceded_by("[A-Za-z0-9]")) for hint, rest in _TOKEN_FORMATS)
+FORMAT_RULES: Final = tuple(_format_rule(hint, rest) for hint, rest in _TOKEN_FORMATS)
 NAME_RULES: Final = tuple(_name_rules())
 _SECRET_KEY_SUFFIXES: Final = (
     *((re.compile(rf"(?i){name}\Z"), fits, accepts) for _, name, fits, accepts in _SECRET_NAMES),
@@ -193,9 +241,9 @@ _SECRET_KEY_SUFFIXES: Final = (
 )
 
 
-def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[tuple[int, int]]:
+def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[Span]:
     """Yield the spans that a rule redacts; its hint is searched in `searched`, which may be in lower case."""
-    hint, pattern, fits, accepts = rule
+    hint, pattern, fits, accepts, _ = rule
     at = searched.find(hint)
     while at >= 0:
         end = at + len(hint)
@@ -205,6 +253,124 @@ def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[tuple[i
             if accepts(match):
                 yield match.span(str(match.lastgroup))
         at = searched.find(hint, end)
+
+
+# Rules of the collection
+_EDGE: Final = re.compile(
+    r"\\b|\(\?:\^\|\[[^]]*\]\)|\(\?:\$\|\[[^]]*\]\)|\(\?:[^()]*(?:\$|\\z)(?:\|\\b)?\)"  # as \b, (?:^|[\s"]), (?:[\s;]|$)
+)
+"""What a pattern of the collection demands before and after a secret."""
+
+_BY_NAME: Final = re.compile(r"(?:\(\?i\))?\[\\w\.-\]\{0,50\}\?")
+"""Beginning of the patterns that find a value by the name before it."""
+
+_MIN_KEYWORD_CHARS: Final = 3
+
+_MAX_LINE_CHARS: Final = 200
+"""Characters on each side of a match in which an exception may look at its line."""
+
+_WORD_END: Final = re.compile(b"[A-Za-z0-9_-]*")
+
+
+class CollectionRule:
+    """Rule of the collection; its pattern is compiled when one of its hints occurs.
+
+    Secrets count inside words, too: what a pattern demands at its edges is left out, where a secret has a format of its
+    own. The value behind a name has none: it must end with its word.
+
+    Args:
+        described: the rule: pattern, keywords, least entropy, and exceptions.
+        allowed: exceptions to all rules.
+    """
+
+    def __init__(self, described: Mapping[str, Any], allowed: list[Mapping[str, Any]]) -> None:
+        self.id: str = described["id"]
+        self._described = described
+        self._allowed = allowed
+        self._regex: str = described["regex"]
+        self._is_by_name = _BY_NAME.match(self._regex) is not None
+        if self.id not in _WHOLE_WORD_RULES:
+            end = "(?:[^0-9A-Za-z]|$)" if self._is_by_name else ""
+            self._regex = _EDGE.sub(lambda edge: "" if edge[0] == r"\b" else end, self._regex)
+
+    def spans(self, encoded: bytes, known: set[Span]) -> Iterator[Span]:
+        """Yield the spans of secrets that are not known yet, in a text with a byte for each character."""
+        for match in self._pattern.finditer(encoded):
+            groups = (match.span(n) for n in range(self._described["group"] or 1, self._pattern.groups + 1))
+            start, end = next((span for span in groups if span[1] > span[0]), match.span())
+            if (start, end) not in known and self._accepts(encoded, match.span(), (start, end)):
+                yield start, end if self._is_by_name else _WORD_END.match(encoded, end).end()  # type: ignore[union-attr]
+
+    @property
+    def hints(self) -> list[str]:
+        """The patterns of its keywords; its own where a keyword is part of ordinary words, such as `ey`."""
+        return [
+            self._regex if len(word) < _MIN_KEYWORD_CHARS else f"(?i:{re2.escape(word)})"
+            for word in self._described["keywords"]
+        ]
+
+    @cached_property
+    def _pattern(self) -> Any:
+        return re2.compile(self._regex.encode())
+
+    @cached_property
+    def _exceptions(self) -> dict[str, Any]:
+        """The pattern of what is no secret, for each part of the text that the collection looks at."""
+        found: dict[str, list[str]] = {}
+        for allowed in (*self._allowed, *self._described["allowed"]):
+            words = [f"(?i:{re2.escape(word)})" for word in allowed["stopwords"]]
+            found.setdefault(allowed["target"], []).extend((*(f"(?:{regex})" for regex in allowed["regexes"]), *words))
+        return {target: re2.compile("|".join(patterns).encode()) for target, patterns in found.items()}
+
+    def _accepts(self, encoded: bytes, match: Span, secret: Span) -> bool:
+        value = encoded[slice(*secret)]
+        size, counts = len(value), Counter(value).values()
+        if sum([n * math.log2(size / n) for n in counts]) <= size * self._described["entropy"]:
+            return False
+        parts = {"secret": value, "match": encoded[slice(*match)], "line": b""}
+        if "line" in self._exceptions:
+            before, after = (
+                encoded[max(0, match[0] - _MAX_LINE_CHARS) : match[0]],
+                encoded[match[1] : match[1] + _MAX_LINE_CHARS],
+            )
+            parts["line"] = before.rpartition(b"\n")[2] + parts["match"] + after.partition(b"\n")[0]
+        return not any(pattern.search(parts[target]) for target, pattern in self._exceptions.items())
+
+
+@cache
+def _hints() -> tuple[Any, list[SecretRule | CollectionRule]]:
+    """Return the hints of all rules as a set, and the rule of each hint."""
+    source = json.loads((resources.files("replanning.plan") / "secret_rules.json").read_text(encoding="utf-8"))
+    no_tokens = {"target": "match", "regexes": [f"(?i){_NON_SECRET_TOKEN_PREFIXES}token"], "stopwords": []}
+    collection = [CollectionRule(described, [*source["allowed"], no_tokens]) for described in source["rules"]]
+    rules: list[tuple[str, SecretRule | CollectionRule]] = [
+        *((re2.escape(rule.hint), rule) for rule in FORMAT_RULES),
+        *((f"(?i:{re2.escape(hint)})", rule) for hint, rules in NAME_RULES for rule in rules),
+        *(("|".join(rule.hints), rule) for rule in collection),
+    ]
+    hints = re2.Set.SearchSet()
+    for hint, _ in rules:
+        hints.Add(hint)
+    hints.Compile()
+    return hints, [rule for _, rule in rules]
+
+
+def find_secrets(text: str) -> list[Span]:
+    """Return the spans of secrets that the rules find, in any order; they may overlap."""
+    encoded = text.encode("ascii", "replace")  # a byte for each character
+    hints, rules = _hints()
+    matched = hints.Match(encoded)
+    if not matched:
+        return []
+    low = encoded.lower().decode()
+    spans: set[Span] = set()
+    for index in sorted(set(matched)):
+        rule = rules[index]
+        if isinstance(rule, SecretRule):
+            spans.update(secret_spans(text, low if rule.ignores_case else text, rule))
+        else:
+            spans.update(rule.spans(encoded, spans))
+    return list(spans)
 
 
 @lru_cache(4096)

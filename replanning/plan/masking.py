@@ -1,0 +1,141 @@
+"""Masking of secrets in a text, also of those that stand in it behind escapes, colours and encodings.
+
+What is found in a decoded text is masked where it came from. Texts are decoded three times at most, one within the other, so
+that the work is linear in the length of any text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from binascii import a2b_base64
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+from replanning.plan.secrets import MASK, Span
+
+_MAX_NESTING: Final = 3
+"""Most encodings within one another, such as a coloured line within JSON within JSON."""
+
+_ESCAPE: Final = re.compile(
+    r"""
+    (
+        [\\%&\x1b\x9b\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]  # how each of the following begins
+        (?:
+            (?<=\\) (?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2} | u[0-9A-Fa-f]{4}
+                | x[0-9A-Fa-f]{2} | 0?33 | ["'/\\bfnrte0] | \r?\n)
+          | (?<=%) (?:[0-7][0-9A-Fa-f] | [89A-Fa-f][0-9A-Fa-f](?:%[89A-Fa-f][0-9A-Fa-f])*)
+          | (?<=&) (?:amp|lt|gt|quot|apos|nbsp|\#[0-9]{1,7}|\#[xX][0-9A-Fa-f]{1,6});
+          | (?<=\x1b) (?:\[[0-?]*[ -/]*[@-~] | \][^\x07\x1b]*(?:\x07|\x1b\\)? | [ -/]*[0-~])
+          | (?<=\x9b) [0-?]*[ -/]*[@-~]
+          | (?<=[^\\%&\x1b\x9b])  # characters without width
+        )
+    )
+    """,
+    re.VERBOSE,
+)
+_BASE64: Final = re.compile(
+    r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{20,}+(?:(?<=[A-Za-z0-9+/_-]{60})\r?\n[A-Za-z0-9+/_-]++)*+={0,2}"
+)
+"""A word in base64, or lines of it."""
+
+_PRINTABLE: Final = re.compile(rb"[\t\n\r\x1b -~]{8}")
+_URL_SAFE: Final = str.maketrans("-_", "+/", "\r\n=")
+_LETTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "e": "\x1b", "0": "\0"}
+
+
+def mask(text: str, find: Callable[[str], list[Span]]) -> str:
+    """Return a text with its secrets masked; the same object if it has none.
+
+    Args:
+        text: the text.
+        find: finds the spans of secrets in a text as it stands.
+    """
+    spans = _look_through(text, find, _MAX_NESTING)
+    if not spans:
+        return text
+    spans.sort()
+    parts, end = [], 0
+    for start, stop in spans:
+        if start >= end:
+            parts += [text[end:start], MASK]
+        end = max(end, stop)
+    return "".join([*parts, text[end:]])
+
+
+def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
+    """Return what tells secrets that are known by value: each without blanks at its ends, and each of its lines.
+
+    Args:
+        values: the secrets.
+        least: characters that a text must have.
+    """
+    found = {text.strip() for value in values for text in (value, *value.splitlines())}
+    return tuple(sorted(text for text in found if len(text) >= least))
+
+
+def find_known(text: str, known: Iterable[str]) -> list[Span]:
+    """Return the spans of known texts."""
+    return [match.span() for value in known if value in text for match in re.finditer(re.escape(value), text)]
+
+
+def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) -> list[Span]:
+    spans = find(text)
+    if not nesting:
+        return spans
+    if len(parts := _ESCAPE.split(text)) > 1:
+        decoded = parts.copy()
+        decoded[1::2] = map(_unescape, parts[1::2])
+        if hidden := _look_through("".join(decoded), find, nesting - 1):
+            starts, origins = ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts))
+            spans += [_origin(span, starts, origins) for span in hidden]
+    for match in _BASE64.finditer(text):
+        if any(_look_through(inner, find, nesting - 1) for inner in _decode_base64(match[0])):
+            spans.append(match.span())
+    return spans
+
+
+def _origin(span: Span, starts: list[int], origins: list[int]) -> Span:
+    """Return the span of the original text from which a span was decoded; every second part was an escape."""
+    first, last = bisect_right(starts, span[0]) - 1, bisect_right(starts, span[1] - 1) - 1
+    start = origins[first] if first % 2 else origins[first] + span[0] - starts[first]
+    end = origins[last + 1] if last % 2 else origins[last] + span[1] - starts[last]
+    return start, end
+
+
+@lru_cache(4096)
+def _unescape(escape: str) -> str:
+    """Return the text that an escape stands for; "" for colours and for characters without width."""
+    kind, rest = escape[0], escape[1:]
+    if kind == "%":
+        return bytes.fromhex(escape.replace("%", "")).decode(errors="replace")
+    if kind == "&":
+        return _character(rest[1:-1]) if rest[0] == "#" else html.unescape(escape)
+    if kind != "\\" or rest in ("\n", "\r\n"):
+        return ""
+    if rest in ("33", "033"):
+        return "\x1b"
+    if len(rest) > 1:
+        pair = bytes.fromhex("".join(rest[1:].split("\\u")).zfill(4))
+        return pair.decode("utf-16-be", "replace")
+    return _LETTERS.get(rest, rest)
+
+
+def _character(code: str) -> str:
+    """Return the character with a code such as `61` or `x3d`."""
+    number = int(code[1:], 16) if code[0] in "xX" else int(code)
+    return chr(number) if number <= sys.maxunicode and not 0xD800 <= number < 0xE000 else "\ufffd"
+
+
+def _decode_base64(word: str) -> Iterator[str]:
+    """Yield the texts in a base64 word, wherever in it they begin: it may be glued to another word."""
+    plain = word.translate(_URL_SAFE)
+    for start in range(4):
+        part = plain[start:]
+        data = a2b_base64(part[: len(part) - (len(part) % 4 == 1)] + "==").replace(b"\0", b"")  # UTF-16 has them
+        if _PRINTABLE.search(data):
+            yield data.decode(errors="replace")
