@@ -49,7 +49,7 @@ PATIENCE: Final = 20.0
 HALF_A_DAY: Final = 12 * 3600.0
 """Virtual seconds after which a run counts as stuck; what is simulated takes minutes."""
 
-LIVES: Final = 4
+LIVES: Final = 3
 """How often a run is taken up again that is paused or needs a person."""
 
 
@@ -218,6 +218,7 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """
     model, seen = RunModel(records[0].body), dict(world.seen)
     concerned: set[str] = set()
+    stopped: dict[str, float] = {}  # tasks whose work is stopped: what it has taken is free when it has ended
     resumed = 0.0
     for record in records[1:]:
         body = record.body
@@ -225,9 +226,15 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
             concerned.update(body.trigger.tasks)
         elif isinstance(body, journal.RunResumed):
             resumed = record.at
+        elif isinstance(body, journal.AttemptTimedOut):
+            stopped[body.task] = record.at
+        elif isinstance(body, PlanRevised):
+            stopped |= {change.task_id: record.at for change in body.changes if change.kind == "cancel"}
         elif isinstance(body, journal.AttemptStarted):
             if world.orderly:
-                able = [i for i in _could_start(model, record.at) if record.at > resumed or not model.tasks[i].due]
+                ending = [task for task, at in stopped.items() if at == record.at]
+                able = _could_start(model, record.at, ending)
+                able = [i for i in able if record.at > resumed or not model.tasks[i].due]
                 first = min(able, key=model.places.__getitem__, default=body.task)
                 if model.places[first] < model.places[body.task] and first not in concerned:
                     yield f"record {record.seq}: {body.task!r} starts before {first!r}, which could start and comes first"
@@ -304,9 +311,9 @@ def _disturbed(world: World, records: Sequence[journal.Record]) -> Iterator[str]
             yield f"{attempt!r} was cut off for no reason"
 
 
-def _could_start(model: RunModel, at: float) -> Iterator[str]:
+def _could_start(model: RunModel, at: float, ending: Sequence[str]) -> Iterable[str]:
     used: Counter[str] = Counter()
-    for task_id in model.running():
+    for task_id in [*model.running(), *ending]:
         used.update(model.demand(task_id))
     for task_id, task in model.tasks.items():
         if (
@@ -372,10 +379,10 @@ def _root(error: BaseException) -> BaseException:
 
 
 async def run_once(seed: int, coverage: Counter[str]) -> list[str]:
-    """Play a run to its end; every twentieth run twice, with equal journals."""
+    """Play a run to its end; every thirtieth run twice, with equal journals."""
     world, records = World(seed, coverage=coverage), MemoryStore()
     problems = await play(world, records)
-    if seed % 20 == 0:
+    if seed % 30 == 0:
         coverage["played twice"] += 1
         again = MemoryStore()
         await play(World(seed), again)
