@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
-from traceback import TracebackException
+from traceback import FrameSummary, TracebackException, walk_tb
 from typing import Final
 
 import anyio
@@ -122,11 +124,19 @@ def format_traceback(error: BaseException) -> str:
 
     Values of variables are not in it. Where no frame remains, there is none.
     """
-    parts = [TracebackException.from_exception(error, limit=-_MAX_FRAMES, lookup_lines=False)]
-    for part in parts:
-        part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_HIDDEN_FRAMES)]
-        parts += filter(None, (part.__cause__, part.__context__, *(part.exceptions or ())))
-    return "".join(parts[0].format()) if any(part.stack for part in parts) else ""
+    parts = [(TracebackException.from_exception(error, limit=0), error)]
+    for part, raised in parts:
+        # Python would look for the marks under each line, which takes longer than everything else that a failure costs.
+        frames = deque(walk_tb(raised.__traceback__), _MAX_FRAMES)
+        part.stack[:] = [
+            FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
+            for frame, line in frames
+            if not frame.f_code.co_filename.startswith(_HIDDEN_FRAMES)
+        ]
+        related = (part.__cause__, raised.__cause__), (part.__context__, raised.__context__)
+        inner = zip(part.exceptions or (), getattr(raised, "exceptions", ()), strict=False)
+        parts += [(shown, other) for shown, other in (*related, *inner) if shown is not None]
+    return "".join(parts[0][0].format()) if any(part.stack for part, _ in parts) else ""
 
 
 def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
@@ -137,6 +147,14 @@ def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
     # A part may be cut within a secret, which is not recognised then.
     head, tail = redactor.text(text[: half + margin])[:-margin], redactor.text(text[-half - margin :])[margin:]
     return f"{head[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{tail[-half:]}"
+
+
+@lru_cache(256)
+def _class_names(kind: type) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the names of an exception's classes: after their top-level packages, and in every way that users write."""
+    classes = [(base.__module__, base.__name__) for base in kind.__mro__]
+    names = tuple(f"{module.partition('.')[0]}.{name}" for module, name in classes)
+    return names, frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))
 
 
 def _may_pass(
@@ -151,15 +169,14 @@ def _may_pass(
         chain.append(wrapped)
         wrapped = getattr(wrapped, "orig", None) or getattr(wrapped, "reason", None)  # of SQLAlchemy; urllib, urllib3
     for part in chain:
-        classes = [(base.__module__, base.__name__) for base in type(part).__mro__]
-        names = [f"{module.partition('.')[0]}.{name}" for module, name in classes]
+        names, every_name = _class_names(type(part))  # type: ignore[arg-type]  # a class can be hashed
         response = getattr(part, "response", None)
         if isinstance(response, dict):  # of botocore
             statuses = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")]
         else:
             statuses = [getattr(owner, field, None) for owner in (part, response) for field in _STATUS_FIELDS]
         status = next((status for status in statuses if isinstance(status, int) and 400 <= status <= 599), None)
-        if not {status, *names, *map(".".join, classes), *(name for _, name in classes)}.isdisjoint(retry_on):
+        if retry_on and (status in retry_on or not every_name.isdisjoint(retry_on)):
             return True
         if verdict is not None:
             pass  # an error says more than the one that it wraps
