@@ -16,12 +16,12 @@ from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_text, truncate_value
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, checked
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
 from replanning.run.event_loop import error_message, isolate
 from replanning.run.lifecycle import RunMeter
-from replanning.run.run import TaskContext, Work
+from replanning.run.run import TaskContext, Work, validate_work
 
 __all__ = ["CommandCheck", "Judge", "JudgeRequest", "JudgedWork", "Judgement", "LLMJudge", "RuleJudge"]
 
@@ -111,6 +111,7 @@ def disposition(judgement: Judgement, *, can_retry: bool, can_replan: bool) -> D
     return "replan" if judgement.should_replan and can_replan else "blocked"
 
 
+@checked
 class JudgedWork:
     """Work that is judged before it counts as done: `SwarmOrchestrator(JudgedWork(work, judge))`.
 
@@ -125,6 +126,7 @@ class JudgedWork:
     """
 
     def __init__(self, work: Work, judge: Judge) -> None:
+        validate_work(work)
         self._work = work
         self._judge = judge
 
@@ -215,6 +217,7 @@ CommandCheck = Callable[[str, Task, TaskContext], Awaitable[str]]
 """Runs a command that checks a task; returns an empty text on success, else the output of the command."""
 
 
+@checked
 class RuleJudge:
     """Judges by rules alone: the exit status that work reports, and the commands among the task's `acceptance`.
 
@@ -278,6 +281,7 @@ class _JudgeResponse(BaseModel):
     reason: Annotated[str, Field(max_length=_MAX_FEEDBACK_CHARS)] = ""
 
 
+@checked
 class LLMJudge:
     """Has a language model judge the attempts that rules accept.
 

@@ -40,6 +40,7 @@ from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.json_values import iter_strings
+from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import Task, TaskBody
@@ -219,6 +220,7 @@ class Decision:
     blocks: tuple[TaskId, ...] = ()
 
 
+@checked
 class ReplanPolicy:
     """Rules of a decision: limits before any provider is asked, then approval and confidence of the candidates.
 

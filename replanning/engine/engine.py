@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import anyio
 import anyio.abc
@@ -41,7 +41,7 @@ from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr, require_instance, require_list
+from replanning.plan.messages import brief_repr, checked, join_names, require_instance
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin
@@ -49,7 +49,7 @@ from replanning.run.event_loop import describe_error
 from replanning.run.lifecycle import Codec, Lifecycle
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
-from replanning.run.run import PlanRun, RunResult, Work, Worker, validate_work
+from replanning.run.run import PlanRun, RunResult, Work, Worker, require_async, validate_work
 from replanning.settings import Settings
 from replanning.telemetry.exporter import Exporter, ExporterContext, build_telemetry
 
@@ -72,6 +72,7 @@ ProviderSpec = AlternativeProvider | LLMProvider | str
 Mode = Literal["act", "observe"]
 
 
+@runtime_checkable
 class _Attachable(Protocol):
     engine: ReplanningEngine | None
 
@@ -79,6 +80,7 @@ class _Attachable(Protocol):
 OrchestratorT = TypeVar("OrchestratorT", bound=_Attachable)
 
 
+@checked
 class ReplanningEngine:
     """Keeps plans alive while they run.
 
@@ -129,25 +131,17 @@ class ReplanningEngine:
         is_transient: IsTransient | None = None,
     ) -> None:
         self.settings = _as_settings(settings)
-        if mode not in get_args(Mode):
-            raise ValueError(f"mode: expected one of {', '.join(get_args(Mode))}, got {brief_repr(mode)}")
-        require_list("providers", () if isinstance(providers, AlternativeGenerator) else providers)
-        require_list("exporters", exporters)
         self.exporters = tuple(load_plugin("exporters", e)() if isinstance(e, str) else e for e in exporters)
-        parts: list[tuple[str, object, type, str]] = [
-            ("gate", gate, HumanGate, "an object with async `ask(question)` and `remind(question)`, as a CallbackGate"),
-            ("monitor", monitor, PlanMonitor, "a PlanMonitor"),
-            ("policy", policy, ReplanPolicy, "a ReplanPolicy"),
-            ("evaluator", evaluator, PlanEvaluator, "a PlanEvaluator"),
-            ("environment", environment, Environment, "an Environment"),
-            *(("exporters", exporter, Exporter, "names of plugins, and Exporters") for exporter in self.exporters),
-        ]
-        for name, part, kind, expected in parts:
-            if part is not None:
-                require_instance(name, part, kind, expected)
-        for name, function in (("codec", codec), ("is_transient", is_transient)):
-            if function is not None and not callable(function):
-                raise TypeError(f"{name}: expected a function, got {brief_repr(function)}")
+        for name, source, method in (
+            ("tracer_provider", tracer_provider, "get_tracer"),
+            ("meter_provider", meter_provider, "get_meter"),
+        ):
+            if source is not None and (isinstance(source, type) or not hasattr(source, method)):
+                raise TypeError(f"{name}: expected an OpenTelemetry provider with `{method}`, got {brief_repr(source)}")
+        if gate is not None:
+            require_async("gate.ask", gate.ask)
+        for exporter in self.exporters:
+            require_async("export", exporter.export)
         self.mode: Mode = mode
         self.gate = gate
         self.monitor = monitor or PlanMonitor()
@@ -172,7 +166,12 @@ class ReplanningEngine:
         return f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
 
     def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
-        """Let an orchestrator open its runs through this engine; returns the orchestrator."""
+        """Let an orchestrator open its runs through this engine; returns the orchestrator.
+
+        Raises:
+            TypeError: it has no attribute `engine`.
+        """
+        require_instance("attach", orchestrator, _Attachable, "an orchestrator, which has an attribute `engine`")
         orchestrator.engine = self
         return orchestrator
 
@@ -242,6 +241,7 @@ class ReplanningEngine:
             JournalCorrupt: the journal of `run_id` cannot be read.
             StoreError: the store fails.
         """
+        require_instance("run_id", run_id, str | None, "the id of a run")
         pending: list[Question] = []
         here: set[RunId] = set()
         for run, questions in list(self._open_runs.values()):
@@ -341,7 +341,14 @@ class ReplanningEngine:
         """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
 
         Called after the last run. Models and stores that were passed as objects are closed by their owner.
+
+        Raises:
+            StoreError: a run is still open; nothing is closed.
         """
+        if self._open_runs:
+            raise StoreError(
+                f"the engine is closed after its last run; {join_names(self._open_runs, 5)} must end before"
+            )
         await self._provider_registry.aclose()
         await close_exporters(self.exporters, self._run_factory.environment.clock, self._run_factory.redactor)
         if self._owns_store:
@@ -419,6 +426,7 @@ def _handle_answer_message(life: Lifecycle, questions: Questions, message: Inbox
 
 
 @asynccontextmanager
+@checked
 async def open_run(
     plan: Plan,
     *,
@@ -447,10 +455,6 @@ async def open_run(
 def _as_settings(settings: Settings | Mapping[str, JsonValue] | None) -> Settings:
     if isinstance(settings, Mapping):
         return Settings(**dict(settings))  # type: ignore[arg-type]  # they are validated
-    if settings is not None:
-        require_instance(
-            "settings", settings, Settings, "Settings or a mapping; replanning.config.load_settings reads files"
-        )
     return settings or Settings()
 
 

@@ -11,10 +11,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from replanning.decision.request import Answer, Question
+from replanning.plan.messages import checked
 
 AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
+@checked
 class CallbackGate:
     """Asks by calling a function, sync or async, that returns the answer.
 
@@ -24,8 +26,6 @@ class CallbackGate:
     """
 
     def __init__(self, ask: AskCallback, remind: Callable[[Question], Awaitable[None] | None] | None = None) -> None:
-        if not callable(ask):
-            raise TypeError(f"ask: expected a function that returns an Answer, got {ask!r}")
         self._ask = ask
         self._remind = remind
 

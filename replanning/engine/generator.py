@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 
@@ -26,9 +26,11 @@ from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle, RunMeter
+from replanning.run.run import require_async
 
 _MAX_NOTES: Final = 20
 
@@ -169,6 +171,7 @@ def require_provider(provider: object) -> AlternativeProvider:
         raise TypeError(
             f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
         )
+    require_async("propose", provider.propose)
     return provider
 
 
@@ -270,6 +273,7 @@ class PathGenerator:
         )
 
 
+@checked
 class AlternativeGenerator:
     """Obtains ranked alternatives: analyse the context, ask, vet, score, rank.
 
@@ -377,7 +381,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         return reply.settle(f"was not asked: {error}")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the estimate is the provider's code
         return reply.settle(f"failed: {describe_error(error)}")
-    scope = anyio.CancelScope()
+    scope = life.scope_type()
 
     def expire() -> None:
         reply.settle("did not answer in time")
@@ -401,7 +405,12 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         with life.spans.provider_span(name) as answered:
             alternatives: list[Alternative] = []
             with scope:
-                proposed = iter(await isolate(reply.ask(request)))
+                answer: Any = reply.ask(request)
+                if not isinstance(answer, Awaitable):
+                    raise TypeError("`propose` is not async; write `async def propose(self, request)`")
+                given: Any = await isolate(answer)
+                several = isinstance(given, Iterable) and not isinstance(given, Alternative)
+                proposed = iter(given if several else [given])
                 alternatives = list(islice(proposed, MAX_PROPOSALS))
                 for alternative in alternatives:
                     if not isinstance(alternative, Alternative):  # then none of them is taken

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from itertools import islice
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -24,10 +24,11 @@ from replanning.journal.records import (
     RecordBody,
     Trigger,
     TriggerDropped,
+    TriggerEvent,
     TriggerFired,
 )
 from replanning.live.view import PlanView
-from replanning.plan.messages import require_instance, require_list
+from replanning.plan.messages import checked, require_instance
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin
 from replanning.run.event_loop import isolate
@@ -54,6 +55,7 @@ class MonitorNotice(NamedTuple):
     event: Literal["started", "stopped"]
 
 
+@checked
 class PlanMonitor:
     """Turns the records of runs into triggers, and calls handlers with both.
 
@@ -66,13 +68,11 @@ class PlanMonitor:
     """
 
     def __init__(self, detectors: Sequence[TriggerDetector | str] | None = None) -> None:
-        require_list("detectors", () if detectors is None else detectors)
         for spec in detectors or ():
             if isinstance(spec, str):
                 load_plugin("triggers", spec)
-            else:
-                expected = "names of plugins, and objects with `name`, `observes` and `detect(observation, view)`"
-                require_instance("detectors", spec, TriggerDetector, expected)
+            elif inspect.iscoroutinefunction(spec.detect):
+                raise TypeError(f"detectors: `detect` of {spec.name!r} is async; write `def`, for it may not wait")
         self._detector_specs = detectors
         self._emitter = EventEmitter()
         self._event_names: dict[type, str] = {}
@@ -218,11 +218,12 @@ class RunWatch:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                detected_now = detector.detect(record.body, PlanView(life.live))  # type: ignore[arg-type] # its own kinds
-                triggers = list(islice(detected_now, MAX_TRIGGERS_PER_RECORD + 1))
+                given: Any = detector.detect(record.body, PlanView(life.live))  # type: ignore[arg-type] # its own kinds
+                triggers = list(islice(given if isinstance(given, Iterable) else [given], MAX_TRIGGERS_PER_RECORD + 1))
                 if len(triggers) > MAX_TRIGGERS_PER_RECORD:
                     raise ValueError(f"it made more than {MAX_TRIGGERS_PER_RECORD} triggers of one record")
                 for detected in triggers:
+                    require_instance("detect", detected, TriggerEvent, "triggers")
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a detector must not harm the run

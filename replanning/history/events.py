@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from replanning.changes import PlanChange
 from replanning.journal.records import Candidate, DecisionKind, Trigger, Usage
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId
 
@@ -190,6 +191,7 @@ class ReplanMetrics:
         return ReplanMetrics(**sums)
 
 
+@checked
 def compute_metrics(events: Iterable[ReplanEvent]) -> ReplanMetrics:
     """Return the metrics of some replans, without edits and dropped triggers."""
     events = tuple(events)
@@ -245,6 +247,7 @@ Prediction = Literal["total", "self_assessment", "claimed"]
 """Value used as the prediction: the total score, the self-assessment in it, or the confidence the source claimed."""
 
 
+@checked
 def calibrate(events: Iterable[ReplanEvent], *, of: Prediction = "total", bins: int = 10) -> Calibration:
     """Compare predictions with outcomes.
 

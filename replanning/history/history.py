@@ -50,7 +50,7 @@ from replanning.journal.store import CurrentRunStatus, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
-from replanning.plan.messages import require_instance
+from replanning.plan.messages import checked, require_instance
 from replanning.plan.tasks import Goal
 from replanning.plan.types import QuestionId, ReplanId, RunId, TriggerId
 
@@ -65,6 +65,7 @@ _MOST_FREQUENT = frozenset({AttemptStarted, AttemptSucceeded})
 """Records without a meaning for the history, which are passed over at once."""
 
 
+@checked
 class ReplanHistory:
     """Replans of a run with their reasons, and the plan at any revision.
 
@@ -133,6 +134,7 @@ class ReplanHistory:
             UnknownRun: the store has no such run.
             JournalCorrupt: its journal cannot be read.
         """
+        require_instance("store", store, RunStore, "a RunStore")
         require_instance("run_id", run_id, str, "the id of a run")
         return cls(lambda after: store.read(RunId(run_id), after), max_events=max_events)
 
@@ -158,6 +160,7 @@ class ReplanHistory:
             self.fold(record)
         return self
 
+    @checked
     def filter(
         self,
         *,
@@ -176,8 +179,14 @@ class ReplanHistory:
                 unknown outcome are excluded either way.
             since: earliest time: an aware datetime, or seconds since the epoch.
             until: the time before which they were.
+
+        Raises:
+            TypeError, ValueError: a condition is not what it should be.
         """
         outcome = None if success is None else "success" if success else "failure"
+        for name, at in (("since", since), ("until", until)):
+            if isinstance(at, datetime) and at.tzinfo is None:
+                raise ValueError(f"{name}: expected a datetime with a time zone, got {at!r}")
         start, end = (at.timestamp() if isinstance(at, datetime) else at for at in (since, until))
         return tuple(
             event
@@ -189,10 +198,12 @@ class ReplanHistory:
             and (end is None or event.at < end)
         )
 
+    @checked
     def entry(self, revision: int) -> ReplanEvent | PlanEdit | None:
         """Return the replan or edit that made a revision, or None if it is no longer kept."""
         return next((entry for entry in self.entries if entry.after == revision), None)
 
+    @checked
     def replay(self, revision: int | None = None, *, before: bool = False) -> LivePlan:
         """Return the live plan right after a revision was applied, or the current one without a revision.
 
@@ -218,6 +229,7 @@ class ReplanHistory:
         """Return progress, expected remaining time, health and advice, as of the last record; replays the journal."""
         return PlanEvaluator().evaluate(PlanView(self.replay()))
 
+    @checked
     def plan_at(self, revision: int) -> Plan:
         """Return the plan at a revision as a document.
 
@@ -226,6 +238,7 @@ class ReplanHistory:
         """
         return self.replay(revision).document()
 
+    @checked
     def diff(self, before: int, after: int) -> PlanDiff:
         """Return the differences between any two revisions.
 

@@ -25,6 +25,7 @@ from replanning.history.wording import (
     trigger_line,
 )
 from replanning.journal.records import Candidate, PlanRevised, Score
+from replanning.plan.messages import checked
 
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
@@ -33,6 +34,7 @@ _MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~&@$^=:-])")
 _FENCE: Final = re.compile("`{3,}|~{3,}")
 
 
+@checked
 def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as text: a head, then each replan, edit and change of the goal in the order of time.
 
@@ -89,6 +91,7 @@ def _timeline(history: ReplanHistory) -> list[ReplanEvent | PlanEdit | GoalEdit]
     return sorted([*history.goal_edits, *history.entries], key=lambda entry: entry.at)
 
 
+@checked
 def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
     """Return one screen about a replan or an edit: cause, candidates, rejected ones, decision and diff of the plan."""
     effect = revision_diffs(history, [entry.after]).get(entry.after, "") if entry.after is not None else ""
@@ -230,6 +233,7 @@ def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = N
     return diffs
 
 
+@checked
 def markdown_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = None) -> str:
     """Return a history as a document: status and metrics, then each replan and edit with its diff of the plan.
 

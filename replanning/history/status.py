@@ -19,6 +19,7 @@ from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore, mean_d
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, RunId, TaskId
 
@@ -134,6 +135,7 @@ def apply_record(record: Record, live: LivePlan, ledger: Ledger, run: RunId) -> 
         ) from error
 
 
+@checked
 def open_questions(records: Iterable[Record]) -> list[Question]:
     """Return the open questions of a run, with the diff that each candidate would make.
 
@@ -159,6 +161,7 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
     )
 
 
+@checked
 def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
     """Return the status of a run.
 

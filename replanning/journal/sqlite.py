@@ -39,7 +39,7 @@ from replanning.journal.store import (
     to_json_line,
     unknown_run,
 )
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, checked
 from replanning.plan.types import RunId
 
 Synchronous = Literal["normal", "full", "off"]
@@ -249,6 +249,7 @@ def _encoded(text: object) -> bytes:
     return text.encode(errors="surrogateescape") if isinstance(text, str) else ascii(text).encode()
 
 
+@checked
 class SqliteStore(RunStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 
@@ -279,9 +280,9 @@ class SqliteStore(RunStore):
         except PermissionError as error:
             problem = "may not be used, or belongs to another user, who could change it"
             raise StoreError(f"{error.filename} {problem}; name another path") from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
             folder = f"the folder of {self._path} cannot be made"
-            raise StoreError(f"{folder}: {error.strerror}; name another path") from error
+            raise StoreError(f"{folder}: {getattr(error, 'strerror', error)}; name another path") from error
         except sqlite3.Error as error:
             raise store_error(error, self._path, "be opened") from error
         # Damaged text need not be UTF-8; its checksum is wrong all the same.

@@ -36,7 +36,7 @@ from replanning.journal.records import Usage
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import error_lines
+from replanning.plan.messages import checked, error_lines
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue, to_seconds
 
@@ -549,6 +549,7 @@ class GuardedLLM(_LLMWrapper):
             self._semaphore.release()
 
 
+@checked
 class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import re
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, wraps
 from itertools import islice
 from types import UnionType
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -63,14 +66,76 @@ def require_instance(name: str, value: object, kind: type | UnionType, expected:
         raise TypeError(f"{name}: expected {expected}, got {brief_repr(value)}")
 
 
-def require_list(name: str, value: object) -> None:
-    """Check that an argument is a list or another sequence, and not one text.
+CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
-    Raises:
-        TypeError: it is not.
+
+def checked(subject: CallableT) -> CallableT:
+    """Have a function, or the constructor of a class, refuse arguments that are not of the kinds in its annotations.
+
+    It raises TypeError, which says of every such argument what was expected and what was given.
     """
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name}: expected a list, got {brief_repr(value)}")
+    function: Any = vars(subject)["__init__"] if isinstance(subject, type) else subject
+    signature = inspect.signature(function)
+
+    @cache
+    def kinds() -> dict[str, object]:
+        found = {}
+        for name, parameter in signature.parameters.items():
+            with suppress(NameError):  # some names are imported for type checkers only
+                if isinstance(parameter.annotation, str):
+                    found[name] = eval(parameter.annotation, function.__globals__)  # noqa: S307 # library source
+        return found
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> object:
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # Python says itself which arguments are missing or unknown
+            return function(*args, **kwargs)
+        wrong = []
+        for name, value in arguments.items():
+            kind = kinds().get(name, object)
+            if not _is_of_kind(value, kind):
+                choices = " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else None
+                wrong.append(
+                    f"{name}: expected {choices or signature.parameters[name].annotation}, got {brief_repr(value)}"
+                )
+        if wrong:
+            raise TypeError("; ".join(wrong))
+        return function(*args, **kwargs)
+
+    if isinstance(subject, type):
+        setattr(subject, "__init__", call)  # noqa: B010 - mypy does not let a method be assigned
+        return subject
+    return call  # type: ignore[return-value]  # of the same signature
+
+
+def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expression
+    """Return whether a value, and what a collection contains, is what an annotation states."""
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is_of_kind(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    protocol = getattr(origin, "_is_protocol", False)
+    if origin is Callable or (protocol and "__call__" in vars(origin)):
+        return callable(value)
+    if not isinstance(origin, type):
+        return value is None if origin is None else True  # such as a JSON value, which is checked where it is recorded
+    if origin in (int, float):
+        return isinstance(value, int | origin) and not isinstance(value, bool)
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, parts)
+    if protocol:
+        return not isinstance(value, type) and all(hasattr(value, n) for n in dir(origin) if not n.startswith("_"))
+    if not isinstance(value, origin):
+        return False
+    if isinstance(value, str | bytes | type):  # a text is no list of texts
+        return origin is object or issubclass(origin, str | bytes)
+    if isinstance(value, Mapping) and parts:
+        return all(_is_of_kind(key, parts[0]) and _is_of_kind(item, parts[1]) for key, item in value.items())
+    return not parts or not isinstance(value, Collection) or all(_is_of_kind(item, parts[0]) for item in value)
 
 
 def truncate(text: str, limit: int) -> str:

@@ -52,8 +52,9 @@ def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: i
     try:
         with pathlib.Path(path).open("rb") as file:
             content = file.read(max_size + 1)
-    except OSError as error:
-        raise PlanError([Problem(str(path), f"the {noun} cannot be read: {error.strerror or error}")]) from error
+    except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
+        reason = getattr(error, "strerror", None) or error
+        raise PlanError([Problem(str(path), f"the {noun} cannot be read: {reason}")]) from error
     if len(content) > max_size:
         raise PlanError([Problem(str(path), f"the {noun} is larger than {max_size} bytes")])
     try:

@@ -119,7 +119,8 @@ class Redactor:
             changed: dict[str, object] = {}
             for name in _text_fields(type(part)) & part.__pydantic_fields_set__:
                 value = part.__dict__[name]
-                if value and (new := self.document(value)) is not value:
+                known = type(value) is str and value in self._clean_texts
+                if value and not known and (new := self.document(value)) is not value:
                     changed[name] = new
             if extra := part.__pydantic_extra__:
                 clean_extra: Any = self.value(dict(extra))
@@ -139,6 +140,8 @@ class Redactor:
             return value
         found: dict[str, JsonValue] = {}
         for key, item in value.items():
+            if not isinstance(key, str):
+                raise RecordNotSerializable(f"{key!r} cannot name a member of a JSON object, which a text does")
             name = clean = key if key in self._clean_texts else self.text(key)
             number = 1
             while name in found:  # what differed in a secret alone

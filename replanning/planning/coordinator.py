@@ -15,7 +15,7 @@ from replanning.errors import NotRunning, Problem, SettingsError
 from replanning.journal.store import RunStore
 from replanning.llm.provider import LLMProvider
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.alternatives import LineagePolicy, PlanningAlternativeProvider
@@ -35,6 +35,7 @@ _POLL_SECONDS: Final = 5.0
 _Output = TypeVar("_Output", bound=BaseModel)
 
 
+@checked
 class PlanningCoordinator:
     """Plans and executes a goal: a model understands it, decomposes it, plans the actions, and judges every phase.
 
@@ -85,20 +86,12 @@ class PlanningCoordinator:
         max_concurrency: int = 8,
         wait_for_answers: bool = True,
     ) -> None:
-        if not isinstance(config, Settings):
-            raise TypeError(f"config is {brief_repr(config)}; expected Settings, such as load_settings() gives")
-        if not isinstance(llm_client, LLMProvider):
-            raise TypeError(
-                f"llm_client is {brief_repr(llm_client)}; expected a language model, such as create_llm_provider() gives"
-            )
-        if not isinstance(task, str | Goal | TaskRequest):
-            raise TypeError(f"task is {brief_repr(task)}; expected a goal in words, a Goal or a TaskRequest")
         goal = Goal(objective=task) if isinstance(task, str) else task
         self._request = goal if isinstance(goal, TaskRequest) else TaskRequest(goal=goal)
         if not self._request.goal.objective.strip():
             raise ValueError("the goal is empty; say what is to be achieved")
         if work is not None:
-            validate_work(work)
+            validate_work(work, max_concurrency)
         self.settings = config
         self._llm, self._work, self._gate = llm_client, work, gate
         self._max_concurrency, self._wait_for_answers = max_concurrency, wait_for_answers

@@ -47,6 +47,7 @@ from replanning.journal.records import (
 from replanning.journal.store import RunStore, check_run_id
 from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
+from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase
@@ -338,6 +339,7 @@ class PrunedTask:
     archived: str = ""
 
 
+@checked
 class PlanningHistoryStore:
     """History of planning tasks: one file of JSON lines for each task, such as a run of planning mode.
 
@@ -655,6 +657,7 @@ class RunJournals:
             yield record
 
 
+@checked
 class PlanningHistoryExporter(Exporter):
     """Exporter that writes the runs of a coordinator into a planning history as they happen.
 

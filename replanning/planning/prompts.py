@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final, get_args
 
 from replanning.llm.quoting import DataSection, encode_data, escape_markup, fit_sections, truncate_value
+from replanning.plan.messages import checked
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning.decisions import (
@@ -182,6 +183,7 @@ _DEPTH_INSTRUCTIONS: Final[Mapping[str, str]] = {
 _SLOT: Final = re.compile(r"\[\[(\w+)\]\]")
 
 
+@checked
 class ReplanPromptBuilder:
     """Writes the prompts of planning mode: one method for each phase, and `decision` for the decision after it.
 

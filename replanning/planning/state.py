@@ -25,6 +25,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import DecisionRecord, Phase, RecordModel, ReplanCounts, replan_reason
@@ -124,6 +125,7 @@ class TaskRequest(RecordModel):
         }
 
 
+@checked
 def request_of(plan: Plan) -> TaskRequest | None:
     """Return the request of a run from the plan that opened it; None if the plan is not one of planning mode."""
     first = next((notes for task in plan.tasks if (notes := PlanningTask.of(task)).phase is not None), None)

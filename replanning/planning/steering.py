@@ -19,6 +19,7 @@ from replanning.journal.records import (
     RunOpened,
 )
 from replanning.llm.quoting import truncate_text
+from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.state import TaskRequest, request_of
@@ -38,6 +39,7 @@ _LEADING_QUOTE: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
 _COMMENT_AUTHOR: Final = re.compile(r".* \(comment (?P<id>[\w-]+)\)", re.DOTALL)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class SteeringComment:
     """Comment on an issue.

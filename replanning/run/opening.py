@@ -43,7 +43,7 @@ from replanning.journal.records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.journal.store import InboxMessage, Lease, RunStore
+from replanning.journal.store import InboxMessage, Lease, RunStore, check_run_id
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan
@@ -140,6 +140,7 @@ class RunFactory:
             TypeError: this is not a plan, or not an id.
         """
         require_instance("run_id", run_id, str, "the id of a run")
+        check_run_id(RunId(run_id))
         opened = None
         with suppress(UnknownRun):
             opened = next((record.body for record in self.store.read(RunId(run_id))), None)
@@ -187,6 +188,8 @@ class RunFactory:
             StoreError: the run has no such revision, or the store fails.
         """
         require_instance("run_id", run_id, str, "the id of a run")
+        require_instance("revision", revision, int, "the number of a revision")
+        require_instance("new_id", new_id, str | None, "the id of a run")
         old = RunId(run_id)
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):

@@ -47,7 +47,7 @@ from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
-from replanning.plan.messages import NameSuggester, brief_repr, require_instance
+from replanning.plan.messages import NameSuggester, brief_repr, checked, require_instance
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
@@ -189,6 +189,7 @@ class PlanRun:
             self._history = ReplanHistory.of(self._lifecycle.store, self.id)
         return self._history.refresh()
 
+    @checked
     def records(self, after: int = 0) -> Iterable[Record]:
         """Read the run's records from the journal, starting after the record of this number.
 
@@ -273,10 +274,10 @@ class PlanRun:
         self._lifecycle.failed(attempt_id, error)
         self._lifecycle.check_completion()
 
+    @checked
     @in_loop_thread
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Report the usage of work or of a provider, to be counted against the budget."""
-        require_instance("charge", usage, Usage, "a Usage")
         self._lifecycle.charge(usage, attempt_id=attempt_id, provider=provider)
 
     @in_loop_thread
@@ -346,6 +347,7 @@ class PlanRun:
         Raises:
             ValueError: the plan has no such resource or tool, or this cannot be said of it; names everything wrong.
         """
+        require_instance("name", name, str, "the name of a resource or a tool")
         live, why, wrong, hint = self.live, self._clean("reason", reason), [], NameSuggester()
         if capacity is None and available is None:
             wrong.append("expected the `capacity` of a resource, or whether a tool is `available`")
@@ -431,6 +433,8 @@ class PlanRun:
     def _record_observation(
         self, body: FactsObserved | ContextUpdated | ResourceUpdated | GoalChanged | ReplanRequested
     ) -> None:
+        if self._lifecycle.loop.closed:
+            raise NotRunning(f"run {self.id!r} was left, so nothing more is recorded; resume it to go on")
         self._lifecycle.commit_or_defer(body)
         self._lifecycle.after_observation()
 
@@ -486,10 +490,12 @@ class PlanRun:
 
     # Planning mode
 
+    @checked
     def meter(self, provider: str) -> RunMeter:
         """Return a meter that counts calls of a language model against the budget of the run, and traces them."""
         return RunMeter(self._lifecycle, provider)
 
+    @checked
     @in_loop_thread
     def note(self, type: str, data: Mapping[str, JsonValue]) -> None:  # noqa: A002 # the word of the record
         """Put a note of planning mode on record, without secrets; the plan stays as it is.
@@ -643,17 +649,26 @@ def validate_work(work: object, max_concurrency: int = 1) -> None:
     require_instance("max_concurrency", max_concurrency, int, "a whole number")
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency is {max_concurrency}; at least one worker is needed")
-    function = inspect.unwrap(work) if callable(work) else None
-    while isinstance(function, partial):
-        function = inspect.unwrap(function.func)
-    if function is None:
+    if not callable(work):
         raise TypeError(f"work is {work!r}; expected an async function of a task and its context")
     with suppress(ValueError):  # some callables of C do not tell their arguments
-        signature = inspect.signature(work, follow_wrapped=False)  # type: ignore[arg-type]  # it is callable
+        signature = inspect.signature(work, follow_wrapped=False)
         try:
             signature.bind(None, None)
         except TypeError as error:
             raise TypeError(f"work takes {signature}; expected an async function of a task and its context") from error
+    require_async("work", work)
+
+
+def require_async(name: str, given: object) -> None:
+    """Refuse a function that is not async, unless it is a lambda or annotated as returning an awaitable.
+
+    Raises:
+        TypeError: it is not async.
+    """
+    function: Any = inspect.unwrap(given)  # type: ignore[arg-type]  # it is callable
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
     if not inspect.isroutine(function):
         function = getattr(type(function), "__call__", function)  # noqa: B004 # a call would use it
     function = inspect.unwrap(getattr(function, "__func__", function))
@@ -662,7 +677,7 @@ def validate_work(work: object, max_concurrency: int = 1) -> None:
     returned = str(getattr(function, "__annotations__", {}).get("return", ""))
     if not any(word in returned for word in ("Awaitable", "Coroutine", "Future")):
         raise TypeError(
-            f"work is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
+            f"{name} is {function.__qualname__!r}, which is not async; write `async def`, and run what blocks with"
             " `await anyio.to_thread.run_sync(…)`"
         )
 

@@ -17,6 +17,7 @@ from replanning.environment import Clock
 from replanning.errors import PlanError, Problem, StoreError
 from replanning.journal import MemoryStore, RunStore, Usage
 from replanning.plan import JsonObject
+from replanning.plan.messages import checked
 from replanning.testing.scripted import ExecutorCall, ScriptedGate, ScriptStep, hangs, raises, returns
 
 
@@ -36,6 +37,7 @@ def _flaky(operation: str) -> Any:
     return call
 
 
+@checked
 class FlakyStore(RunStore):
     """Store in front of another one that fails on schedule, before or after it has written.
 
@@ -103,6 +105,7 @@ _OUTPUT_REFERENCE: Final = re.compile(r"\$\{([^{}]+?)\.output((?:\.[^.\[\]{}]+)*
 T = TypeVar("T")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultSchedule:
     """Faults and their probabilities. Every run draws from them with a seed of its own.

@@ -15,9 +15,11 @@ from replanning import Alternative, Answer, Question, ReplanRequest, Task, TaskC
 from replanning.environment import Clock
 from replanning.journal import Record, RecordBody, Usage
 from replanning.plan import RunId
+from replanning.plan.messages import checked
 from replanning.telemetry import Exporter
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ScriptStep:
     """Behaviour of a fake at one call: wait, then return a value or raise an error.
@@ -92,6 +94,7 @@ class ExecutorCall:
         return f"<Call {self.task.id}#{self.number}>"
 
 
+@checked
 class ScriptedExecutor:
     """Work that executes tasks from a script and records its calls; pass it to an orchestrator or an engine.
 
@@ -151,6 +154,7 @@ Proposal = ScriptStep | Alternative | Sequence[Alternative]
 """Answer of a provider: alternatives, or a step that returns them."""
 
 
+@checked
 class ScriptedProvider:
     """Provider that proposes from a script and records its requests.
 
@@ -209,6 +213,7 @@ class ScriptedProvider:
         return [proposal] if isinstance(proposal, Alternative) else proposal  # type: ignore[return-value]  # likewise
 
 
+@checked
 class ScriptedGate:
     """Gate that answers from a script and records the questions.
 
@@ -260,6 +265,7 @@ class ScriptedGate:
         self.reminders.append(question)
 
 
+@checked
 @dataclass
 class RecordingExporter(Exporter):
     """Exporter that keeps records in memory.

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from pydantic import JsonValue
 
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
+from replanning.plan.messages import checked
 from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import McpServer, Task, ToolSpec
@@ -32,6 +33,7 @@ _MIN_SECRET_CHARS: Final = 4
 _MAX_JSON_DEPTH: Final = 100
 
 
+@checked
 @dataclass(repr=False, eq=False)
 class Secrets:
     """Variables that one use of a tool refers to: looked up late, and hidden in its output.

@@ -11,7 +11,7 @@ from typing import Final
 from replanning.errors import Problem
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
-from replanning.plan.messages import did_you_mean, format_path
+from replanning.plan.messages import checked, did_you_mean, format_path
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
@@ -39,6 +39,7 @@ _TEMPLATE_KINDS: Final = ("shell", "http")
 """Kinds of tools that use only the arguments in their templates."""
 
 
+@checked
 def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Problem]:
     """Return everything about the tools of a plan that is bound to fail.
 
@@ -88,6 +89,7 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
     return problems
 
 
+@checked
 def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[Problem]:
     """Return the programs, modules and variables that the tools of a plan need and this machine lacks.
 

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from replanning.environment import Clock, SystemClock
 from replanning.plan.document import Plan
+from replanning.plan.messages import checked
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import to_seconds
 from replanning.tools.call import (
@@ -49,6 +50,7 @@ _JSON_TYPE_NAMES: Final[Mapping[type, str]] = {
 }
 
 
+@checked
 class ToolExecutor:
     """Executor of tasks by the tools that their plan describes; pass it to an orchestrator as its work.
 
@@ -91,6 +93,9 @@ class ToolExecutor:
         self._cwd = Path(cwd) if cwd is not None else Path()
         self._environ = os.environ if environ is None else environ
         self._grace = to_seconds(grace)
+        for name, limit in (("default_timeout", self._default_timeout or 0), ("grace", self._grace)):
+            if not limit >= 0:
+                raise ValueError(f"{name}: expected seconds of at least 0, got {limit}")
         self._running: dict[str, anyio.Event] = {}
         servers = tools.mcp if isinstance(tools, Plan) and servers is None else servers or {}
         self._http_runner = HttpToolRunner()

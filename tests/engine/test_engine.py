@@ -366,7 +366,7 @@ async def test_unknown_provider() -> None:
     """A provider that is not installed is named, with those that are."""
     with pytest.raises(PluginError, match=r"no plugin 'repiar'.*repair"):
         make_engine("repiar")
-    with pytest.raises(TypeError, match="is not a provider"):
+    with pytest.raises(TypeError, match=r"expected Sequence\[ProviderSpec\]"):
         make_engine(object())  # type: ignore[arg-type]
 
 

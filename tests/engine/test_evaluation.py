@@ -141,5 +141,5 @@ async def test_own_evaluator(answer: object, slow: bool, problem: str) -> None:
 
 def test_wrong_evaluator() -> None:
     """What is no evaluator is refused when the engine is made."""
-    with pytest.raises(TypeError, match="evaluator: expected a PlanEvaluator"):
+    with pytest.raises(TypeError, match="evaluator: expected PlanEvaluator"):
         ReplanningEngine(evaluator=print)  # type: ignore[arg-type]

@@ -1,19 +1,25 @@
 """What a program does wrong is told to it at once, by the call that is wrong, and not by tasks that fail later."""
 
-# mypy: disable-error-code="arg-type, call-arg, list-item"
+# mypy: disable-error-code="arg-type, call-arg, list-item, type-var"
 
 import functools
+import inspect
 import re
 from collections.abc import Awaitable
 from contextlib import closing
+from datetime import datetime
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from replanning import (
+    Alternative,
     AlternativeGenerator,
     Budget,
     CallbackGate,
+    Environment,
     Goal,
     Plan,
     PlanMonitor,
@@ -36,10 +42,23 @@ from replanning.errors import (
     UnknownAttempt,
     UnknownTask,
 )
-from replanning.journal import JsonlStore, MemoryStore, SqliteStore, TaskFailed, open_store
+from replanning.history import ReplanHistory
+from replanning.journal import (
+    AttemptFailed,
+    ErrorContained,
+    JsonlStore,
+    MemoryStore,
+    SqliteStore,
+    TaskFailed,
+    Usage,
+    open_store,
+)
+from replanning.judging import JudgedWork, RuleJudge
+from replanning.llm import LLMOptions, Price
 from replanning.orchestrators import SequentialOrchestrator, SwarmOrchestrator
 from replanning.planning import PlanningCoordinator
-from replanning.testing import ScriptedLLM
+from replanning.testing import RecordingExporter, ScriptedLLM, VirtualClock
+from replanning.tools import ToolExecutor
 from tests.support.runs import chain
 
 
@@ -51,6 +70,11 @@ async def work(task, context):
 def blocking(task, context):
     """What it should not."""
     return task.id
+
+
+async def failing(task, context):
+    """Work that fails."""
+    raise ValueError("no")
 
 
 def promising(task, context) -> Awaitable[object]:
@@ -77,11 +101,43 @@ def wrapped(*arguments):
     return work(*arguments)
 
 
+class Sync:
+    """Plugins whose methods are not async."""
+
+    name = "sync"
+
+    def propose(self, request):
+        return []
+
+    def ask(self, question):
+        return None
+
+    def remind(self, question):
+        return None
+
+
+class SyncExporter(RecordingExporter):
+    """An exporter that nothing would wait for."""
+
+    def export(self, run, record):
+        return None
+
+
+class AsyncDetector:
+    """A detector that nothing would wait for."""
+
+    name = "late"
+    observes = (AttemptFailed,)
+
+    async def detect(self, observation, view):
+        return []
+
+
 NO_WORK = [
     (blocking, "work is 'blocking', which is not async; write `async def`"),
     (functools.partial(blocking), "work is 'blocking', which is not async"),
     (Desk().block, "work is 'Desk.block', which is not async"),
-    (3, "work is 3; expected an async function of a task and its context"),
+    (3, r"work is 3; expected an async function of a task and its context|work: expected Work \| None, got 3"),
     (lambda task: work(task, None), r"work takes \(task\); expected an async function of a task and its context"),
 ]
 
@@ -110,9 +166,9 @@ async def test_work_of_an_engine_is_async() -> None:
 @pytest.mark.parametrize(
     ("parts", "error", "message"),
     [
-        (({}, ScriptedLLM([]), "try it"), TypeError, "config is {}; expected Settings, such as load_settings"),
-        ((Settings(), "openai", "try it"), TypeError, "llm_client is 'openai'; expected a language model, such as"),
-        ((Settings(), ScriptedLLM([]), None), TypeError, "task is None; expected a goal in words, a Goal or a Task"),
+        (({}, ScriptedLLM([]), "try it"), TypeError, "config: expected Settings, got {}"),
+        ((Settings(), "openai", "try it"), TypeError, "llm_client: expected LLMProvider, got 'openai'"),
+        ((Settings(), ScriptedLLM([]), None), TypeError, "task: expected str | Goal | TaskRequest, got None"),
         ((Settings(), ScriptedLLM([]), "  "), ValueError, "the goal is empty; say what is to be achieved"),
     ],
 )
@@ -207,7 +263,17 @@ CALLS = [
     (lambda run: run.add_task(Task(id="c"), before="b"), ChangeRejected, "AddTask.before: expected a list, got 'b'"),
     (lambda run: run.succeeded(5), UnknownAttempt, "there is no attempt 5"),
     (lambda run: run.failed("a#1", 5), TypeError, "failed: expected an exception, a text or a Failure, got 5"),
-    (lambda run: run.charge(5), TypeError, "charge: expected a Usage, got 5"),
+    (lambda run: run.charge(5), TypeError, "usage: expected Usage, got 5"),
+    (lambda run: run.change_resource(["cpu"], capacity=1), TypeError, "name: expected the name of a resource"),
+    (lambda run: run.change_goal(objective={5: 5}), RecordNotSerializable, "5 cannot name a member of a JSON object"),
+    (lambda run: run.note("why", 5), TypeError, "data: expected Mapping[str, JsonValue], got 5"),
+    (lambda run: run.records("all"), TypeError, "after: expected int, got 'all'"),
+    (lambda run: run.charge(Usage(), provider=5), TypeError, "provider: expected str | None, got 5"),
+    (
+        lambda run: run.history.filter(since=datetime.fromisoformat("2026-01-01")),
+        ValueError,
+        "since: expected a datetime with",
+    ),
     (lambda run: run.attempt("a"), TypeError, "attempt: expected a task that ready() handed out, got 'a'"),
     (lambda run: run.history.diff(-1, 0), StoreError, "has no revision -1; it has revisions 0 to 0"),
 ]
@@ -238,11 +304,7 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str) -> Non
         (lambda: ReorderTasks(order="ab"), ChangeRejected, "ReorderTasks.order: expected a list, got 'ab'"),
         (lambda: Plan.parse(5), TypeError, "Plan.parse: expected the text of a plan file"),
         (lambda: Plan(goal=Goal(objective="x"), facts=["a)"]), PlanError, "facts[0]: this is no fact"),
-        (
-            lambda: ReplanningEngine(store=5),
-            TypeError,
-            "store: expected a RunStore or a place such as 'runs.db', got 5",
-        ),
+        (lambda: ReplanningEngine(store=5), TypeError, "store: expected RunStore | str | PathLike[str] | None, got 5"),
         (lambda: ReplanningEngine(store="sqlit:x"), StoreError, "no store 'sqlit' is installed"),
         (
             lambda: ReplanningEngine(settings={"alternatives": {"max_count": 99}}),
@@ -251,20 +313,34 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str) -> Non
         ),
         (lambda: ReplanningEngine(settings={"judge_on": "never"}), SettingsError, "expected 'errors_and_interval' or"),
         (lambda: ReplanningEngine(settings={"cooldown": f"sk-{'x1' * 60}"}), SettingsError, "got '[redacted]'"),
-        (lambda: ReplanningEngine(settings="x.yaml"), TypeError, "settings: expected Settings or a mapping"),
-        (lambda: ReplanningEngine(mode="dry"), ValueError, "mode: expected one of act, observe, got 'dry'"),
-        (lambda: ReplanningEngine("repair"), TypeError, "providers: expected a list, got 'repair'"),
-        (lambda: ReplanningEngine([Desk]), TypeError, "is not a provider: it needs a `name`"),
-        (lambda: AlternativeGenerator(["repair"]), TypeError, "'repair' is not a provider"),
-        (lambda: ReplanningEngine(gate=StoreGate), TypeError, "gate: expected an object with async `ask(question)`"),
-        (
-            lambda: ReplanningEngine(exporters=[Desk()]),
-            TypeError,
-            "exporters: expected names of plugins, and Exporters",
-        ),
-        (lambda: ReplanningEngine(is_transient=5), TypeError, "is_transient: expected a function, got 5"),
-        (lambda: PlanMonitor([Desk()]), TypeError, "detectors: expected names of plugins, and objects with `name`"),
-        (lambda: PlanMonitor("timeout"), TypeError, "detectors: expected a list, got 'timeout'"),
+        (lambda: ReplanningEngine(settings="x.yaml"), TypeError, "settings: expected Settings | Mapping[str"),
+        (lambda: ReplanningEngine(mode="dry"), TypeError, "mode: expected 'act' or 'observe', got 'dry'"),
+        (lambda: ReplanningEngine("repair"), TypeError, "providers: expected Sequence[ProviderSpec]"),
+        (lambda: ReplanningEngine([Desk]), TypeError, "expected Sequence[ProviderSpec] | Alt"),
+        (lambda: AlternativeGenerator(["repair"]), TypeError, "expected Sequence[AlternativeProvider], got ['repair']"),
+        (lambda: AlternativeGenerator([Sync()]), TypeError, "propose is 'Sync.propose', which is not async"),
+        (lambda: ReplanningEngine(gate=Sync()), TypeError, "gate.ask is 'Sync.ask', which is not async; write"),
+        (lambda: ReplanningEngine(exporters=[SyncExporter()]), TypeError, "'SyncExporter.export', which is not async"),
+        (lambda: ReplanningEngine(tracer_provider=5), TypeError, "tracer_provider: expected an OpenTele"),
+        (lambda: ReplanningEngine(meter_provider=Desk), TypeError, "meter_provider: expected an OpenTele"),
+        (lambda: ReplanningEngine(settings={5: 5}), TypeError, "settings: expected Settings | Mapping[str"),
+        (lambda: ReplanningEngine(store="a\0.db"), StoreError, "cannot be made: embedded null byte"),
+        (lambda: ReplanningEngine().attach(5), TypeError, "attach: expected an orchestrator, which has an attribute"),
+        (lambda: ReplanningEngine().attach(SwarmOrchestrator), TypeError, "attach: expected an orchestrator, which"),
+        (lambda: ReplanningEngine().pending(5), TypeError, "run_id: expected the id of a run, got 5"),
+        (lambda: Environment(clock=5), TypeError, "clock: expected an object with `now()` and async `sleep(seconds)`"),
+        (lambda: Environment(clock=VirtualClock), TypeError, "clock: expected an object with `now()` and async"),
+        (lambda: Environment(chance=0.5), TypeError, "chance: expected a function without arguments, got 0.5"),
+        (lambda: JudgedWork(blocking, RuleJudge()), TypeError, "work is 'blocking', which is not async"),
+        (lambda: Plan.load(5), PlanError, "5: the plan cannot be read: expected str, bytes or os.PathLike object"),
+        (lambda: PlanMonitor([AsyncDetector()]), TypeError, "`detect` of 'late' is async; write `def`"),
+        (lambda: CallbackGate(print, remind=5), TypeError, "remind: expected Callable[[Question], "),
+        (lambda: ReplanHistory.of("runs.db", "r"), TypeError, "store: expected a RunStore, got 'runs.db'"),
+        (lambda: ReplanningEngine(gate=StoreGate), TypeError, "gate: expected HumanGate | None, got <class"),
+        (lambda: ReplanningEngine(exporters=[Desk()]), TypeError, "exporters: expected Sequence[Exporter | str]"),
+        (lambda: ReplanningEngine(is_transient=5), TypeError, "is_transient: expected IsTransient | None, got 5"),
+        (lambda: PlanMonitor([Desk()]), TypeError, "detectors: expected Sequence[Trigger"),
+        (lambda: PlanMonitor("timeout"), TypeError, "detectors: expected Sequence[Trigger"),
         (lambda: PlanMonitor(["timeut"]), PluginError, "there is no plugin 'timeut' among the triggers"),
         (
             lambda: PlanMonitor().on("timeout", print),
@@ -272,7 +348,7 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str) -> Non
             "expected a type of event and a function, got 'timeout'",
         ),
         (lambda: PlanMonitor().on(TaskFailed, 5), TypeError, "expected a type of event and a function, got <class"),
-        (lambda: CallbackGate(5), TypeError, "ask: expected a function that returns an Answer, got 5"),
+        (lambda: CallbackGate(5), TypeError, "ask: expected AskCallback, got 5"),
         (lambda: SwarmOrchestrator(work, max_concurrency=0), ValueError, "max_concurrency is 0; at least one worker"),
         (lambda: SwarmOrchestrator(work, max_concurrency="2"), TypeError, "max_concurrency: expected a whole number"),
     ],
@@ -308,6 +384,104 @@ async def test_calls_of_an_engine(call, message: str) -> None:
         with pytest.raises(TypeError, match=r"expected the id of a (run|question), got 5"):
             lookup(5)
     assert list(engine.store.runs()) == []
+
+
+CHECKED = {
+    "": "ConfidenceScorer ReplanPolicy",
+    ".history": "calibrate compute_metrics export_history import_history markdown_report open_questions run_status"
+    " text_report why_report ReplanHistory",
+    ".journal": "JsonlStore SqliteStore",
+    ".judging": "LLMJudge RuleJudge",
+    ".llm": "FallbackLLM LLMOptions Price PriceTable create_llm_provider",
+    ".planning": "PlanningHistoryExporter PlanningHistoryStore ReplanLimits ReplanManager ReplanPromptBuilder request_of",
+    ".testing": "FaultSchedule FlakyStore ScriptStep ScriptedExecutor ScriptedGate ScriptedLLM ScriptedProvider"
+    " VirtualClock simulate",
+    ".tools": "Secrets ToolExecutor check_machine check_tools",
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, n) for package, names in CHECKED.items() for n in names.split()]
+)
+def test_every_wrong_argument_is_named(package: str, name: str) -> None:
+    """What is called with things that it cannot use names all of them, with what it expects, before it does anything."""
+    public = getattr(import_module(f"replanning{package}"), name)
+    beyond = {"value", "transport"}  # any value is right there, or only a type checker knows the kind
+    names = [name for name in inspect.signature(public).parameters if name not in beyond]
+    with pytest.raises(TypeError) as caught:
+        public(**dict.fromkeys(names, type("Wrong", (), {})()))
+    assert [part.partition(": expected ")[0] for part in str(caught.value).split("; ")] == names
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Price([1], "2"), "input: expected float, got [1]; output: expected float, got '2'"),
+        (lambda: Price(True, 1), "input: expected float, got True"),
+        (lambda: Price(1, float("nan")), "output: expected a price of at least 0, got nan"),
+        (lambda: ToolExecutor([], grace=-1), "grace: expected seconds of at least 0, got -1"),
+        (lambda: ToolExecutor("x"), "tools: expected Plan | Iterable[ToolSpec], got 'x'"),
+        (lambda: ToolExecutor([ToolSpec]), "tools: expected Plan | Iterable[ToolSpec], got [<class"),
+        (lambda: ToolExecutor([], kinds={"shell": 5}), "kinds: expected Mapping[str, ToolRunner] | None, got {'shell'"),
+        (lambda: ToolExecutor([], clock=VirtualClock), "clock: expected Clock | None, got <class"),
+        (lambda: LLMOptions(schema=int), "schema: expected type[BaseModel] | None, got <class 'int'>"),
+        (lambda: SqliteStore("x.db", synchronous="of"), "synchronous: expected 'normal' or 'full' or 'off', got 'of'"),
+        (lambda: Price(1, 2, per="day"), "unexpected keyword argument 'per'"),
+    ],
+)
+def test_kinds_of_arguments(call, message: str) -> None:
+    """Numbers are no texts, booleans or nan, items are looked at, a class is no object, and Python's messages stay."""
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        call()
+
+
+async def test_a_run_that_was_left_records_nothing() -> None:
+    """An observation of a run that was left is refused, and an engine is closed after its last run."""
+    engine = ReplanningEngine()
+    async with engine.open(RESOURCES) as run:
+        with pytest.raises(StoreError, match=f"closed after its last run; {run.id} must end before"):
+            await engine.aclose()
+        run.pause()
+    for report in (lambda: run.observe(["a"]), lambda: run.change_context({"a": 1})):
+        with pytest.raises(NotRunning, match="was left, so nothing more is recorded; resume it to go on"):
+            report()
+    with pytest.raises(TypeError, match="revision: expected the number of a revision, got '0'"):
+        engine.fork(run.id, "0")
+    with pytest.raises(StoreError, match="it is empty"):
+        await engine.run_or_resume(RESOURCES, run_id="").__aenter__()
+
+
+async def given(value):
+    """What a provider gives."""
+    return value
+
+
+@pytest.mark.parametrize(
+    ("propose", "told"),
+    [
+        (
+            lambda request: [],
+            "wrong failed: TypeError('`propose` is not async; write `async def propose(self, request)`')",
+        ),
+        (lambda request: given(None), "wrong failed: TypeError('expected an Alternative, got NoneType')"),
+        (lambda request: given(Alternative(changes=[], reason="one")), "it changes nothing"),
+    ],
+)
+async def test_what_a_provider_gives(propose, told: str) -> None:
+    """What is wrong with the answer of a provider stands in the history; one alternative is as good as a list."""
+    engine = ReplanningEngine([SimpleNamespace(name="wrong", propose=propose)])
+    result = await engine.execute(chain("a"), failing)
+    event = engine.history(result.run).events[0]
+    assert told in [*event.notes, *(candidate.rejected for candidate in event.all_candidates)]
+
+
+async def test_what_a_detector_gives() -> None:
+    """What a detector gives in place of triggers is recorded, and the run goes on."""
+    detector = SimpleNamespace(name="wrong", observes=(AttemptFailed,), detect=lambda observation, view: None)
+    engine = ReplanningEngine(monitor=PlanMonitor([detector]))
+    result = await engine.execute(chain("a"), failing)
+    errors = [record.body.error for record in engine.store.read(result.run) if isinstance(record.body, ErrorContained)]
+    assert errors == ["TypeError('detect: expected triggers, got None')"]
 
 
 async def test_places_and_mappings(tmp_path: Path) -> None:
