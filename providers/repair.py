@@ -96,15 +96,14 @@ class RepairProvider:
                 repairable.append(options)
             elif not task.condition_not_met:
                 unrepairable.append((task, obstacles))
-            if len(concerned) > MAX_COMBINED_TASKS and len(repairable) >= limit:
+            if len(repairable) >= MAX_COMBINED_TASKS:
                 break
         alternatives: list[Alternative] = []
-        if len(concerned) <= MAX_COMBINED_TASKS:
-            # The best option of each task together, then the second best of each that has one, and so on.
-            for rank in range(min(limit, max(map(len, repairable), default=0))):
-                chosen = [options[min(rank, len(options) - 1)] for options in repairable]
-                alternatives.append(_alternative(chosen))
-        if len(concerned) > MAX_COMBINED_TASKS or len(repairable) > 1:
+        # The best option of each task together, then the second best of each that has one, and so on.
+        for rank in range(min(limit, max(map(len, repairable), default=0))):
+            chosen = [options[min(rank, len(options) - 1)] for options in repairable]
+            alternatives.append(_alternative(chosen))
+        if len(repairable) > 1:
             alternatives += [_alternative(options[:1]) for options in repairable[:limit]]
         missing = [fact for trigger in request.triggers for fact in getattr(trigger, "missing_facts", ())]
         verdicts: list[Alternative] = []

@@ -349,6 +349,11 @@ class Settings(Section):
     retry: Retry = Retry()
     timeout: TimeoutSettings = TimeoutSettings()
     failure_threshold: int = Field(default=1, ge=1)
+    breaker_threshold: int = Field(
+        default=5,
+        ge=0,
+        description="Tasks that fail in a row for one cause before their tool is unavailable; 0: never.",
+    )
     judge: JudgeSettings = JudgeSettings()
     judge_on: Literal["errors_and_interval", "every_action"] = Field(
         default="errors_and_interval", description="Actions that planning mode has judged."

@@ -140,6 +140,22 @@ def find_question(store: RunStore, name: str | None) -> Question:
     return questions[0]
 
 
+def find_questions(store: RunStore, name: str | None) -> tuple[RunInfo, QuestionId | None]:
+    """Return the run with an id, or that of the question with this id; for None, the only one with open questions.
+
+    Raises:
+        UnknownRun: there is no such run.
+        UnknownQuestion: the run has no such question, or it is closed.
+    """
+    if name is not None:
+        match = _QUESTION_PATTERN.fullmatch(name)
+        return find_run(store, match[1] if match else name), find_question(store, name).id if match else None
+    runs = list(dict.fromkeys(question.run for found in open_questions_by_run(store, None) for question in found))
+    if len(runs) != 1:
+        refuse(f"several runs ask: {', '.join(runs[:8])}; name one of them" if runs else "no run has an open question")
+    return find_run(store, runs[0]), None
+
+
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
     """Yield the open questions of each unfinished run, or only of the one named; others that cannot be read are named."""
     for info in store.runs():

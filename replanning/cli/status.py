@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ from replanning.cli import lookup
 from replanning.cli.app import (
     DEFAULT_STORE,
     RUN_EXIT_CODES_HELP,
+    ExitCode,
     JsonOption,
     Program,
     RunArgument,
@@ -36,10 +37,18 @@ from replanning.cli.gate import is_phase_task, print_question
 from replanning.cli.narrator import usage_words
 from replanning.decision import Question
 from replanning.environment import SystemClock
-from replanning.errors import ChangeRejected, JournalCorrupt, NotRunning, PlanError, ReplanningError, UnknownTask
+from replanning.errors import (
+    ChangeRejected,
+    JournalCorrupt,
+    NotRunning,
+    PlanError,
+    ReplanningError,
+    StaleAnswer,
+    UnknownTask,
+)
 from replanning.history import ReplanHistory, RunStatusReport, run_status
 from replanning.history.export import candidate_json
-from replanning.history.status import is_owner_alive
+from replanning.history.status import is_owner_alive, open_questions
 from replanning.history.wording import (
     evaluation_line,
     format_duration,
@@ -50,6 +59,7 @@ from replanning.history.wording import (
     printable_lines,
 )
 from replanning.journal.records import QuestionVerdict
+from replanning.journal.store import CurrentRunStatus
 from replanning.live import TaskState
 from replanning.plan.messages import did_you_mean
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
@@ -84,6 +94,14 @@ QuestionArgument = Annotated[
         metavar="QUESTION",
         show_default=False,
         help="The id of a question, or of a run with one; by default the only open question.",
+    ),
+]
+
+
+AllOption = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Answer all open questions of a run alike; with a QUESTION, those that have the same cause."
     ),
 ]
 
@@ -327,7 +345,11 @@ def _posted_answer_text(answer: journal.InboxMessage) -> str:
 
 
 @commands.command(
-    epilog=_epilog("replanning approve", "replanning approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'")
+    epilog=_epilog(
+        "replanning approve",
+        "replanning approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'",
+        "replanning approve --all 20250131-120000-1a2b3c",
+    )
 )
 def approve(
     question: QuestionArgument = None,
@@ -336,16 +358,17 @@ def approve(
         int,
         typer.Option("--choice", metavar="N", help="The number of a candidate, as `pending` shows it; 1 is the best."),
     ] = 1,
+    every: AllOption = False,
     options: MessageOptions,
 ) -> None:
     """Agree to a change that a run asks about."""
-    _answer(question, "approve", options, choice=choice)
+    (_answer_all if every else _answer)(question, "approve", options, choice=choice)
 
 
 @commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c.q1 --comment 'not today'"))
-def reject(question: QuestionArgument = None, *, options: MessageOptions) -> None:
+def reject(question: QuestionArgument = None, *, every: AllOption = False, options: MessageOptions) -> None:
     """Refuse every change that a run asks about; the plan stays as it is."""
-    _answer(question, "reject", options)
+    (_answer_all if every else _answer)(question, "reject", options)
 
 
 @commands.command(
@@ -404,21 +427,70 @@ def _answer(
             question.id, verdict, by=by, choice=choice - 1, changes=changes, comment=options.comment
         )
         about: JsonObject = {"question": question.id, "verdict": verdict}
+        _report_outcome(store, info, partial(_answer_outcome, question), options, about)
 
-        def outcome(bodies: list[journal.RecordBody]) -> str:
-            for number, body in enumerate(bodies):
-                if isinstance(body, journal.AnswerRefused) and body.question == question.id:
-                    refuse(f"it was not taken: {body.reason}")
-                if isinstance(body, journal.QuestionAnswered) and body.question == question.id:
-                    if body.verdict == "withdrawn" or body.by == "timeout":
-                        closed = f"it was closed before: {body.verdict} by {body.by}"
-                        refuse(f"it was not taken: {body.comment or closed}")
-                    later = (body.decision for body in bodies[number:] if isinstance(body, journal.DecisionMade))
-                    decision = next(later, "")
-                    return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
-            return ""
 
-        _report_outcome(store, info, outcome, options, about)
+def _answer_all(
+    name: str | None, verdict: Literal["approve", "reject"], options: MessageOptions, choice: int = 1
+) -> None:
+    """Answer several questions of a run alike, and report how the run reacted to each; code 1 if one was refused."""
+    from replanning import ReplanningEngine
+
+    with lookup.existing_store(options.store) as store:
+        info, cause_of = lookup.find_questions(store, name)
+        questions = {question.id: question for question in open_questions(store.read(info.run))}
+        answers = ReplanningEngine([], store=store).answer_all(
+            info.run,
+            verdict,
+            cause_of=cause_of,
+            by=lookup.user_name(options.by),
+            choice=choice - 1,
+            comment=options.comment,
+        )
+        until, resume = time.monotonic() + options.wait, lookup.command_line(options.store, "resume", info.run)
+        reports: list[JsonObject] = []
+        for question_id, error in answers.items():
+            question, outcome, refused, waits = questions[question_id], "", str(error or ""), False
+            if error is None:
+                try:
+                    outcome, status, alive = _await_outcome(store, info, partial(_answer_outcome, question), until)
+                    waits = not outcome and not alive
+                    if not outcome and status in lookup.FINISHED_STATUSES:
+                        refused, waits = f"the run has {status} meanwhile", False
+                except StaleAnswer as stale:
+                    refused = str(stale)
+            about: JsonObject = {"run": info.run, "question": question_id, "verdict": verdict, "taken": bool(outcome)}
+            reports.append({**about, "refused": refused, "resume": resume if waits else None})
+            if not options.json:
+                told = f"not taken: {refused}" if refused else f"{verdict}: {outcome or 'left for the run'}"
+                chosen = [
+                    c.alternative.reason for c in question.candidates[choice - 1 : choice] if verdict == "approve"
+                ]
+                console().print(f"{question_id}: {told}{''.join(f' ({printable_line(reason)})' for reason in chosen)}")
+        if options.json:
+            print_json(reports)
+        elif any(report["resume"] for report in reports):
+            console().print(f"no process carries out run {info.run} now, so go on with: {resume}")
+    if any(report["refused"] for report in reports):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str:
+    """Return how a run has reacted to the answer to a question, "" while it has not.
+
+    Raises:
+        StaleAnswer: the answer was not taken.
+    """
+    for number, body in enumerate(bodies):
+        if isinstance(body, journal.AnswerRefused) and body.question == question.id:
+            raise StaleAnswer(f"it was not taken: {body.reason}")
+        if isinstance(body, journal.QuestionAnswered) and body.question == question.id:
+            if body.verdict == "withdrawn" or body.by == "timeout":
+                closed = f"it was closed before: {body.verdict} by {body.by}"
+                raise StaleAnswer(f"it was not taken: {body.comment or closed}")
+            decision = next((b.decision for b in bodies[number:] if isinstance(b, journal.DecisionMade)), "")
+            return decision and ("the plan is kept" if decision == "keep" else "the plan was changed")
+    return ""
 
 
 @commands.command(
@@ -568,16 +640,9 @@ def _report_outcome(
         about: the message, as `--json` describes it.
     """
     place = options.store
-    until = time.monotonic() + options.wait
-    while True:
-        now = next(now for now in store.runs() if now.run == info.run)
-        alive = is_owner_alive(now)  # first: an owner may react and end before the read
-        outcome = read_outcome([record.body for record in store.read(info.run, info.records)])
-        if outcome or not alive or time.monotonic() >= until:
-            break
-        time.sleep(POLL_INTERVAL)  # noqa: TID251 - nothing else runs here
-    if not outcome and now.status in lookup.FINISHED_STATUSES:
-        refuse(f"it was not taken: the run has {now.status} meanwhile")
+    outcome, status, alive = _await_outcome(store, info, read_outcome, time.monotonic() + options.wait)
+    if not outcome and status in lookup.FINISHED_STATUSES:
+        refuse(f"it was not taken: the run has {status} meanwhile")
     resume = lookup.command_line(place, "resume", info.run)
     if options.json:
         waits = not outcome and not alive
@@ -589,3 +654,19 @@ def _report_outcome(
         console().print(f"left for run {info.run}, which has not taken it yet; see: {see}")
     else:
         console().print(f"left for run {info.run}; no process carries it out now, so go on with: {resume}")
+
+
+def _await_outcome(
+    store: journal.RunStore,
+    info: journal.RunInfo,
+    read_outcome: Callable[[list[journal.RecordBody]], str],
+    until: float,
+) -> tuple[str, CurrentRunStatus, bool | None]:
+    """Wait until the run has reacted or its owner has ended; return the reaction, the status, and whether it has an owner."""
+    while True:
+        now = next(now for now in store.runs() if now.run == info.run)
+        alive = is_owner_alive(now)  # first: an owner may react and end before the read
+        outcome = read_outcome([record.body for record in store.read(info.run, info.records)])
+        if outcome or not alive or time.monotonic() >= until:
+            return outcome, now.status, alive
+        time.sleep(POLL_INTERVAL)  # noqa: TID251 - nothing else runs here

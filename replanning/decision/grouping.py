@@ -19,6 +19,8 @@ def group_triggers(
 ) -> tuple[list[list[Trigger]], list[tuple[Trigger, QuestionId]]]:
     """Return groups of triggers with a common cause or overlapping footprints, and those that wait for open questions.
 
+    Tasks that need the same unavailable tool have a common cause, whether they failed or wait.
+
     The footprint of a trigger is its tasks with everything that depends on them; each task is followed once for all.
     """
     groups = list(range(len(triggers)))
@@ -34,6 +36,9 @@ def group_triggers(
         for failure in (entry.failure for entry in starts[index] if entry.failure is not None):
             cause = trigger.kind, failure.type, normalised_cause(failure.message)
             groups[find(index)] = find(causes.setdefault(cause, index))
+        for tool in {entry.fields["tool"]: None for entry in starts[index]}:
+            if tool in live.tools and not live.tools[tool].available:
+                groups[find(index)] = find(causes.setdefault(("unavailable", tool), index))
     held = {task_id: question.question for question in asked for task_id in question.holds}
     waiting: dict[int, QuestionId] = {}
     followed: dict[TaskEntry, int] = {}

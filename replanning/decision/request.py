@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from replanning.changes import Alternative, PlanChange
-from replanning.journal.records import Candidate, Observation, QuestionVerdict, RecordBody, Trigger, Usage
+from replanning.journal.records import (
+    Candidate,
+    Observation,
+    QuestionVerdict,
+    RecordBody,
+    TaskFailed,
+    Trigger,
+    Usage,
+    normalised_cause,
+)
 from replanning.live.view import PlanView
 from replanning.llm.completions import UNMETERED, Meter
 from replanning.plan.types import QuestionId, RunId, TaskId
@@ -115,6 +124,14 @@ class Question:
     asked_at: float = 0.0
     deadline: float | None = None
     rejection_reason: str = ""
+
+    @property
+    def causes(self) -> frozenset[tuple[str, str]]:
+        """Kinds of its triggers with their causes, of a failure its error; questions that share one are about one cause."""
+        return frozenset(
+            (t.kind, normalised_cause(t.error_type, t.message) if isinstance(t, TaskFailed) else t.cause)
+            for t in self.triggers
+        )
 
 
 @dataclass(frozen=True, slots=True)

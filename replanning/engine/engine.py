@@ -18,6 +18,7 @@ from replanning.decision.answers import answer_changes, closed_error, validate_a
 from replanning.decision.confidence import ConfidenceScorer, PlanEvaluator
 from replanning.decision.policy import ReplanPolicy, redact_changes
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
+from replanning.engine.breakers import ToolBreakers
 from replanning.engine.delivery import ExporterDelivery, close_exporters
 from replanning.engine.generator import AlternativeGenerator, require_provider
 from replanning.engine.monitor import PlanMonitor
@@ -25,10 +26,12 @@ from replanning.engine.questions import RESUMABLE_STATUSES, Questions
 from replanning.engine.replanner import Replanner
 from replanning.environment import Environment
 from replanning.errors import (
+    ChangeRejected,
     NoLLMProvider,
     NotRunning,
     RecordNotSerializable,
     ReplanningError,
+    StaleAnswer,
     StoreError,
     UnknownQuestion,
     UnknownRun,
@@ -46,7 +49,7 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin
 from replanning.run.event_loop import describe_error
-from replanning.run.lifecycle import Codec, Lifecycle
+from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
 from replanning.run.run import PlanRun, RunResult, Work, Worker, require_async, validate_work
@@ -337,6 +340,49 @@ class ReplanningEngine:
         if replace(first, id=message.id) != message:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
 
+    def answer_all(
+        self,
+        run_id: str,
+        verdict: Literal["approve", "reject"],
+        *,
+        cause_of: str | None = None,
+        by: str = "",
+        choice: int = 0,
+        comment: str = "",
+    ) -> dict[QuestionId, ReplanningError | None]:
+        """Give all open questions of a run the same answer, one after another, each as `answer` does.
+
+        Args:
+            run_id: the run.
+            verdict: the answer.
+            cause_of: a question; only those with a cause in common with it are answered.
+            by: name of the person.
+            choice: the index of the candidate that is approved of each question.
+            comment: the reason.
+
+        Returns:
+            The questions in the order in which they were asked, each with the error for which its answer was refused,
+            such as `StaleAnswer` where an earlier answer has changed its tasks; None if it was not.
+
+        Raises:
+            UnknownQuestion: no question is open, or not that of `cause_of`.
+            StoreError: the store fails; the questions after that have no answer.
+        """
+        questions = {question.id: question for question in self.pending(run_id)}
+        if cause_of is not None and cause_of not in questions:
+            raise UnknownQuestion(cause_of, "it is not open")
+        causes = None if cause_of is None else questions[QuestionId(cause_of)].causes
+        about = [q.id for q in questions.values() if causes is None or not causes.isdisjoint(q.causes)]
+        if not about:
+            raise UnknownQuestion(f"{run_id}.q", f"run {run_id!r} has no open question")
+        errors: dict[QuestionId, ReplanningError | None] = dict.fromkeys(about)
+        for question_id in about:
+            try:
+                self.answer(question_id, verdict, by=by, choice=choice, comment=comment)
+            except (ChangeRejected, NotRunning, StaleAnswer, UnknownQuestion) as error:
+                errors[question_id] = error
+        return errors
+
     async def aclose(self) -> None:
         """Let the exporters send the rest, each for a few seconds at most, and close the connections of models.
 
@@ -379,13 +425,19 @@ class ReplanningEngine:
             await delivered.wait()
             await delivery.close()
 
+        breaks = self.settings.enabled and self.mode == "act"
+        breakers = ToolBreakers(life, self.settings.breaker_threshold if breaks else 0)
         self._open_runs[run.id] = (run, questions)
         if self.settings.enabled:
             life.is_replanning = lambda: replanner.busy
         watch = self.monitor.watch(life, self.settings.triggers if self.settings.enabled else ())
         try:
             on_message = partial(_handle_answer_message, life, questions)
-            on_resume = partial(self.monitor.redetect, run.id)
+
+            def on_resume(past: ResumeState) -> None:
+                self.monitor.redetect(run.id, past)
+                breakers.recheck(past.last_cause)
+
             async with run_services(run, [begin], on_message=on_message, on_resume=on_resume, before_close=close):
                 yield run
         finally:

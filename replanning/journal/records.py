@@ -222,13 +222,18 @@ class ContextUpdated:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUpdated:
-    """The capacity of a resource changed, or a tool became available or unavailable."""
+    """The capacity of a resource changed, or a tool became available or unavailable.
+
+    A tool that became unavailable because it failed again and again is tried again at `retry_at`, by one task; the record
+    of that trial has the same time.
+    """
 
     kind: ClassVar = "resource-updated"
     name: str
     capacity: float | None = None
     available: bool | None = None
     reason: str = ""
+    retry_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, TypedDict
 
 from replanning.errors import ExpressionError, NoResult, UnknownTask
-from replanning.journal.records import Failure
+from replanning.journal.records import Failure, FailureKind
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
 from replanning.live.strips import GroundAction, StripsProblem, ground_action, uses_facts
 from replanning.plan.conditions import Condition
@@ -528,6 +528,34 @@ _PROGRESS_EVENTS: Final = frozenset({TaskEvent.SATISFY, TaskEvent.START})
 _IN_PROGRESS_STATES = (TaskState.RUNNING, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 
 
+COUNTED_FAILURES: Final[tuple[FailureKind, ...]] = ("error", "timeout")
+"""Kinds of failure that a breaker counts: those of the work itself."""
+
+
+@dataclass(slots=True, eq=False)
+class ToolBreaker:
+    """Circuit breaker of a tool: its failures of one cause in a row, and the trials after it was opened.
+
+    Attributes:
+        cause: of the failures.
+        roots: the lineages that failed; several failures of one lineage count once.
+        openings: how often in a row the tool was made unavailable; 0 while the breaker is closed.
+        retry_at: when one task may try the tool again.
+        trial: that task.
+    """
+
+    cause: str = ""
+    roots: dict[TaskId, None] = field(default_factory=dict)
+    openings: int = 0
+    retry_at: float = 0.0
+    trial: TaskEntry | None = None
+
+    def admits(self, entry: TaskEntry) -> bool:
+        """Return whether a task may use the tool, which after an opening one task at a time may."""
+        trial = self.trial
+        return not self.openings or trial in (None, entry) or not (trial.claim or trial.state is TaskState.RUNNING)
+
+
 class TaskGraph:
     """The tasks of a running plan.
 
@@ -557,6 +585,7 @@ class TaskGraph:
     # Slots are faster to read than a dict with this many attributes.
     __slots__ = (
         "aborted",
+        "breakers",
         "claimed_count",
         "closed_world",
         "context",
@@ -612,6 +641,7 @@ class TaskGraph:
         self.kept_resources: dict[AttemptId, Mapping[str, float]] = {}
         self.ended_attempts = 0
         self.outcomes: dict[str, deque[bool]] = {}
+        self.breakers: dict[str, ToolBreaker] = {}
         self.dependency_index = DependencyIndex(
             self.tools,
             self.pool,
@@ -815,6 +845,8 @@ class TaskGraph:
         if self.closed_world:
             self.running_actions.pop(entry.id, None)
             self.unpark()
+        elif self.breakers:
+            self.unpark()
         if succeeded is not None:
             self.ended_attempts += 1
             entry.end_number = self.ended_attempts
@@ -829,9 +861,17 @@ class TaskGraph:
 
     @property
     def quiescent(self) -> bool:
-        """True if no task runs, backs off, is handed out, or could be handed out."""
+        """True if no task runs, backs off, is handed out, or could be handed out.
+
+        A tool that was made unavailable by its breaker once is waited for, like a task that backs off.
+        """
         if self.claimed_count or self.kept_resources or any(self.counts[state] for state in _IN_PROGRESS_STATES):
             return False
+        for name, breaker in self.breakers.items() if self.unsatisfied_count else ():
+            if breaker.openings == 1 and not self.tools[name].available:
+                users = self.dependency_index.resource_users.get(name, ())
+                if any(self.entries[task_id].state in WAITING for task_id in users):
+                    return False
         if not self.counts[_READY]:
             return True
         entry = self.claim_next()
@@ -853,6 +893,8 @@ class TaskGraph:
             tool = self.tools.get(name) if name else None
             demand = pool.demand(entry.task) if pool.limited else None
             lacking = (tool is not None and not tool.available) or not (demand is None or pool.can_ever_fit(demand))
+            breaker = self.breakers.get(name or "") if self.breakers else None
+            lacking = lacking or (breaker is not None and not breaker.admits(entry))
             if not lacking and tool is not None and self.closed_world:
                 lacking = self._interferes(entry)
             if lacking:
@@ -872,6 +914,8 @@ class TaskGraph:
             other.pass_over_count += entry is not None
             self.ready_queue.push(other)
         if entry is not None:
+            if self.breakers and (breaker := self.breakers.get(entry.fields["tool"] or "")) is not None:
+                breaker.trial = entry
             self.last_claim += 1
             entry.claim = self.last_claim
             self.claimed_count += 1
@@ -899,6 +943,8 @@ class TaskGraph:
             entry.reserved, entry.pass_over_count = None, 0
         if entry.state is _READY:
             self.ready_queue.push(entry)
+        if self.breakers:
+            self.unpark()
 
     def lacks(self, entry: TaskEntry) -> str:
         """Return what a ready task lacks by now, in words; what it needs may have changed since it was claimed."""

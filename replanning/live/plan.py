@@ -33,9 +33,10 @@ from replanning.journal.records import (
     RecordBody,
     ResourceUpdated,
     RunEnded,
+    normalised_cause,
 )
 from replanning.live.draft import Draft
-from replanning.live.graph import CONDITION_NOT_MET, TaskGraph
+from replanning.live.graph import CONDITION_NOT_MET, COUNTED_FAILURES, TaskEntry, TaskGraph, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
@@ -272,6 +273,8 @@ class LivePlan(TaskGraph):
         if name is not None:
             count, total = self.tool_durations.get(name, (0, 0.0))
             self.tool_durations[name] = (count + 1, total + duration)
+            if name in self.breakers and not self.breakers[name].openings:
+                del self.breakers[name]
         self.busy_seconds += at - self._busy_since
         self._busy_since = at
         self.recent_ends.append(True)
@@ -289,6 +292,7 @@ class LivePlan(TaskGraph):
         if entry.attempt != body.attempt:
             raise IllegalTransition(entry.state, event, _stale_attempt_subject(body))
         self.transition(entry, event)
+        self._count_failure(entry, failure)
         self.end_attempt(entry, succeeded=False)
         entry.failure = failure
         entry.effects = None
@@ -309,6 +313,15 @@ class LivePlan(TaskGraph):
             entry.reason = failure.message
         if body.retry_at is not None:
             self.wait_until(entry, body.retry_at)
+
+    def _count_failure(self, entry: TaskEntry, failure: Failure) -> None:
+        """Count a failure of a tool, unless it has another cause than those before."""
+        name = entry.fields["tool"] or ""
+        if name in self.tools and failure.kind in COUNTED_FAILURES:
+            cause, breaker = normalised_cause(failure.type, failure.message), self.breakers.get(name)
+            if breaker is None or (breaker.cause != cause and not breaker.openings):
+                breaker = self.breakers[name] = ToolBreaker(cause)
+            breaker.roots[entry.root] = None
 
     def _on_other(self, body: RecordBody, at: float) -> None:
         match body:
@@ -333,6 +346,11 @@ class LivePlan(TaskGraph):
             case ResourceUpdated():
                 if body.available is not None and body.name in self.tools:
                     self.tools[body.name] = self.tools[body.name].model_copy(update={"available": body.available})
+                    if body.retry_at is None:
+                        self.breakers.pop(body.name, None)
+                    elif not body.available:
+                        breaker = self.breakers.setdefault(body.name, ToolBreaker())
+                        breaker.openings, breaker.retry_at = breaker.openings + 1, body.retry_at
                 if body.capacity is not None:
                     self.pool.capacity[body.name] = body.capacity
                     self.pool.limited = True

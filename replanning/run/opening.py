@@ -526,20 +526,21 @@ def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_ki
         messages = life.store.inbox(run.id)
     except Exception:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
         return
-    for message in messages:
-        if life.end is not None or not life.store_available:
-            return
-        if message.kind != skip_kind:
-            try:
-                _handle_message(run, message, on_message)
-            except RecordNotSerializable as error:  # it never can be handled, and others wait behind it
-                life.record_error(f"a message of {message.by or 'somebody'}", error)
-            except StoreError:
+    with life.batch():  # the end of the run is looked for when all are handled: each may answer one of its questions
+        for message in messages:
+            if life.end is not None or not life.store_available:
                 return
-        try:
-            life.store.discard(life.lease, [message.id])
-        except Exception:  # noqa: BLE001 - as above
-            return
+            if message.kind != skip_kind:
+                try:
+                    _handle_message(run, message, on_message)
+                except RecordNotSerializable as error:  # it never can be handled, and others wait behind it
+                    life.record_error(f"a message of {message.by or 'somebody'}", error)
+                except StoreError:
+                    return
+            try:
+                life.store.discard(life.lease, [message.id])
+            except Exception:  # noqa: BLE001 - as above
+                return
 
 
 def _handle_message(run: PlanRun, message: InboxMessage, on_message: MessageHandler | None) -> None:

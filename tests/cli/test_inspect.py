@@ -15,14 +15,14 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate
+from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate, Task
 from replanning.changes import SkipTask
 from replanning.cli.narrator import Line, Narrator
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.cli import Started, cli, process, write_plan, write_settings
-from tests.support.runs import Proposer, again, alternative, chain, environment, failing
+from tests.support.runs import Proposer, again, alternative, chain, environment, failing, plan
 
 STORE = "runs/history.db"
 SETTINGS = Settings(triggers=("task-failed", "human-request"))
@@ -42,8 +42,8 @@ def doubtful(request: ReplanRequest) -> list[Alternative]:
     return [replacement, alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it")]
 
 
-def make_run(run_id: str, *failures: str, doubts: bool = False) -> None:
-    """A run of three tasks in the store; with doubts, one that waits for a person."""
+def make_run(run_id: str, *failures: str, doubts: bool = False, apart: bool = False) -> None:
+    """A run of three tasks in the store; with doubts, one that waits for a person, about each task that is apart."""
 
     async def play() -> None:
         async with VirtualClock() as clock:
@@ -53,7 +53,8 @@ def make_run(run_id: str, *failures: str, doubts: bool = False) -> None:
                 environment=environment(clock),
                 settings=SETTINGS,
             )
-            async with engine.open(chain("a", "b", "c"), run_id=run_id) as run:
+            document = plan(*(Task(id=i) for i in "abc")) if apart else chain("a", "b", "c")
+            async with engine.open(document, run_id=run_id) as run:
                 async for task in run.ready():
                     async with run.attempt(task) as attempt:
                         attempt.output = await failing(*failures)(task, attempt.context)
@@ -297,6 +298,29 @@ def test_two_open_questions() -> None:
     assert data("approve", "asking.q1") == expected
 
 
+def test_answer_all() -> None:
+    """With --all, all questions of a run are answered, and each is listed; one that is not taken is code 1."""
+    make_run("done", "b")
+    assert "no run has an open question" in call("approve", "--all", code=1)
+    make_run("asking", "a", "b", "c", doubts=True, apart=True)
+    resume = "replanning resume asking --store runs/history.db"
+    text = call("approve", "--all", "--choice", "2", "--by", "eve")
+    for number in (1, 2, 3):
+        assert f"asking.q{number}: approve: left for the run (without it)" in text
+    assert f"no process carries out run asking now, so go on with: {resume}" in text
+    assert "asking.q2: not taken: there is no open question" in call("reject", "--all", "asking", code=1)
+    make_run("other", "a", "b", doubts=True, apart=True)
+    assert "several runs ask: other, asking; name one of them" in call("reject", "--all", code=1)
+    expected = {
+        "run": "other",
+        "verdict": "reject",
+        "taken": False,
+        "refused": "",
+        "resume": resume.replace("asking", "other"),
+    }
+    assert data("reject", "--all", "other.q2") == [{**expected, "question": "other.q2"}]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "code", "message"),
     [
@@ -367,7 +391,7 @@ def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
 def test_request_from_elsewhere(asking: Started) -> None:
     """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
     assert "the run considers it" in call("request", "one", "there must be a better way", "--wait", "30")
-    assert "has taken it: the plan is kept" in call("reject", "one.q1", "--wait", "30")
+    assert "one.q1: reject: the plan is kept" in call("reject", "--all", "one", "--wait", "30")
     result = json.loads(asking.end(1))
     assert (result["status"], result["revisions"]) == ("failed", [])
     assert len(data("history", "--trigger", "human-request")["events"]) == 1

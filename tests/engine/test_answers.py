@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from types import NoneType
+from typing import Literal, NoReturn
 
 import pytest
 
-from replanning import Alternative, Answer, ReplanRequest, Task
+from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, RunResult, Task, TaskState
 from replanning.changes import AbortRun, AddTask, SkipTask
 from replanning.errors import ChangeRejected, NotRunning, StaleAnswer, StoreError, UnknownQuestion
 from replanning.journal import (
@@ -21,6 +22,7 @@ from replanning.journal import (
     QuestionReminded,
     Record,
     RunEnded,
+    RunStore,
     SqliteStore,
     TriggerDropped,
 )
@@ -33,6 +35,71 @@ from tests.support.runs import Proposer, alternative, bodies, chain, failing, pl
 
 APPROVE = Answer("approve", by="ada")
 REJECT = Answer("reject", by="ada", comment="not now")
+
+
+# Several answers at once
+
+
+async def three_questions(clock: VirtualClock, store: RunStore | None = None) -> tuple[ReplanningEngine, RunResult]:
+    """A run that asks about two tasks that failed of one cause, and about a third that failed of another."""
+    engine = asking(clock, store=store)
+    async with engine.open(plan(*(Task(id=i, arguments={"of": i}) for i in "abc"))) as run:
+        for task_id, error in (("a", "disk 1 is full"), ("b", "no network"), ("c", "disk 2 is full")):
+            run.failed(run.started(task_id), OSError(error))
+            await clock.sleep(1)
+    return engine, run.result
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cause", "left"),
+    [("approve", None, []), ("reject", None, []), ("approve", "q3", ["q2"])],
+    ids=["approved", "rejected", "one cause"],
+)
+async def test_answer_all(verdict: Literal["approve", "reject"], cause: str | None, left: list[str]) -> None:
+    """All open questions of a run get one answer, or those that have a cause in common with one of them."""
+    async with VirtualClock() as clock:
+        engine, result = await three_questions(clock)
+        about = None if cause is None else f"{result.run}.{cause}"
+        answers = engine.answer_all(result.run, verdict, cause_of=about, by="ada")
+        names = [name for name in ("q1", "q2", "q3") if name not in left]
+        assert answers == {f"{result.run}.{name}": None for name in names}
+        again = engine.answer_all(result.run, verdict, by="ada")
+        assert [type(error) for error in again.values()] == [
+            NoneType if name in left else UnknownQuestion for name in ("q1", "q2", "q3")
+        ]
+        resumed = await engine.attach(SequentialOrchestrator(failing())).resume(result.run)
+    assert resumed.status == ("succeeded" if verdict == "approve" else "failed")
+    closed = [(body.verdict, body.by) for body in bodies(engine.store, result.run, QuestionAnswered)]
+    assert closed == [(verdict, "ada")] * 3
+
+
+async def test_answer_all_where_one_is_stale(clock: VirtualClock) -> None:
+    """A question that an earlier answer makes stale is reported; the others are answered all the same."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        (task_id,) = request.triggers[0].tasks
+        skipped = [SkipTask(task_id=i) for i in ((task_id, "a") if task_id == "b" else (task_id,))]
+        return [alternative(*skipped, confidence=0.4)]
+
+    engine = asking(clock, propose, gate=ScriptedGate([hangs()] * 4))
+    async with engine.open(plan(*(Task(id=i) for i in "abcd"))) as run:
+        for task_id in "abc":
+            run.failed(run.started(task_id), OSError(f"{task_id} is broken"))
+            await clock.sleep(1)
+        answers = engine.answer_all(run.id, "approve", choice=0, comment="go on")
+        assert [type(error) for error in answers.values()] == [NoneType, StaleAnswer, NoneType]
+        skipped = [entry.id for entry in run.live if entry.state is TaskState.SKIPPED]
+        assert skipped == ["a", "c"]
+
+
+async def test_answer_all_without_questions(clock: VirtualClock) -> None:
+    """Where nothing is asked, or not what the answer is to have a cause in common with, that is an error."""
+    engine, result = await three_questions(clock)
+    with pytest.raises(UnknownQuestion, match="it is not open"):
+        engine.answer_all(result.run, "approve", cause_of=f"{result.run}.q7")
+    done = await engine.execute(chain("a"), failing())
+    with pytest.raises(UnknownQuestion, match="has no open question"):
+        engine.answer_all(done.run, "approve")
 
 
 # Late and remote answers

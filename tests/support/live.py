@@ -208,6 +208,7 @@ def replayable_state(live: LivePlan, now: float | None = None) -> dict[str, Any]
         "counts": _counts(live, now),
         "numbers": (live.revision, live.hash, live.unsatisfied_count, live.ended_attempts, live.success_durations),
         "pace": (live.busy_seconds, live.tool_durations, list(live.recent_ends)),
+        "breakers": {n: (b.cause, list(b.roots), b.openings, b.retry_at) for n, b in live.breakers.items()},
         "flags": (live.aborted, live.has_early_skips, list(live.stuck)),
         "facts": list(live.facts),
         "context": dict(live.context),

@@ -1,0 +1,92 @@
+"""Circuit breakers of tools: a tool that fails again and again for one cause becomes unavailable for a while."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from replanning.history.wording import format_duration
+from replanning.journal.records import AttemptFailed, AttemptSucceeded, AttemptTimedOut, Record, ResourceUpdated
+from replanning.live.graph import COUNTED_FAILURES
+from replanning.live.states import WAITING
+from replanning.plan.messages import one_line
+from replanning.run.lifecycle import Lifecycle
+
+_MAX_CAUSE_CHARS: Final = 200
+
+_MAX_EXAMINED_TASKS: Final = 100
+"""Most tasks of a tool, the last ones of the plan, that are examined for one that waits, at each failure."""
+
+
+class ToolBreakers:
+    """Opens the breakers of a run's tools, has one task try a tool again after a while, and closes its breaker on success.
+
+    What is counted is folded by the live plan, so that a resumed run goes on where it was; opening, trial and closing
+    are changes of the tool's availability, on record like any other. Only tools that the plan describes have a breaker.
+
+    Args:
+        life: the run.
+        threshold: number of tasks that fail in a row for one cause before their tool becomes unavailable; with 0 no
+            breaker is opened, and those that were opened before are closed when they are due.
+    """
+
+    def __init__(self, life: Lifecycle, threshold: int) -> None:
+        self._lifecycle = life
+        self._threshold = threshold
+        if threshold and life.live.tools:
+            for kind in (AttemptFailed, AttemptTimedOut, AttemptSucceeded, ResourceUpdated):
+                life.observers.setdefault(kind, []).append(self.on_record)
+        for name, breaker in life.live.breakers.items():
+            if breaker.openings:
+                self._schedule_trial(name, breaker.retry_at)
+
+    def __repr__(self) -> str:
+        return f"<ToolBreakers of {self._lifecycle.run_id!r} {list(self._lifecycle.live.breakers)}>"
+
+    def on_record(self, record: Record) -> None:
+        """Open or close the breaker of a tool as a record demands."""
+        live = self._lifecycle.live
+        match record.body:
+            case AttemptSucceeded(task=task_id) if live.breakers:
+                name = live.entry(task_id).fields["tool"] or ""
+                if name in live.breakers:
+                    self._lifecycle.commit_or_defer(ResourceUpdated(name, available=True, reason="it works again"))
+            case AttemptFailed() | AttemptTimedOut():
+                self._on_failure(record.body, record.at)
+            case ResourceUpdated(retry_at=float() as retry_at, available=False):
+                self._schedule_trial(record.body.name, retry_at)
+
+    def recheck(self, record: Record) -> None:
+        """Handle the last record of a resumed run, in case its earlier process had no time to."""
+        if self._threshold and not isinstance(record.body, ResourceUpdated):
+            self.on_record(record)
+
+    def _on_failure(self, body: AttemptFailed | AttemptTimedOut, at: float) -> None:
+        """Open the breaker if the failure is one too many and waiting tasks need the tool, or if it ends a trial."""
+        life, live, failure = self._lifecycle, self._lifecycle.live, body.failure
+        name = live.entry(body.task).fields["tool"] or ""
+        breaker, tool = live.breakers.get(name), live.tools.get(name)
+        if breaker is None or tool is None or not tool.available or failure.kind not in COUNTED_FAILURES:
+            return
+        if not breaker.openings:
+            users = islice(reversed(live.dependency_index.resource_users[name]), _MAX_EXAMINED_TASKS)
+            if len(breaker.roots) < self._threshold or not any(live.entries[i].state in WAITING for i in users):
+                return
+        delay = life.settings.cooldown * 2**breaker.openings
+        many = f"{len(breaker.roots)} tasks in a row failed for one cause, the last"
+        cause = one_line(str(failure), _MAX_CAUSE_CHARS)
+        reason = (
+            f"{'a trial failed' if breaker.openings else many}: {cause}; tried again after {format_duration(delay)}"
+        )
+        life.commit_or_defer(ResourceUpdated(name, available=False, reason=reason, retry_at=at + delay))
+
+    def _schedule_trial(self, name: str, retry_at: float) -> None:
+        self._lifecycle.timer.call_at(retry_at, partial(self._begin_trial, name, retry_at))
+
+    def _begin_trial(self, name: str, retry_at: float) -> None:
+        life, breaker = self._lifecycle, self._lifecycle.live.breakers.get(name)
+        if life.end is None and breaker is not None and breaker.retry_at == retry_at:
+            trial = retry_at if self._threshold else None
+            life.commit_or_defer(ResourceUpdated(name, None, True, "one task tries it again", trial))
+            life.after_observation()
