@@ -29,6 +29,7 @@ from pydantic_core import from_json
 from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
+from replanning.plan.messages import brief_repr
 from replanning.plan.tasks import Goal
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
 from replanning.plugins import installed_plugins, load_plugin
@@ -50,6 +51,9 @@ FailureKind = Literal[
 ]
 
 
+_FAILURE_KINDS: Final = get_args(FailureKind)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Reason why an attempt did not succeed.
@@ -66,6 +70,13 @@ class Failure:
     kind: FailureKind = "error"
     traceback: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        texts = (self.type, self.message, self.traceback)
+        if self.kind not in _FAILURE_KINDS or not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"expected texts, and for `kind` one of {', '.join(_FAILURE_KINDS)}; got {brief_repr(texts)}"
+            )
+
     def __str__(self) -> str:
         return self.message if self.message.startswith(f"{self.type}: ") else f"{self.type}: {self.message}"
 
@@ -77,7 +88,7 @@ class Usage:
     `unpriced` says that the price of a part is unknown; a money limit refuses such usage.
 
     Raises:
-        ValueError: an amount is negative, infinite or not a number.
+        ValueError: an amount is negative, infinite or not a number, or calls or tokens are not whole.
     """
 
     calls: int = 0
@@ -87,9 +98,15 @@ class Usage:
 
     def __post_init__(self) -> None:
         amounts = {"calls": self.calls, "tokens": self.tokens, "money": self.money}
-        if wrong := {name: amount for name, amount in amounts.items() if not 0 <= amount < math.inf}:
+        kinds = {"calls": int, "tokens": int, "money": int | float}
+        if wrong := {
+            name: amount
+            for name, amount in amounts.items()
+            if not (isinstance(amount, kinds[name]) and 0 <= amount < math.inf)
+        }:
             raise ValueError(
-                f"usage must be finite and not negative, got {wrong}; pass unpriced=True where a price is unknown"
+                "usage must be finite and not negative, with whole numbers of calls and tokens, "
+                f"got {wrong}; pass unpriced=True where a price is unknown"
             )
 
     def __add__(self, other: Usage) -> Usage:
@@ -749,7 +766,9 @@ def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
 def dump_body(body: RecordBody) -> str:
     """Return the JSON text of a body; `load_body` reads it back."""
     kind = body.kind
-    text = _type_adapter(kind).dump_json(body, exclude_defaults=kind not in _KINDS_WITH_UNIONS).decode()
+    # What has a wrong type could not be read again.
+    adapter = _type_adapter(kind)
+    text = adapter.dump_json(body, exclude_defaults=kind not in _KINDS_WITH_UNIONS, warnings="error").decode()
     return f'{{"format":{JOURNAL_FORMAT},{text[1:]}' if kind == RunOpened.kind else text
 
 

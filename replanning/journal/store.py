@@ -297,6 +297,26 @@ def to_json_line(value: JsonValue) -> str:
         ) from error
 
 
+def to_plain_json(value: object) -> tuple[JsonValue, int]:
+    """Return a value as a resumed run reads it, and the bytes of its JSON text.
+
+    Tuples are lists then, and half a surrogate pair is a mark.
+
+    Raises:
+        RecordNotSerializable: it is no JSON.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        # An object around it, so that nesting is limited as it is in a record.
+        plain: JsonValue = from_json(f'{{"value":{text}}}')["value"]
+    except Exception as error:  # methods of users' classes may raise anything
+        told = error if isinstance(error, TypeError | ValueError) else type(error).__name__
+        raise RecordNotSerializable(f"{type(value).__name__} cannot be kept as JSON: {told}") from error
+    return plain, len(text.encode())
+
+
 def decode_body(kind: str, text: str | bytes) -> RecordBody:
     """Return the body that `encode_body` wrote.
 

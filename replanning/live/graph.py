@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Final, TypedDict
@@ -311,12 +310,11 @@ class TaskResults(Mapping[str, JsonValue]):
     def __len__(self) -> int:
         return len(self.outputs())
 
-    def output_of(self, task_id: TaskId, *, stored_only: bool = False) -> JsonValue:
+    def output_of(self, task_id: TaskId) -> JsonValue:
         """Return the output found through the lineage of a task; a mapping if several sinks replaced it.
 
         Args:
             task_id: the task, or one that it replaced.
-            stored_only: leave out outputs that exist only in this process.
 
         Raises:
             NoResult: the task has no result yet.
@@ -327,14 +325,14 @@ class TaskResults(Mapping[str, JsonValue]):
             raise UnknownTask(task_id)
         while entry.state is TaskState.REPLACED_BY_REPLAN:
             if len(entry.sinks) > 1:
-                return {sink.id: self.output_of(sink.id, stored_only=stored_only) for sink in entry.sinks}
+                return {sink.id: self.output_of(sink.id) for sink in entry.sinks}
             entry = entry.sinks[0]
         if entry.state is TaskState.SKIPPED:
             return None
         if entry.state is not TaskState.DONE:
             raise NoResult(task_id, f"it is {entry.state}")
-        if not entry.recoverable and (stored_only or entry.output is None):
-            raise NoResult(task_id, "it could not be stored and was lost when the run was resumed")
+        if not entry.recoverable:
+            raise NoResult(task_id, "it could not be kept as JSON; return JSON, or give the engine a codec")
         return entry.output
 
     def outputs(self) -> dict[str, JsonValue]:
@@ -646,7 +644,7 @@ class TaskGraph:
             self.tools,
             self.pool,
             self.context,
-            partial(self.results.output_of, stored_only=True),
+            self.results.output_of,
             FactIndex() if self.closed_world and any(map(uses_facts, plan.tools)) else None,
         )
         if not empty:

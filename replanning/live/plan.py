@@ -9,7 +9,6 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from replanning.changes import PlanChange, changes_hash
@@ -232,8 +231,8 @@ class LivePlan(TaskGraph):
         effects = None
         if tool is not None and (tool.adds or tool.removes or tool.produces):
             with suppress(ExpressionError, PlanError):  # otherwise they are unknown
-                stored = partial(self.results.output_of, stored_only=True)
-                arguments = resolve_references(entry.task.arguments, context=self.context, result_of=stored)
+                result_of = self.results.output_of
+                arguments = resolve_references(entry.task.arguments, context=self.context, result_of=result_of)
                 effects = tool.additions(arguments), tool.deletions(arguments)
         self.transition(entry, _START)
         if self.counts[_RUNNING] == 1:

@@ -257,13 +257,7 @@ def resolve_references(
         return "${"
 
     def text_of(match: re.Match[str]) -> str:
-        value = value_of(match)
-        try:
-            return as_text(value)
-        except (TypeError, ValueError, RecursionError):
-            kind = type(value).__name__
-            told = f"{match[0]}: a value of type {kind} that is no JSON has no place in a text"
-            raise ExpressionError(told) from None
+        return as_text(value_of(match))
 
     def resolved(text: str) -> JsonValue:
         if "${" not in text:

@@ -5,7 +5,6 @@ A failing store is waited for.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Final, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
-from pydantic_core import from_json
 
 from replanning.changes import PlanChange
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
@@ -59,7 +57,7 @@ from replanning.journal.records import (
     new_attempt_started,
     new_attempt_succeeded,
 )
-from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations
+from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations, to_plain_json
 from replanning.live.draft import Draft
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL, TaskEntry
 from replanning.live.plan import LivePlan
@@ -655,8 +653,6 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:
             return
-        if not recoverable:
-            entry.output = output  # type: ignore[assignment]  # kept for this process only; the journal has none
         self.commit_or_defer(new_attempt_succeeded(attempt_id, entry.id, value, recoverable))
         self.after_observation()
 
@@ -893,34 +889,28 @@ def _strip_unstorable(body: RecordBody) -> RecordBody | None:
 def _serialise_output(
     output: object, codec: Codec | None, redactor: Redactor, max_bytes: int
 ) -> tuple[JsonValue, bool]:
-    """Return an output as JSON without secrets, and whether a resumed run will find it.
+    """Return an output as JSON without secrets; None and false if it is no JSON, which is not kept.
 
     Raises:
         OutputError: the codec failed, or the JSON is larger than `max_bytes`.
     """
-    if output is None or isinstance(output, bool) or (isinstance(output, int) and output.bit_length() < 64):
+    if isinstance(output, bool) or (type(output) is int and output.bit_length() < 64):
         return output, True
     if codec is not None:
         try:
             output = codec(output)
         except Exception as error:  # every error of a codec is a failure of the attempt
-            raise OutputError(f"the codec failed for {type(output).__name__}: {error!r}") from error
+            raise OutputError(f"the codec failed for {type(output).__name__}: {describe_error(error)}") from error
     try:
-        text = json.dumps(output, allow_nan=False, ensure_ascii=False)
-        size = len(text.encode())
-    except (TypeError, ValueError, RecursionError):
+        value, size = to_plain_json(output)
+    except RecordNotSerializable:
         return None, False
     if size > max_bytes:
         raise OutputError(
             f"the output has {size} bytes as JSON, the limit is {max_bytes};"
             " store it elsewhere and return a reference to it"
         )
-    try:
-        if isinstance(output, list | dict | tuple):
-            output = from_json(f'{{"output":{text}}}')["output"]  # as a resumed run will read it
-        return redactor.value(output), True  # type: ignore[arg-type]  # parsed JSON, or a scalar of it
-    except (ValueError, RecordNotSerializable):
-        return None, False  # a reader does not take so deep a nesting, or so long a number
+    return redactor.value(value), True
 
 
 _UNBILLED_ERRORS: Final = (LLMRequestRejected, LLMUnavailable)

@@ -42,7 +42,7 @@ from replanning.journal.records import (
     RunStatus,
     Usage,
 )
-from replanning.journal.store import to_json_line
+from replanning.journal.store import to_plain_json
 from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.view import PlanView, ReplanningInfo
@@ -324,13 +324,12 @@ class PlanRun:
         """Report values of the context that have changed or are gone; unchanged ones are ignored.
 
         Raises:
-            RecordNotSerializable: a value is not JSON.
+            RecordNotSerializable: a value is not JSON; a tuple becomes a list.
             TypeError: the changes are not a mapping of names to values.
         """
         if not isinstance(changes, Mapping):
             raise TypeError(f"change_context: expected a mapping of names to values, got {brief_repr(changes)}")
         _require_texts("change_context", changes=list(changes), removed=removed)
-        to_json_line(dict(changes))
         old = self.live.context
         clean = self._redact_object(changes)
         new: JsonObject = {key: value for key, value in clean.items() if key not in old or old[key] != value}
@@ -408,7 +407,7 @@ class PlanRun:
 
     def _change_goal(self, fields: JsonObject, reason: str, by: str, message: int = 0) -> None:
         old = self.live.goal
-        goal = old.with_fields(self._redact_object(fields))
+        goal = old.with_fields({name: self._redactor.value(value) for name, value in fields.items()})
         changed = tuple(name for name in Goal.model_fields if getattr(goal, name) != getattr(old, name))
         if changed or message:
             self._record_observation(GoalChanged(goal, changed, reason, by, message))
@@ -502,6 +501,8 @@ class PlanRun:
 
         Raises:
             NotRunning: the run has ended.
+            RecordNotSerializable: the data is not JSON.
+            TypeError: the type is no text.
         """
         self._require_running("nothing more is noted")
         self._lifecycle.commit_or_defer(PlanningNoted(type, self._redact_object(data)))
@@ -515,7 +516,7 @@ class PlanRun:
         return self._redactor.text(text)
 
     def _redact_object(self, value: Mapping[str, JsonValue]) -> JsonObject:
-        clean = self._redactor.value(dict(value))
+        clean = self._redactor.value(to_plain_json(dict(value))[0])
         assert isinstance(clean, dict)
         return clean
 

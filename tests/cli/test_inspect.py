@@ -178,7 +178,7 @@ def test_unreadable_run_hides_no_other() -> None:
     assert "unreadable" in call("status")
     listed = {run["run"]: (run["status"], run["reason"]) for run in data("status")}
     assert listed["good"][0] == "needs_human"
-    assert (listed["bad"][0], "not a valid" in listed["bad"][1]) == ("unreadable", True)
+    assert (listed["bad"][0], "checksum is wrong" in listed["bad"][1]) == ("unreadable", True)
     assert [question["question"] for question in data("pending")] == ["good.q1"]
     for words in ("status bad", "pending bad", "approve bad", "approve bad.q1", "history bad", "why bad"):
         assert "run 'bad'" in call(*words.split(), code=2)

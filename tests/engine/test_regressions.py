@@ -39,7 +39,7 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
-from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.invariants import invariant_violations
 from tests.support.resume import RUN, cut
 from tests.support.runs import again, alternative, bodies, chain, failing, kinds, make_engine, perform, plan
 
@@ -49,18 +49,6 @@ ASKING: dict[str, Any] = {"alternatives": {"require_approval": True}}
 def out_of_order(clock: VirtualClock, first: float, last: float) -> FlakyStore:
     """A store that takes no records between two moments."""
     return FlakyStore(fails=lambda operation, number: operation == "append" and first <= clock.elapsed < last)
-
-
-async def test_output_that_is_not_json_survives_a_failing_store(clock: VirtualClock) -> None:
-    """An output that only this process can hold is handed on, also where its record had to wait for the store."""
-    thing = object()
-    store = out_of_order(clock, 2, 10)
-    work = ScriptedExecutor({"a": returns(thing, after=3)}, clock=clock)
-    async with make_engine(store=store, clock=clock).open(chain("a", "b")) as run:
-        await perform(run, work)
-        assert replay_differences(run, store.read(run.id), clock.now()) == []
-    assert run.result.outputs["a"] is thing
-    assert work.calls_of("b")[0].context.results["a"] is thing
 
 
 async def test_triggers_that_wait_at_an_early_end_are_dropped(clock: VirtualClock) -> None:

@@ -42,16 +42,13 @@ def test_results_through_the_lineage() -> None:
 
 
 def test_unrecoverable_results() -> None:
-    """An output that exists only in this process is left out of stored results."""
-    run = journaled("a", "b")
-    for name, output in (("a", {1, 2}), ("b", None)):
-        run.start(name)
-        run.fold(AttemptSucceeded(f"{name}#1", name, None, recoverable=False))
-        run.live.entry(name).output = output
-    assert run.live.results.output_of("a") == {1, 2}
-    for name, stored in (("a", True), ("b", True), ("b", False)):
-        with pytest.raises(NoResult, match="lost when the run was resumed"):
-            run.live.results.output_of(name, stored_only=stored)
+    """An output that could not be kept is missing, with the reason."""
+    run = journaled("a")
+    run.start("a")
+    run.fold(AttemptSucceeded("a#1", "a", None, recoverable=False))
+    with pytest.raises(NoResult, match="could not be kept as JSON; return JSON, or give the engine a codec"):
+        run.live.results.output_of("a")
+    assert run.live.results.outputs() == {}
 
 
 def test_results_as_a_mapping() -> None:

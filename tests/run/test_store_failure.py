@@ -3,8 +3,11 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Never
 
 import anyio
 import pytest
@@ -22,17 +25,22 @@ from replanning.journal import (
     AttemptTimedOut,
     ContextUpdated,
     ErrorContained,
+    Failure,
     JsonlStore,
     Lease,
     MemoryStore,
+    PlanningNoted,
     PlanRevised,
     Record,
     RunEnded,
     RunStore,
     SqliteStore,
     TriggerDropped,
+    Usage,
 )
+from replanning.plan import JsonValue
 from replanning.run.opening import RunFactory
+from replanning.run.run import PlanRun
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
@@ -415,9 +423,15 @@ def nested(depth: int) -> object:
     return value
 
 
+class HostileObject(dict[str, object]):
+    """A mapping whose members cannot be had."""
+
+    def items(self) -> Never:
+        raise RuntimeError("no items")
+
+
 ODD = {
-    "half a surrogate pair": "\ud800",
-    "in a key": {"\udfff": 1},
+    "own items": HostileObject(x=1),
     "not a number": float("nan"),
     "infinite": [float("inf"), None],
     "long number": 10**5000,
@@ -432,19 +446,75 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 async def test_outputs_that_cannot_be_kept(odd: object, clock: VirtualClock, tmp_path: Path) -> None:
-    """An output that no journal can have is done all the same, found while the process lives, and said to be lost later."""
+    """A task whose output no journal can have is done all the same; the output is missing at once, and after resuming."""
     with closing(SqliteStore(tmp_path / "history.db")) as store:
         engine = make_engine(store=store, clock=clock)
         async with engine.open(chain("a", "b")) as run:
             run.succeeded(run.started("a"), odd)
-            assert run.live.results.output_of("a") is odd
+            with pytest.raises(UnknownTask, match="could not be kept as JSON"):
+                run.live.results.output_of("a")
         assert clock.elapsed == 0
         assert bodies(store, RUN, AttemptSucceeded)[0].recoverable is False
         async with engine.resume(RUN) as run:
-            with pytest.raises(UnknownTask, match="could not be stored and was lost"):
+            with pytest.raises(UnknownTask, match="could not be kept as JSON"):
                 run.live.results.output_of("a")
             assert await perform(run) == ["b"]
         assert run.result.status == "succeeded"
+
+
+SECRET = "password=correcthorsebattery"
+
+
+@pytest.mark.parametrize(
+    ("odd", "plain"),
+    [
+        ("half \ud800", "half \ufffd"),
+        ({"\udfff": (1, (SECRET,))}, {"\ufffd": [1, ["password=[redacted]"]]}),
+        ({1: TaskState.DONE}, {"1": "DONE"}),
+    ],
+    ids=["surrogate", "tuple", "subclass"],
+)
+async def test_what_enters_is_made_json(odd: JsonValue, plain: JsonValue, tmp_path: Path) -> None:
+    """Outputs, the context and notes are what a resumed run will read, without secrets, from the moment they enter."""
+    with closing(SqliteStore(tmp_path / "history.db")) as store:
+        async with open_run(chain("a", "b"), store=store, run_id=RUN) as run:
+            run.succeeded(run.started("a"), odd)
+            run.change_context({"x": odd})
+            run.note("thought", {"x": odd})
+            live = {"output": run.live.results.output_of("a"), **run.live.context}
+        assert (repr(live), bodies(store, RUN, PlanningNoted)) == (
+            repr({"output": plain, "x": plain}),
+            [PlanningNoted("thought", {"x": plain})],
+        )
+        async with make_engine(store=store).resume(RUN) as run:
+            assert repr({"output": run.live.results.output_of("a"), **run.live.context}) == repr(live)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda run: run.note("thought", {"x": b"x"}), RecordNotSerializable),
+        (lambda run: run.note("thought", {"x": Decimal(1)}), RecordNotSerializable),
+        (lambda run: run.change_context({"x": date(2020, 1, 1)}), RecordNotSerializable),
+        (lambda run: run.change_context({"x": HostileObject(x=1)}), RecordNotSerializable),
+        (lambda run: run.note(5, {}), TypeError),
+        (lambda run: run.charge(Usage(tokens=1.5)), ValueError),  # type: ignore[arg-type]
+        (lambda run: run.charge(Usage(1), provider=b"x"), TypeError),
+        (lambda run: run.charge(Usage(1), attempt_id=5), TypeError),
+        (lambda run: run.charge(Usage(1, unpriced="no")), RecordNotSerializable),  # type: ignore[arg-type]
+        (lambda run: run.failed("a#1", Failure("E", "m", kind="odd")), ValueError),  # type: ignore[arg-type]
+        (lambda run: run.failed("a#1", Failure(5, b"m")), ValueError),  # type: ignore[arg-type]
+    ],
+)
+async def test_wrong_types_are_refused(call: Callable[[PlanRun], None], error: type[Exception], tmp_path: Path) -> None:
+    """What could not be read back is refused where it enters, and nothing has changed."""
+    with closing(SqliteStore(tmp_path / "history.db")) as store:
+        async with open_run(chain("a"), store=store, run_id=RUN) as run:
+            run.started("a")
+            before = list(store.read(RUN))
+            with pytest.raises(error):
+                call(run)
+            assert (list(store.read(RUN)), run.live.context, run.spent) == (before, {}, Usage())
 
 
 async def test_outputs_at_the_limit(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from replanning import Goal, Plan, Task, ToolSpec
@@ -355,9 +354,9 @@ def _action(live: LivePlan, entry: TaskEntry) -> GroundAction:
     arguments = {}
     for name, value in entry.task.arguments.items():
         try:
-            arguments[name] = resolve_references(
-                {name: value}, context=live.context, result_of=partial(live.results.output_of, stored_only=True)
-            )[name]
+            arguments[name] = resolve_references({name: value}, context=live.context, result_of=live.results.output_of)[
+                name
+            ]
         except ExpressionError:
             continue
     return ground_action(spec, arguments)
