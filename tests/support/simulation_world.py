@@ -364,6 +364,8 @@ class World:
     repeated: list[str] = field(default_factory=list)
     coverage: Counter[str] = field(default_factory=Counter)
     features: set[str] = field(default_factory=set)
+    used: Counter[str] = field(default_factory=Counter)
+    crowded: list[str] = field(default_factory=list)
     active: int = 0
     asked: int = 0
     thread_calls: int = 0
@@ -464,13 +466,23 @@ class World:
             self.executed.add(context.attempt_id)
         rng = self.rng("work", task.id, number)
         self.active += 1
+        pool = self.run.live.pool
+        taken = Counter(pool.demand(task))
+        self.used.update(taken)
+        if any(self.used[name] > pool.capacity[name] + 1e-6 for name in taken) and not self.reporting:
+            self.crowded.append(f"{context.attempt_id} at {self.clock.elapsed:g} s")
         try:
             return await self._do(rng, task, context)
         except anyio.get_cancelled_exc_class():
             self.cut.append(context.attempt_id)
+            if rng.random() < 0.2:
+                self.features.add("work that takes time to stop")
+                with anyio.CancelScope(shield=True):
+                    await self.clock.sleep(2.0)
             raise
         finally:
             self.active -= 1
+            self.used.subtract(taken)
 
     async def _do(self, rng: Random, task: Task, context: TaskContext) -> object:
         if rng.random() < 0.1:

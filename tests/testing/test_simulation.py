@@ -194,6 +194,7 @@ def problems_of(world: World, records: Sequence[journal.Record]) -> list[str]:
         *_overspent(records),
         *_lingers(world, records),
         *([f"{world.repeated} were executed twice"] if world.repeated else []),
+        *([f"{world.crowded} took more resources than there are"] if world.crowded else []),
         *(f"record {r.seq} has a secret" for r in records if world.secret == SECRET and SECRET in text(r)),
     ]
 

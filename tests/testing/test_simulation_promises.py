@@ -100,6 +100,11 @@ THREE_TRIES: list[RecordBody] = [
 ]
 NEXT_REPLAN: list[RecordBody] = [fired(TriggerId("t2")), considered(ReplanId("r2"), TriggerId("t2"))]
 DROPPED = journal.TriggerDropped(T1, "")
+ONE_ROUND: list[RecordBody] = [
+    *(fired(), fired(TriggerId("t2")), considered(), considered(ReplanId("r2"), TriggerId("t2"))),
+    *(journal.DecisionMade(R1, (T1,), "keep", "", "", duration=3.0),),
+    *(journal.DecisionMade(ReplanId("r2"), (TriggerId("t2"),), "keep", "", "", duration=4.0),),
+]
 BROKEN: list[tuple[list[RecordBody], str]] = [
     ([begin("a"), done("a"), begin("a", 2)], "record 4: an attempt at 'a' starts, which is done"),
     ([begin("b")], "record 2: 'b' starts before ['a'] are done or skipped"),
@@ -143,6 +148,8 @@ BROKEN: list[tuple[list[RecordBody], str]] = [
         "record 6: replan 'r2' comes 2 s after the last for ['t2'], within the cooldown of 30 s",
     ),
     ([considered(), considered()], "replan 'r1' is considered twice"),
+    ([fired(), decided("execute")], "record 3: replan 'r1' is decided without having been considered"),
+    (ONE_ROUND, "record 7: replan 'r2' and another of its round are about ['a']"),
     ([fired(), decided(blocks=("a",))], "'a' is blocked, which is waiting"),
     ([fired(), fired()], "trigger 't1' fires twice"),
     ([fired(), DROPPED, DROPPED], "trigger 't1' is dropped although it was dropped already"),

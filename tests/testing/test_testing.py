@@ -24,6 +24,7 @@ from replanning import (
 from replanning.changes import SkipTask
 from replanning.errors import StoreError
 from replanning.journal import AttemptStarted, RunEnded, RunOpened, Usage
+from replanning.orchestrators import SequentialOrchestrator
 from replanning.plan import QuestionId, RunId
 from replanning.testing import (
     FlakyStore,
@@ -279,6 +280,17 @@ async def test_store_fails_on_schedule(clock: VirtualClock) -> None:
     assert (result.status, store.failures, store.durable) == ("succeeded", 3, True)
     assert [record.seq for record in store.read(result.run)] == [1, 2, 3, 4, 5, 6]
     assert repr(store) == "<FlakyStore before <MemoryStore runs=1> failures=3>"
+
+
+async def test_store_fails_after_it_has_written(clock: VirtualClock) -> None:
+    """Where the answer of the store is lost, the run pauses, and the record counts when it is resumed."""
+    store = FlakyStore(fails=lambda operation, number: "after" if (operation, number) == ("append", 3) else False)
+    engine = ReplanningEngine([], store=store, environment=virtual_environment(clock=clock))
+    work = ScriptedExecutor(clock=clock)
+    result = await engine.execute(chain("a", "b"), work)
+    assert (result.status, [call.task.id for call in work.calls]) == ("paused", ["a"])
+    result = await engine.attach(SequentialOrchestrator(work)).resume(result.run)
+    assert (result.status, [call.task.id for call in work.calls]) == ("succeeded", ["a", "b"])
 
 
 def test_store_fails_in_every_method() -> None:
