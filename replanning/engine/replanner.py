@@ -310,7 +310,7 @@ class Replanner:
             for attempt in range(MAX_STALE_VIEWS + 1):
                 try:
                     if attempt:  # the plan was edited meanwhile: providers are asked again about current triggers
-                        triggers = [trigger for trigger in triggers if not self._drop_if_stale(trigger)]
+                        triggers = [t for t in triggers if life.end is None and not self._drop_if_stale(t)]
                     if triggers:
                         last = attempt == MAX_STALE_VIEWS
                         ranked = await self._generator.generate(triggers, life, began=began, last=last)

@@ -230,3 +230,23 @@ async def test_trigger_that_becomes_stale_in_its_cooldown(clock: VirtualClock) -
     assert (result.status, clock.elapsed) == ("needs_human", 3)
     kinds = [body.kind for body in bodies(store, run.id)]
     assert kinds[-3:] == ["revised", "trigger-dropped", "run-ended"]
+
+
+async def test_view_that_is_stale_when_the_run_is_left(clock: VirtualClock) -> None:
+    """Nothing is recorded of a trigger when its provider finds out after the end that the plan has changed."""
+    edited, store = anyio.Event(), MemoryStore()
+
+    class Late:
+        name = "late"
+
+        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+            await edited.wait()
+            request.view.task("a")
+            return []
+
+    async with make_engine(Late(), clock=clock, store=store).open(chain("a", "b")) as run:
+        run.failed(run.started("a"), "broken")
+        await clock.sleep(1)
+        run.apply([RetryTask(task_id="a", delay=5)])
+        edited.set()
+    assert [body.kind for body in bodies(store, run.id)][-2:] == ["revised", "run-ended"]
