@@ -13,7 +13,7 @@ from replanning.errors import ExpressionError
 from replanning.journal import BetterPathFound, Failure
 from replanning.live import TaskState, TaskView
 from replanning.plan import JsonObject
-from replanning.providers._planner.bridge import complete_proposal, find_repairs
+from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
 """Most stuck tasks that are examined when a trigger names none."""
@@ -73,7 +73,10 @@ class RepairProvider:
         view, limit = request.view, request.max_alternatives
         better_paths = [trigger for trigger in request.triggers if isinstance(trigger, BetterPathFound)]
         if len(better_paths) == len(request.triggers):  # otherwise repairs come first
-            return _equally_capable_paths(better_paths, view)
+            shortcuts: list[Alternative] = []
+            if any(not path.tool for path in better_paths):
+                shortcuts = await find_cheaper_paths(request, threads=self._threads)
+            return [*_equally_capable_paths(better_paths, view), *shortcuts]
         # The tasks that triggers name, or else all stuck ones, each once with the kinds of its triggers.
         concerned: dict[str, tuple[TaskView, set[str]]] = {}
         for trigger in request.triggers:

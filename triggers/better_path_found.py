@@ -1,24 +1,41 @@
-"""Detects that cheaper tools could execute the remaining tasks."""
+"""Detects that cheaper tools could execute the remaining tasks, and that a shorter path over facts may have appeared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from typing import ClassVar
 
 from replanning import Settings, ToolSpec
-from replanning.journal import AttemptSucceeded, BetterPathFound, Observation, RecordBody
+from replanning.journal import (
+    AttemptSucceeded,
+    BetterPathFound,
+    FactsObserved,
+    Observation,
+    RecordBody,
+    ResourceUpdated,
+)
 from replanning.live import PlanView, TaskView
 from replanning.live.states import WAITING
+from replanning.live.strips import artifact_fact
+from replanning.plan.messages import join_names, one_line
 
 MAX_TASKS_PER_TOOL = 1_000
 """Most tasks of one tool that are examined."""
+
+MAX_FOLLOWED_FACTS = 100
+"""Most facts that are followed from what has changed to what it makes possible."""
+
+MAX_REASON_CHARS = 300
 
 
 class BetterPathDetector:
     """`better-path-found`: a tool of equal capability makes the remaining path cheaper by at least the minimum gain.
 
-    Only tools that state their cost are compared.
+    Only tools that state their cost are compared. In a plan that states its facts, also if facts begin to hold, or a
+    tool or resource becomes available, with which effects of waiting tasks could be achieved otherwise, or hold
+    already: whether that saves enough, providers find out.
 
     Args:
         every: number of successful attempts between two comparisons.
@@ -26,7 +43,7 @@ class BetterPathDetector:
     """
 
     name = "better-path-found"
-    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptSucceeded,)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (AttemptSucceeded, FactsObserved, ResourceUpdated)
 
     def __init__(self, *, every: int = 3, min_gain: float = 0.15) -> None:
         self.every = every
@@ -38,15 +55,24 @@ class BetterPathDetector:
         return cls(every=settings.better_path.every, min_gain=settings.better_path.min_gain)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[BetterPathFound]:
-        """Yield one trigger for each tool whose waiting tasks a cheaper one could take over."""
-        if not isinstance(observation, AttemptSucceeded) or view.succeeded_attempts % self.every:
-            return
-        cheapest = _cheapest_tools(view)
-        if not any(_cost_saving(tool, cheapest) for tool in view.tools.values()):
-            return
+        """Yield a trigger for each tool whose waiting tasks a cheaper one could take over, or one for a shortcut."""
+        due = isinstance(observation, AttemptSucceeded) and not view.succeeded_attempts % self.every
+        shortcut = isinstance(observation, FactsObserved | ResourceUpdated) and view.original_plan.facts is not None
+        if due or shortcut:
+            usable = [
+                tool
+                for tool in view.tools.values()
+                if tool.available and all(view.capacity.get(n, 0.0) >= need for n, need in tool.resources.items())
+            ]
+            yield from self._cheaper_tools(usable, view) if due else _possible_shortcuts(observation, usable, view)
+
+    def _cheaper_tools(self, usable: Sequence[ToolSpec], view: PlanView) -> Iterator[BetterPathFound]:
+        priced = sorted(((tool.cost, tool) for tool in usable if tool.cost is not None), key=lambda each: each[0])
+        cheapest = {tool.capability: (cost, tool) for cost, tool in reversed(priced) if tool.capability}
         for name, tool in view.tools.items():
-            other = cheapest.get(tool.capability or "")
-            if other is not None and (saving := _cost_saving(tool, cheapest)):
+            cost, other = cheapest.get(tool.capability or "", (inf, tool))
+            saving = (tool.cost or 0.0) - cost
+            if saving > 0:
                 waiting = _waiting_tasks(name, view)
                 tasks = [task for task in waiting if other.parameters.keys() <= task.task.arguments.keys()]
                 gain = saving * len(tasks) / view.remaining_cost if tasks else 0.0
@@ -62,21 +88,39 @@ class BetterPathDetector:
                     )
 
 
-def _cheapest_tools(view: PlanView) -> dict[str, ToolSpec]:
-    """Return the cheapest available tool of each capability."""
-    cheapest: dict[str, ToolSpec] = {}
-    for tool in view.tools.values():
-        if tool.capability and tool.available and tool.cost is not None:
-            best = cheapest.get(tool.capability)
-            if best is None or tool.cost < (best.cost or 0.0):
-                cheapest[tool.capability] = tool
-    return cheapest
+def _possible_shortcuts(
+    observation: Observation, usable: Sequence[ToolSpec], view: PlanView
+) -> Iterator[BetterPathFound]:
+    """Yield a trigger if waiting tasks add what holds now, or what tools may achieve from what is new."""
+    effects = {tool.name: (*tool.adds, *map(artifact_fact, tool.produces)) for tool in view.tools.values()}
+    if isinstance(observation, FactsObserved):
+        news, reached = sorted(observation.holds), list(observation.holds)
+    else:
+        assert isinstance(observation, ResourceUpdated)
+        name = observation.name
+        able = (tool for tool in usable if name in (tool.name, *tool.resources))
+        news, reached = [name], [fact for tool in able for fact in effects[tool.name]]
+    for fact in reached:  # grows during the loop
+        able = (
+            t for t in usable if any(_may_equal(fact, need) for need in (*t.requires, *map(artifact_fact, t.needs)))
+        )
+        reached += [new for tool in able for new in effects[tool.name] if new not in reached]
+        if len(reached) > MAX_FOLLOWED_FACTS:
+            break
+    replaced = [name for name, adds in effects.items() if any(_may_equal(f, new) for f in adds for new in reached)]
+    tasks = [task.id for name in replaced for task in _waiting_tasks(name, view)][:MAX_TASKS_PER_TOOL]
+    if tasks:
+        count = f"{len(tasks)} waiting task{'s' * (len(tasks) != 1)}"
+        reason = f"there may be a cheaper way than {count}, as {join_names(news, 5)} changed"
+        yield BetterPathFound(tasks=tuple(tasks), cause=",".join(news), reason=one_line(reason, MAX_REASON_CHARS))
 
 
-def _cost_saving(tool: ToolSpec, cheapest: dict[str, ToolSpec]) -> float:
-    """Return the saving of one use of the cheapest tool of the same capability."""
-    other = cheapest.get(tool.capability or "")
-    return 0.0 if other is None or tool.cost is None else max(0.0, tool.cost - (other.cost or 0.0))
+def _may_equal(one: str, other: str) -> bool:
+    """Return whether two patterns may stand for the same fact, judged by the text before their placeholders."""
+    if "{" not in one and "{" not in other:
+        return one == other
+    start, other_start = one.partition("{")[0], other.partition("{")[0]
+    return start.startswith(other_start) or other_start.startswith(start)
 
 
 def _waiting_tasks(name: str, view: PlanView) -> list[TaskView]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import is_
@@ -19,13 +20,21 @@ from replanning.errors import ExpressionError
 from replanning.journal import ContextChanged
 from replanning.live import DraftView, Feasibility, GroundAction, StripsProblem, StripsStep, TaskState
 from replanning.live.strips import artifact_fact, ground_action
-from replanning.plan.checks import reverse_graph
+from replanning.plan.checks import result_references, reverse_graph
 from replanning.plan.json_values import as_text
 from replanning.plan.messages import join_names
 from replanning.plan.references import FactPattern, placeholders
 from replanning.plan.types import JsonValue
 from replanning.providers._planner.domain import Domain, action_key
-from replanning.providers._planner.search import MAX_INLINE_NODES, PlanRemainder, Repair, RepairProblem, Solution, solve
+from replanning.providers._planner.search import (
+    MAX_INLINE_NODES,
+    PlanRemainder,
+    Repair,
+    RepairProblem,
+    Solution,
+    find_shortcuts,
+    solve,
+)
 
 AnyPlanView: TypeAlias = PlanView | DraftView
 """The plan as it is, or as changes would leave it."""
@@ -38,6 +47,12 @@ VERIFIED_CONFIDENCE: Final = 0.95
 
 LARGE_PLAN_TASKS: Final = 1_000
 """Initial tasks of a plan above which the event loop gets checkpoints."""
+
+_MAX_SHORTCUT_SEARCHES: Final = 3
+"""Most searches for a cheaper path; all but the first consider the whole plan."""
+
+_MAX_SHORTCUT_PARTS: Final = 10
+"""Most independent parts of a plan for which a cheaper path is searched at once."""
 
 _MAX_LISTED_ITEMS: Final = 5
 
@@ -52,8 +67,7 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
     Long searches run in a thread, unless `threads` is false.
     """
     view = request.view
-    has_effects = any(tool.adds or tool.produces for tool in view.tools.values())
-    if not has_effects or any(trigger.kind == "better-path-found" for trigger in request.triggers):
+    if not any(tool.adds or tool.produces for tool in view.tools.values()):
         return []
     problems = await repair_problems(request, whole_plan=False)
     if not problems:
@@ -68,10 +82,68 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
             solutions = await _solve_all(problems, threads=threads)
             break
     # The repairs of all parts together: the nearest, the cheapest, those from scratch; then the verdicts.
+    alternatives = await _combine(solutions, ("repair", "cheaper", "scratch"), view)
+    verdicts: list[Alternative] = []
+    for problem, solution in zip(problems, solutions, strict=True):
+        if solution.unreachable is not None:
+            stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
+            reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
+            verdicts.append(Alternative(changes=(), reason=reason, unreachable=solution.unreachable))
+    return [*alternatives, *verdicts]
+
+
+async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
+    """Return cheaper ways to the goal, in a plan that states its facts, for parts with tasks that triggers name.
+
+    They achieve the goal, and the effects of steps that are not there for other steps. Steps stay if their results are
+    read, or if a person is asked about them. Long searches run in a thread, unless `threads` is false.
+    """
+    view = request.view
+    for searched in range(_MAX_SHORTCUT_SEARCHES):
+        named = {task_id for trigger in request.triggers for task_id in trigger.tasks}
+        world = view.strips_problem(tasks=() if searched else named)
+        await _checkpoint_if_large(view)
+        whole = world.feasibility(strict=True)
+        if not world.closed_world:
+            return []
+        required = {fact for step in world.steps for fact in step.action.requires}
+        ends = [step.action for step in world.steps if required.isdisjoint(step.action.adds)]
+        wanted = [fact for use in ends for fact in use.facts if fact in use.adds]
+        goal = [fact for fact in dict.fromkeys([*world.goal, *wanted]) if fact in whole.final_facts]
+        tasks = {step.id: view.task(step.id) for step in world.steps}
+        known = {name for task in tasks.values() for name in (task.id, task.root)}
+        fixed = {name for task in tasks.values() for _, name, _ in result_references(task.task, known)}
+        fixed.update(task.id for task in tasks.values() if task.is_held or task.root in fixed)
+        solutions: list[Solution] = []
+        stuck = {step.id for step in whole.stuck}
+        groups = [{step.id for step in group} for group in whole.components()]
+        groups = [ids for ids in groups if stuck.isdisjoint(ids) and not ids.isdisjoint(named)]
+        for group in groups[:_MAX_SHORTCUT_PARTS]:
+            part = StripsProblem(world.facts, tuple(s for s in world.steps if s.id in group), world.goal, True)
+            feasibility = part.feasibility()
+            (problem,) = await _group_problems(view, part, feasibility, [feasibility.executable])
+            rest = problem.remainders[-1]
+            rest = rest._replace(removable=tuple(step for step in rest.removable if step.id not in fixed))
+            own_goal = tuple(fact for fact in goal if fact in feasibility.final_facts)
+            problem = replace(problem, goal=own_goal, remainders=(rest,))
+            solutions += await _solve_all([problem], find_shortcuts, threads=threads)
+            await anyio.lowlevel.checkpoint()
+        alternatives = []
+        for alternative in await _combine(solutions, ("shortcut", "superfluous"), view):
+            after = view.strips_problem(alternative.changes, tasks=named).feasibility()
+            if after.final_facts.issuperset(goal) and stuck.issuperset(step.id for step in after.stuck):
+                alternatives.append(alternative)
+        if alternatives or not any(solution.repairs for solution in solutions):
+            return alternatives
+    return []  # tasks began while they were searched for, each time, or other parts of the plan would be disturbed
+
+
+async def _combine(solutions: Sequence[Solution], kinds: Sequence[str], view: PlanView) -> list[Alternative]:
+    """Return one alternative for each kind of repair, of the repairs of all parts together."""
     alternatives: dict[str, Alternative] = {}
     options = [solution.repairs for solution in solutions if solution.repairs]
     tried: list[list[Repair]] = []
-    for kind in ("repair", "cheaper", "scratch") if options else ():
+    for kind in kinds if options else ():
         repairs = [next((repair for repair in each if repair.kind == kind), each[0]) for each in options]
         if any(all(map(is_, repairs, others)) for others in tried):
             continue
@@ -91,13 +163,7 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
         # first of two checkpoints run at the second.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-    verdicts: list[Alternative] = []
-    for problem, solution in zip(problems, solutions, strict=True):
-        if solution.unreachable is not None:
-            stuck = ", ".join(repr(step.id) for step in problem.stuck[:_MAX_LISTED_ITEMS]) or "the goal"
-            reason = f"no sequence of available tools leads from the current facts past {stuck} to the goal of the plan"
-            verdicts.append(Alternative(changes=(), reason=reason, unreachable=solution.unreachable))
-    return [*alternatives.values(), *verdicts]
+    return list(alternatives.values())
 
 
 async def complete_proposal(
@@ -160,19 +226,27 @@ async def _checkpoint_if_large(view: AnyPlanView) -> None:
         await anyio.lowlevel.checkpoint()
 
 
-async def _solve_all(problems: Sequence[RepairProblem], *, threads: bool) -> list[Solution]:
+async def _solve_all(
+    problems: Sequence[RepairProblem], search: Callable[..., Solution] = solve, *, threads: bool
+) -> list[Solution]:
     solutions: list[Solution] = []
     for problem in problems:
-        solution = solve(problem, MAX_INLINE_NODES)
+        solution = search(problem, MAX_INLINE_NODES)
         if not solution.repairs and solution.unreachable is None:
-            in_thread = partial(solve, problem, check_cancelled=anyio.from_thread.check_cancelled)
-            solution = await anyio.to_thread.run_sync(in_thread) if threads else solve(problem)
+            in_thread = partial(search, problem, check_cancelled=anyio.from_thread.check_cancelled)
+            solution = await anyio.to_thread.run_sync(in_thread) if threads else search(problem)
         solutions.append(solution)
     return solutions
 
 
 def _describe_repair(repair: Repair) -> str:
-    kinds = {"repair": "repair with the fewest changes", "cheaper": "repair at the least cost", "scratch": "plan anew"}
+    kinds = {
+        "repair": "repair with the fewest changes",
+        "cheaper": "repair at the least cost",
+        "scratch": "plan anew",
+        "shortcut": "cheaper path to the goal",
+        "superfluous": "the same path without what is superfluous",
+    }
     actions = [" ".join([action.tool, *map(as_text, action.arguments.values())]) for action in repair.actions]
     removed = [repr(step.id) for step in repair.removed_steps]
     more = f" and {len(actions) - _MAX_LISTED_ITEMS} more" if len(actions) > _MAX_LISTED_ITEMS else ""
@@ -385,7 +459,9 @@ def build_domain(
 
 
 def _usable_tools(view: AnyPlanView) -> tuple[ToolSpec, ...]:
-    return tuple(tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
+    """Return the tools that are available, have effects, and take no more of any resource than there is."""
+    tools = (tool for tool in view.tools.values() if tool.available and (tool.adds or tool.produces))
+    return tuple(t for t in tools if all(view.capacity.get(n, 0.0) >= amount for n, amount in t.resources.items()))
 
 
 def _unbound_parameters(tool: ToolSpec, view: AnyPlanView, *, closed: bool) -> Iterator[str]:
@@ -496,7 +572,7 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         else:
             chain.append(Task(id=new_id, tool=action.tool, arguments=action.arguments, depends_on=depends_on))
     changes: list[PlanChange] = []
-    instead, late = inherited, set[str]()
+    instead, late = tuple[str, ...](), set[str]()
     if target is not None:
         if view.task(target.id).task.depends_on != inherited:
             changes.append(ModifyTask(task_id=target.id, fields={"depends_on": list(inherited)}))
@@ -508,12 +584,16 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         changes += [AddTask(task=task) for task in chain[:-1]]
         changes.append(AddTask(task=chain[-1], before=tuple(dependents)))
         instead = (chain[-1].id,)
-    for step in kept:
+    behind_removed: dict[str, dict[str, None]] = {}  # the steps for which removed ones waited, however indirectly
+    for step in repair.remainder.suffix:
         old = view.task(step.id).task.depends_on
         new = [dep for dep in old if dep not in removed]
         if len(new) < len(old) or step.id in late:
-            new = list(dict.fromkeys([*new, *instead]))
-        if new != list(old) and not step.running:
+            left = instead or (other for dep in old for other in behind_removed.get(dep, ()))
+            new = list(dict.fromkeys([*new, *left]))
+        if step.id in removed:
+            behind_removed[step.id] = dict.fromkeys(new)
+        elif new != list(old) and not step.running and step is not target:
             changes.append(ModifyTask(task_id=step.id, fields={"depends_on": list(new)}))
     for step in removed.values():
         if view.task(step.id).root == step.id:

@@ -13,7 +13,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -293,6 +293,9 @@ SCRATCH_ACTIONS: Final = 1_000
 With more actions than these, the bounds of nodes shrink in proportion, because each state tries each action.
 """
 
+SHORTCUT_CHOICES: Final = 100
+"""Likewise, of the search for a cheaper plan, in which each action is compared with each suffix: their product."""
+
 _SuffixTarget: TypeAlias = tuple[int, frozenset[str] | None, float]
 
 
@@ -336,7 +339,7 @@ class RepairProblem:
 class Repair(NamedTuple):
     """Solution: the actions of the bridge, its place, and the number of removable steps that it removes."""
 
-    kind: Literal["repair", "cheaper", "scratch"]
+    kind: Literal["repair", "cheaper", "scratch", "shortcut", "superfluous"]
     remainder: PlanRemainder
     actions: tuple[ToolAction, ...]
     removed_count: int
@@ -418,6 +421,75 @@ def solve(
     if not patient and any(other.actions is None for other in others):
         return Solution()
     return Solution(tuple(_keep_repeated_steps(problem, repair) for repair in repairs))
+
+
+def find_shortcuts(
+    problem: RepairProblem, nodes: int = SCRATCH_NODES, check_cancelled: Callable[[], None] = lambda: None
+) -> Solution:
+    """Return cheaper ways to the goal of a plan that can be executed: the cheapest, and the plan without superfluous steps.
+
+    Args:
+        problem: the problem; its last remainder is the plan.
+        nodes: most states that are expanded, fewer with many actions; up to `MAX_INLINE_NODES` there is no result if they
+            are used up.
+        check_cancelled: called now and then; an exception of it ends the search.
+    """
+    patient, whole = nodes > MAX_INLINE_NODES, problem.remainders[-1]
+    prices = {tool.name: 1.0 if tool.cost is None else tool.cost for tool in problem.domain.tools}
+    problem = replace(problem, costs={step.id: prices.get(step.tool or "", 0.0) for step in whole.suffix})
+    superfluous = _superfluous_steps(problem, whole)
+    left_out = {step.id for step in superfluous}
+    others = (step for step in whole.removable if step.id not in left_out)
+    rest = whole._replace(removable=(*superfluous, *others), min_removed=len(superfluous))
+    facts = dict.fromkeys([*problem.facts, *(fact for step in rest.prefix for fact in sorted(step.action.adds))])
+    grounded = reachable_actions(tuple(facts), problem.domain, MAX_ACTIONS if patient else MAX_INLINE_ACTIONS)
+    if not patient and (grounded.truncated or len(rest.removable) * len(rest.suffix) > MAX_INLINE_STEPS):
+        return Solution()
+    suffixes = list(_suffix_targets(problem, rest, frozenset()))
+    targets = [Target(needs, cost) for _, needs, cost in suffixes]
+    result = find_cheapest_path(
+        _initial_facts(problem, rest),
+        targets,
+        grounded.actions,
+        weight=lambda action: prices[action.tool],
+        nodes=int(nodes * min(1.0, SHORTCUT_CHOICES / max(len(grounded.actions) * len(targets), 1))),
+        greedy_nodes=0,
+        check_cancelled=check_cancelled,
+    )
+    if not result.conclusive and not patient:
+        return Solution()
+    found = Repair("shortcut", rest, result.actions or (), len(superfluous) + max(result.target, 0))
+    shortcuts = [_keep_repeated_steps(problem, found), Repair("superfluous", rest, (), len(superfluous))]
+    cheaper = [
+        shortcut
+        for shortcut in shortcuts
+        if sum(problem.costs[step.id] for step in shortcut.removed_steps)
+        > sum(prices[action.tool] for action in shortcut.actions)
+    ]
+    return Solution(tuple(cheaper)) if cheaper else Solution((), "not-found-within-bound")
+
+
+def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[StripsStep, ...]:
+    """Return the removable steps that add nothing that is needed later and does not hold before them.
+
+    Going back from the goal, as in the backward justification of Fink and Yang (1992), all of them can be left out.
+    """
+    facts = set(_initial_facts(problem, rest))
+    held: list[frozenset[str]] = []
+    for step in rest.suffix:
+        held.append(step.action.adds & facts)
+        facts -= step.action.removes
+        facts |= step.action.adds
+    removable = {step.id for step in rest.removable}
+    needed = set(problem.goal)
+    superfluous: list[StripsStep] = []
+    for step, before in zip(reversed(rest.suffix), reversed(held), strict=True):
+        if step.id in removable and needed & step.action.adds <= before:
+            superfluous.append(step)
+        else:
+            needed -= step.action.adds
+            needed |= step.action.requires
+    return tuple(reversed(superfluous))
 
 
 def _keep_repeated_steps(problem: RepairProblem, repair: Repair) -> Repair:

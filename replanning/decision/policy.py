@@ -236,8 +236,8 @@ class ReplanPolicy:
         limits = self.settings.limits
         if limits.replans_per_run is not None and ledger.applied_count >= limits.replans_per_run:
             return Decision("keep", "limit-run", f"the limit of {limits.replans_per_run} replans per run is reached")
-        # A stuck plan, a person's request or another goal concerns the plan, not one lineage.
-        whole = ("goal-unreachable", "human-request")
+        # A stuck plan, a person's request, a better path or another goal concerns the plan, not one lineage.
+        whole = ("goal-unreachable", "human-request", "better-path-found")
         concerned = [t for t in triggers if t.kind not in whole and not (isinstance(t, ContextChanged) and t.goal)]
         roots = dict.fromkeys(view.task(task_id).root for trigger in concerned for task_id in trigger.tasks)
         spent = [root for root in roots if ledger.replans_by_root.get(root, 0) >= limits.replans_per_lineage]

@@ -431,7 +431,7 @@ class ResourceChanged(TriggerEvent):
 
 
 class BetterPathFound(TriggerEvent):
-    """A way to the goal exists that is cheaper by at least the minimum gain."""
+    """A cheaper way to the goal exists with `tool`; without a tool, it may exist since the facts or tools have changed."""
 
     kind: Literal["better-path-found"] = "better-path-found"
     gain: float = 0.0

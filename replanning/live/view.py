@@ -327,6 +327,11 @@ class DraftView:
         """Tools by name, with their current availability."""
         return self._base.tools
 
+    @property
+    def capacity(self) -> Mapping[str, float]:
+        """Current capacity of each resource."""
+        return self._base.capacity
+
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return a tool, or None if the plan does not describe it."""
         return self._base.tool(name)

@@ -1,15 +1,25 @@
 """Better paths: what has begun is left out, slow providers and other replans do not cost them, and none costs more."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, RunResult, Settings, Task
+from replanning import (
+    Alternative,
+    Plan,
+    PlanRun,
+    ReplanningEngine,
+    ReplanRequest,
+    RunResult,
+    Settings,
+    Task,
+    TaskContext,
+)
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
 from replanning.decision import AlternativeProvider
 from replanning.journal import AlternativesConsidered, TriggerDropped
 from replanning.testing import ScriptedExecutor, ScriptedProvider, ScriptStep, VirtualClock, hangs, raises, returns
-from tests.support.runs import alternative, bodies, environment, plan
+from tests.support.runs import alternative, bodies, environment, perform, plan
 
 TOOLS = [
     {"name": "dear", "capability": "c", "cost": 10},
@@ -76,6 +86,7 @@ async def test_skipped_tasks_are_left_out(clock: VirtualClock) -> None:
     ("changes", "reason"),
     [
         (replaced("t3", "t4", "t5"), "it saves 15% of the remaining cost, which is too little"),
+        (replaced("t0", "t7"), "it does not fit the plan: changes[0]: task 't0' is DONE: it cannot be replaced"),
         (replaced("t3"), "it does not fit the plan: changes[0]: task 't3' is DONE: it cannot be replaced"),
     ],
 )
@@ -151,6 +162,59 @@ async def test_repairs_and_better_paths_are_considered_apart(clock: VirtualClock
     assert list(tools.values()) == ["dear"] * 4 + ["cheap"] * 6
 
 
+REPORT = """
+goal: {objective: a report, facts: [artifact(report)]}
+facts: [artifact(links)]
+resources: {gpu: 0}
+tools:
+  - {name: fetch, needs: [links], produces: [pages], cost: 4}
+  - {name: note, requires: [], adds: [noted]}
+  - {name: summarise, needs: [pages], produces: [summary], cost: 3}
+  - {name: oracle, needs: [links], produces: [summary], cost: 2, available: false}
+  - {name: model, needs: [links], produces: [summary], cost: 2, resources: {gpu: 2}}
+  - {name: write, needs: [summary], produces: [report], cost: 1}
+  - {name: announce, needs: [report], adds: [announced], cost: 1}
+  - {name: begin}
+tasks:
+  - {id: begin, tool: begin}
+  - {id: note, tool: note, depends_on: [begin]}
+  - {id: fetch, tool: fetch, depends_on: [note]}
+  - {id: summarise, tool: summarise, depends_on: [fetch]}
+  - {id: write, tool: write, depends_on: [summarise]}
+  - {id: announce, tool: announce, depends_on: [write]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("news", "tools"),
+    [
+        (lambda run: run.observe(holds=["artifact(summary)"]), ["begin", "note", "write", "announce"]),
+        (lambda run: run.observe(holds=["artifact(report)"]), ["begin", "note", "announce"]),
+        (lambda run: run.observe(holds=["artifact(report)", "announced"]), ["begin", "note"]),
+        (lambda run: run.observe(holds=["noted"]), ["begin", "fetch", "summarise", "write", "announce"]),
+        (lambda run: run.change_resource("oracle", available=True), ["begin", "note", "oracle", "write", "announce"]),
+        (lambda run: run.change_resource("gpu", capacity=2), ["begin", "note", "model", "write", "announce"]),
+        (lambda run: run.change_resource("gpu", capacity=1), ["begin", "note", "fetch", "summarise", "write", "announce"]),
+    ],
+    ids=["effect", "goal", "all effects", "no cost declared", "tool", "resource", "small resource"],
+)  # fmt: skip
+async def test_shortcuts_over_facts(news: Callable[[PlanRun], None], tools: list[str], clock: VirtualClock) -> None:
+    """What has become superfluous is left out, and a cheaper way is taken, without what nothing else achieves."""
+    settings = Settings.model_validate({"triggers": ("better-path-found",), "better_path": {"min_gain": 0.08}})
+    engine = ReplanningEngine(["repair"], settings=settings, environment=environment(clock))
+    used = []
+
+    async def work(task: Task, context: TaskContext) -> None:
+        used.append(task.tool)
+        if task.id == "begin":
+            news(run)
+        await clock.sleep(1)
+
+    async with engine.open(Plan.parse(REPORT)) as run:
+        await perform(run, work)
+    assert (run.result.ok, used) == (True, tools)
+
+
 async def test_a_repeated_path_does_not_keep_the_run_open(clock: VirtualClock) -> None:
     """A better path that waits for its cooldown does not delay the end of a run in which nothing can run any more."""
     script = {"t6": raises(ValueError("broken"))}
@@ -171,7 +235,5 @@ async def test_proposals_for_other_reasons_are_trimmed_as_well(kind: str, clock:
     work = ScriptedExecutor(clock=clock, default=returns(after=1))
     async with engine.open(dear(4)) as run:
         run.request_replan("faster") if kind == "human-request" else run.change_goal(objective="faster")
-        async for task in run.ready():
-            async with run.attempt(task) as attempt:
-                await work(task, attempt.context)
+        await perform(run, work)
     assert [bool(call.task.arguments) for call in work.calls] == [False, False, True, True]

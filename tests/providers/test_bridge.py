@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, ReplanRequest, Settings, Task, ToolSpec, open_run
+from replanning import Alternative, Goal, Plan, ReplanningEngine, ReplanRequest, Settings, Task, ToolSpec, open_run
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask
-from replanning.journal import AlternativesConsidered, ContextChanged
+from replanning.journal import AlternativesConsidered, BetterPathFound, ContextChanged
 from replanning.live import PlanView, TaskState
 from replanning.plan import JsonObject
 from replanning.providers._planner.domain import Domain, reachable_actions
@@ -74,6 +74,53 @@ async def test_outage_without_substitute(down: list[str]) -> None:
     assert outcome.status in ("failed", "needs_human")
     assert any(verdict.startswith("proven-unreachable") for verdict in outcome.verdicts)
     assert outcome.added == []
+
+
+@pytest.mark.parametrize(("read", "left"), [("", ["b1", "b2"]), ("${b2.output}", ["b1"])])
+async def test_what_is_left_out_keeps_the_order(read: str, left: list[str]) -> None:
+    """What waited for superfluous tasks waits for what these waited for; a task whose result is read stays."""
+    tools = [
+        ToolSpec(name="b1", adds=("x",)),
+        ToolSpec(name="c1", requires=("x",)),
+        ToolSpec(name="b2", adds=("z",)),
+        ToolSpec(name="c2", requires=("x", "z"), adds=("done",)),
+    ]
+    names = ["a1", "b1", "c1", "a2", "b2", "c2"]
+    tasks = [Task(id=n, tool=None if n[0] == "a" else n, depends_on=names[i - 1 : i]) for i, n in enumerate(names)]
+    tasks[-1] = tasks[-1].model_copy(update={"arguments": {"read": read}})
+    plan = Plan(goal=Goal(objective="test", facts=("done",)), facts=(), tools=tools, tasks=tasks)
+    async with open_run(plan) as run:
+        run.observe(holds=["x", "z"])
+        view = PlanView(run.live)
+        request = ReplanRequest((BetterPathFound(tasks=("b1", "b2", "c2")),), view, 3, 1e12)
+        (offered,) = await RepairProvider().propose(request)
+        run.apply(offered.changes)
+        remaining = {task.id: task.depends_on for task in run.plan.tasks}
+        run.pause()
+    assert offered.reason == f"cheaper path to the goal: leave out {', '.join(map(repr, left))}"
+    kept = [name for name in names if name not in left]
+    assert remaining == {name: tuple(kept[max(i - 1, 0) : i]) for i, name in enumerate(kept)}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "offers"),
+    [("", 1), ("goal", 1), ("failed", 0), ("failed elsewhere", 1), ("asked", 0), ("elsewhere", 0)],
+)
+async def test_no_cheaper_path_where_others_decide(trouble: str, offers: int) -> None:
+    """Parts that are stuck are left to repairs, tasks about which a person is asked stay, and only what is named changes."""
+    tools = [ToolSpec(name="b", adds=("x",)), ToolSpec(name="c", requires=("x",), adds=("done",)), ToolSpec(name="d")]
+    tasks = [Task(id="b", tool="b"), Task(id="c", tool="c", depends_on=("b",)), Task(id="d", tool="d")]
+    goal = Goal(objective="test", facts=("done", "never") if trouble == "goal" else ("done",))
+    async with open_run(Plan(goal=goal, facts=(), tools=tools, tasks=tasks)) as run:
+        if trouble.startswith("failed"):
+            run.failed(run.started("b" if trouble == "failed" else "d"), ValueError("broken"))
+        run.observe(holds=["x"])
+        if trouble == "asked":
+            run.live.hold([run.live.entry("b")])
+        named = ("d",) if trouble == "elsewhere" else ("b", "c")
+        request = ReplanRequest((BetterPathFound(tasks=named),), PlanView(run.live), 3, 1e12)
+        assert len(await RepairProvider().propose(request)) == offers
+        run.pause()
 
 
 async def test_failing_tool_is_not_used_again(clock: VirtualClock) -> None:

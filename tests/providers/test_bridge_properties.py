@@ -22,11 +22,12 @@ from replanning import (
     ReplanRequest,
     Settings,
     Task,
+    TaskContext,
     ToolSpec,
     open_run,
 )
 from replanning.changes import AddTask, ModifyTask, PlanChange, RemoveTask, ReplaceTask, SkipTask
-from replanning.journal import ContextChanged, FactsObserved, ResourceChanged, TaskFailed
+from replanning.journal import BetterPathFound, ContextChanged, FactsObserved, ResourceChanged, TaskFailed
 from replanning.live import PlanView
 from replanning.providers._planner import bridge
 from replanning.providers._planner.bridge import find_repairs, repair_problems
@@ -36,6 +37,7 @@ from replanning.providers.repair import RepairProvider
 from replanning.testing import VirtualClock
 from tests.support.live import JournaledPlan, journaled, tool
 from tests.support.runs import environment
+from tests.support.world import Truth
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 FACTS = [f"f{number}" for number in range(7)]
@@ -204,6 +206,69 @@ def test_no_offered_repair_fails(plan: Plan, steps: int, ceased: list[str], data
     goal = data.draw(st.none() | st.lists(st.sampled_from(FACTS), max_size=2, unique=True))
     trouble = partial(troubled, plan, min(steps, len(plan.tasks) - 1), ceased, down, fail=fail, goal=goal)
     anyio.run(trouble)
+
+
+@patient
+@given(plan=plans(), steps=st.integers(0, 3), holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True))
+def test_better_paths_cost_less_and_reach_the_goal(plan: Plan, steps: int, holds: list[str]) -> None:
+    """A path that is offered when facts begin to hold costs less, can be carried out, and achieves what the plan is for."""
+    anyio.run(fortunate, plan, min(steps, len(plan.tasks) - 1), holds)
+
+
+async def fortunate(plan: Plan, steps: int, holds: list[str]) -> None:
+    """Let facts begin to hold, judge what is offered, and let a run take it."""
+    costs = {tool.name: tool.cost or 0.0 for tool in plan.tools}
+    tools = {tool.name: tool for tool in plan.tools}
+    async with open_run(plan) as run:
+        now = _done(run, plan, steps) | frozenset(holds)
+        run.observe(holds=holds)
+        waiting = tuple(entry.id for entry in run.live if entry.state != "DONE")
+        end, stuck = carried_out(plan, {task.id for task in plan.tasks[:steps]}, now)
+        request = ReplanRequest((BetterPathFound(tasks=waiting),), PlanView(run.live), 3, 1e12)
+        offered = await RepairProvider().propose(request)
+        assert offered == await RepairProvider(threads=False).propose(request)
+        for alternative in offered:
+            assert not stuck
+            _judge(run, alternative, now)
+            changed = _changed(run.plan, alternative.changes)
+            before, later = ([costs[task.tool or ""] for task in each.tasks] for each in (plan, changed))
+            assert sum(later) < sum(before), alternative
+            required = {fact for task in plan.tasks[steps:] for fact in tools[task.tool or ""].requires}
+            ends = [tools[task.tool or ""].adds for task in plan.tasks[steps:]]
+            wanted = {fact for adds in ends if required.isdisjoint(adds) for fact in adds} & end
+            done = {task.id for task in plan.tasks[:steps]}
+            assert carried_out(changed, done, now)[0].issuperset(wanted), alternative
+        run.pause()
+
+
+@patient
+@given(plan=plans(), steps=st.integers(0, 3), holds=st.lists(st.sampled_from(FACTS), max_size=3, unique=True))
+def test_runs_that_take_better_paths_spend_less(plan: Plan, steps: int, holds: list[str]) -> None:
+    """A run that takes better paths while its tasks run reaches its goal, and spends less than the plan would have."""
+    if not carried_out(plan, set(), frozenset(plan.facts or ()))[1]:
+        anyio.run(spending, plan, steps, holds)
+
+
+async def spending(plan: Plan, steps: int, holds: list[str]) -> None:
+    """Let facts begin to hold while a task runs, and compare what was spent with the cost of the plan."""
+    truth, used = Truth(plan), list[str]()
+    async with VirtualClock() as clock:
+
+        async def work(task: Task, context: TaskContext) -> None:
+            used.append(task.tool or "")
+            if len(used) == steps + 1:
+                truth.facts |= set(holds)
+                context.observe(holds=holds)
+            await clock.sleep(1)
+            assert truth.use(task), f"{task.id} cannot be done"
+
+        chosen = Settings.model_validate({"triggers": ("better-path-found",)})
+        engine = ReplanningEngine(["repair"], environment=environment(clock), settings=chosen)
+        result = await engine.execute(plan, work, max_concurrency=1)
+    assert (result.ok, truth.facts >= {*plan.goal.facts}) == (True, True)
+    costs = {tool.name: tool.cost or 0.0 for tool in plan.tools}
+    saved = sum(costs[task.tool or ""] for task in plan.tasks) - sum(costs[name] for name in used)
+    assert saved > 0 if result.revisions else saved == 0
 
 
 @patient

@@ -259,7 +259,8 @@ async def test_fact_of_the_goal_that_is_lost() -> None:
     """A fact that the goal needs triggers when nothing that is left makes it hold again."""
     goal = "{objective: t, facts: [artifact(report)]}"
     tasks = "  - {id: print, tool: print}\n  - {id: send, depends_on: [print]}"
-    async with watched(made(tasks, goal=goal, facts="[artifact(paper)]", tools=FACTS)) as (run, found):
+    plan = made(tasks, goal=goal, facts="[artifact(paper)]", tools=FACTS)
+    async with watched(plan, triggers=("context-changed",)) as (run, found):
         run.observe(holds=["artifact(report)"])
         run.observe(ceased=["artifact(report)"])
         assert found() == []
@@ -278,7 +279,7 @@ async def test_fact_that_comes_back_by_itself() -> None:
   - {id: rest, depends_on: [down]}
   - {id: next, tool: pick, arguments: {x: b}, depends_on: [rest]}
 """
-    async with watched(made(tasks, **BLOCKS)) as (run, found):
+    async with watched(made(tasks, **BLOCKS), triggers=("context-changed",)) as (run, found):
         done(run, "up")
         run.observe(holds=["handempty"])
         run.observe(ceased=["handempty"])
@@ -371,6 +372,52 @@ async def test_better_path(rest: float, settings: dict[str, float], picky: bool,
     reason = f"'cheap' can take over 2 waiting tasks from 'dear' and makes the remaining plan {gain:.0%} cheaper"
     expected = [(("t3", "t4"), "cheap", reason)] if gain else []
     assert [(trigger.tasks, trigger.tool, trigger.reason) for trigger in found()] == expected
+
+
+SHORTCUTS = {
+    "facts": "[]",
+    "resources": "{gpu: 0}",
+    "tools": """[{name: fetch, produces: [pages]}, {name: read, needs: [pages], produces: [summary]}, {name: print},
+      {name: cache, available: false, produces: [pages]}, {name: scan, resources: {gpu: 1}, produces: [text]}, {name: digest, needs: [text], produces: [summary]},
+      {name: lookup, requires: ["key({k})"], adds: ["artifact({k})"], parameters: {k: string}}]""",
+}
+
+
+@pytest.mark.parametrize(
+    ("news", "tasks"),
+    [
+        ({"holds": ["artifact(pages)"]}, ("fetch", "read")),
+        ({"holds": ["artifact(summary)"]}, ("read",)),
+        ({"holds": ["key(summary)"]}, ("fetch", "read")),
+        ({"holds": ["weather(fine)"]}, ()),
+        ({"ceased": ["artifact(none)"], "holds": ["artifact(other)"]}, ()),
+        ({"name": "gpu", "capacity": 1}, ("read",)),
+        ({"name": "gpu", "capacity": 0.5}, ()),
+        ({"name": "read", "available": False}, ()),
+        ({"name": "cache", "available": True}, ("fetch", "read")),
+        ({"name": "print", "available": True}, ()),
+    ],
+)
+async def test_possible_shortcuts(news: dict[str, Any], tasks: tuple[str, ...]) -> None:
+    """What changes triggers where effects of waiting tasks hold by it, or tools could achieve them with it otherwise."""
+    document = made(
+        "  - {id: fetch, tool: fetch}\n  - {id: read, tool: read}\n  - {id: print, tool: print}", **SHORTCUTS
+    )
+    for facts in ("[]", None):
+        plan = document if facts else document.model_copy(update={"facts": None})
+        async with watched(plan, triggers=("better-path-found",)) as (run, found):
+            run.change_resource(**news) if "name" in news else run.observe(**news)
+            assert [(t.tasks, t.tool) for t in found()] == ([(tasks, "")] if tasks and facts else [])
+
+
+async def test_following_of_shortcuts_is_bounded() -> None:
+    """However many tools a fact makes possible, only so many facts are followed."""
+    chain = ", ".join(f"{{name: t{n}, requires: [f{n}], adds: [f{n + 1}]}}" for n in range(200))
+    plan = made("  - {id: near, tool: t50}\n  - {id: far, tool: t199}", facts="[]", tools=f"[{chain}]")
+    async with watched(plan, triggers=("better-path-found",)) as (run, found):
+        run.observe(holds=["f0"])
+        (trigger,) = found()
+    assert trigger.tasks == ("near",)
 
 
 async def test_better_path_has_its_own_time() -> None:
