@@ -119,7 +119,7 @@ async def troubled(
         if down is not None:
             run.change_resource(down, available=False)
             triggers.append(ResourceChanged(tasks=tasks, name=down, available=False))
-        ready = [entry.id for entry in run.live if entry.state == "READY"]
+        ready = [entry.id for entry in run.live if entry.state == "READY" and entry.task.tool != down]
         if fail and ready:
             run.failed(run.started(ready[0]), ValueError("broken"))
             triggers.append(TaskFailed(tasks=(ready[0],)))
