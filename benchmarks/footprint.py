@@ -93,7 +93,7 @@ def resume(tasks: int) -> Figure:
 
         value = anyio.run(again, anyio.run(first))
         store.close()
-    return single(f"resume from {2 * tasks:,} records", [value], "s", 2)
+    return single(f"resume from {2 * tasks:,} records", [value], "s", 1.5)
 
 
 def stalls(rounds: int, tasks: int) -> list[Figure]:

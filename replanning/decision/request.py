@@ -81,8 +81,8 @@ class AlternativeProvider(Protocol):
     reserved from the budget before each request. One that can repair proposals of others may have
     `async complete(request, alternative, reason) -> Alternative | None`: it receives an alternative that fits the plan
     but cannot be executed on the facts, with the reason, and returns a corrected one, which is considered as well.
-    One that needs no time, because it works with the plan alone, may have `immediate = True`: for a better path it is
-    asked first, and the others only if it has none.
+    One that needs no time, because it works with the plan alone, may have `immediate = True`: it is asked without a task
+    of its own, and for a better path first, before the others, which are asked only if it has none.
     """
 
     name: str

@@ -216,10 +216,11 @@ class PathGenerator:
                 [r for r in replies if getattr(r.provider, "immediate", False) is first] for first in (True, False)
             ]
         for together in rounds:
-            for (
-                reply
-            ) in together:  # in tasks of the run: one that waits in a thread goes on after its deadline, unheard
-                vetter.life.start_task(_ask_provider, reply, vetter)
+            for reply in together:
+                if len(together) == 1 and getattr(reply.provider, "immediate", False):
+                    await _ask_provider(reply, vetter)
+                else:  # a provider that waits in a thread goes on after its deadline, unheard
+                    vetter.life.start_task(_ask_provider, reply, vetter)
             for reply in together:
                 await reply.settled.wait()
             proposals = [(alternative, reply.name) for reply in together for alternative in reply.alternatives]
