@@ -355,8 +355,7 @@ class Lifecycle:
                 return evaluation
             except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
                 self.evaluator = PlanEvaluator()
-                if self.store_available:
-                    self.record_error("evaluator", error)
+                self.record_error("evaluator", error)
         return self.evaluator.evaluate(view, past)
 
     @contextmanager

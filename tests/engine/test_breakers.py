@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from replanning import Plan, ReplanningEngine, Task, TaskContext, TaskState, ToolSpec
+from replanning.engine.breakers import ToolBreakers
 from replanning.engine.engine import Mode
 from replanning.environment import move_on_after
 from replanning.history.reports import why_report
 from replanning.journal import AttemptStarted, Failure, ResourceChanged, ResourceUpdated, TriggerFired
 from replanning.testing import VirtualClock
 from tests.support.invariants import invariant_violations, replay_differences
+from tests.support.live import claimed, journaled, task
 from tests.support.resume import cut
 from tests.support.runs import bodies, environment, make_engine, perform, plan
 
@@ -135,6 +137,7 @@ async def test_late_success_and_person(clock: VirtualClock) -> None:
         for attempt in ids[:6]:
             run.failed(attempt, OSError("down"))
         assert not run.live.tools["fetch"].available
+        assert repr(ToolBreakers(run._lifecycle, 0)) == f"<ToolBreakers of {run.id!r} ['fetch']>"
         run.succeeded(ids[6])
         assert (run.live.tools["fetch"].available, run.live.breakers) == (True, {})
         await clock.sleep(1)
@@ -161,6 +164,22 @@ async def test_one_task_tries(clock: VirtualClock) -> None:
         run.succeeded(run.started(tried.id))
         assert run.live.breakers == {}
         assert (await anext(first)).id != (await anext(second)).id
+
+
+def test_only_waiting_tasks_wait_for_a_tool() -> None:
+    """A tool that its breaker has made unavailable is waited for while a waiting task needs it, and no longer."""
+    run = journaled(task("a", tool="fetch"), task("b", tool="fetch"), tools=[FETCH])
+    run.fail("a")
+    run.fold(ResourceUpdated("fetch", available=False, retry_at=30.0))
+    assert (claimed(run.live), run.live.quiescent) == ([], False)
+    run.fold(ResourceUpdated("fetch", available=True, retry_at=30.0))
+    assert (claimed(run.live), run.live.quiescent) == (["b"], False)
+    run.fold(ResourceUpdated("fetch", available=False, retry_at=90.0))
+    assert (claimed(run.live), run.live.quiescent) == ([], True)
+    again = journaled(task("a", tool="fetch"), task("b", tool="fetch"), tools=[FETCH])
+    again.fail("a", "b")
+    again.fold(ResourceUpdated("fetch", available=False, retry_at=30.0))
+    assert again.live.quiescent
 
 
 @pytest.mark.parametrize("mode", ["act", "observe"])
