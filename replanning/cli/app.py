@@ -60,7 +60,8 @@ NON_TTY_WIDTH: Final = 120
 DIFF_STYLES: Final = {"+": "green", "-": "red"}
 """Colours of the lines of a diff, by their first character."""
 
-_CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""With the marks that turn the direction of writing."""
 
 
 class ExitCode(IntEnum):
@@ -103,7 +104,10 @@ def print_json(value: object) -> None:
 
 def escape_control(text: str) -> str:
     """Return text from tools and plans with control characters, which could steer the terminal, shown as codes."""
-    return _CONTROL_CHARACTERS.sub(lambda match: f"\\x{ord(match[0]):02x}", text.replace("\r\n", "\n"))
+    return _CONTROL_CHARACTERS.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if match[0] <= "\xff" else f"\\u{ord(match[0]):04x}",
+        text.replace("\r\n", "\n"),
+    )
 
 
 def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:

@@ -21,6 +21,9 @@ from replanning.plan.secrets import MASK, Span
 _MAX_NESTING: Final = 3
 """Most encodings within one another, such as a coloured line within JSON within JSON."""
 
+_MIN_LINE_CHARS: Final = 8
+"""Shorter lines of a known secret, such as those with a bracket, are in many texts."""
+
 _ESCAPE: Final = re.compile(
     r"""
     (
@@ -68,14 +71,20 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 
 
 def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
-    """Return what tells secrets that are known by value: each without blanks at its ends, and each of its lines.
+    """Return what tells secrets that are known by value: each without blanks at its ends, and each of its longer lines.
+
+    Both count with the escapes in them decoded as well, as by `echo`.
 
     Args:
         values: the secrets.
-        least: characters that a text must have.
+        least: characters that a secret must have.
     """
-    found = {text.strip() for value in values for text in (value, *value.splitlines())}
-    return tuple(sorted(text for text in found if len(text) >= least))
+    known = [
+        text.strip() for value in values for text in (value, _ESCAPE.sub(lambda found: _unescape(found[0]), value))
+    ]
+    lines = {line.strip() for value in known for line in value.splitlines()}
+    found = {value for value in known if len(value) >= least} | {line for line in lines if len(line) >= _MIN_LINE_CHARS}
+    return tuple(sorted(found))
 
 
 def find_known(text: str, known: Iterable[str]) -> list[Span]:

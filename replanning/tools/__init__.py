@@ -22,7 +22,8 @@ made or changed, named by an argument or directly in a directory named by one, a
 only one that ends in `.wheel`, or the only one.
 
 `{env:NAME}` in `env`, `url`, `headers` and `body` is a variable of the environment. It is looked up when the
-tool is run, and its value is hidden in whatever comes back.
+tool is run, and its value is hidden in whatever comes back. A command gets a few variables of the environment (PATH, HOME,
+the user, the terminal, the language, the folder for temporary files), and those that its `env` names; no others.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from typing import Final, Protocol
 from pydantic import JsonValue
 
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
+from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.messages import checked
 from replanning.plan.references import fill_placeholders, placeholders
-from replanning.plan.secrets import MASK
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
 
@@ -30,6 +30,28 @@ MARKED_HOLE: Final = re.compile(f"{HOLE_DELIMITER}([^{HOLE_DELIMITER}]+){HOLE_DE
 
 _ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _MIN_SECRET_CHARS: Final = 4
+_INHERITED_VARIABLES: Final = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TERM",
+        "COLORTERM",
+        "NO_COLOR",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "TMP",
+        "TEMP",
+        "HOSTNAME",
+        "VIRTUAL_ENV",
+        "CI",
+    ]
+)
+_INHERITED_PREFIXES: Final = ("LC_", "XDG_")
 _MAX_JSON_DEPTH: Final = 100
 
 
@@ -69,14 +91,15 @@ class Secrets:
 
     def add(self, value: str) -> None:
         """Hide this value from now on."""
-        if len(value) >= _MIN_SECRET_CHARS:
+        if len(value.strip()) >= _MIN_SECRET_CHARS:
             self._values.add(value)
 
     def redact(self, text: str) -> str:
-        """Return a text with every known secret replaced by a mark, the longest first."""
-        for value in sorted(self._values, key=lambda value: (-len(value), value)):
-            text = text.replace(value, MASK)
-        return text
+        """Return a text with every known secret replaced by a mark, also in lines, escapes and encodings."""
+        if not self._values:
+            return text
+        known = known_texts(self._values, _MIN_SECRET_CHARS)
+        return mask(text, lambda part: find_known(part, known))
 
     def redact_json(self, value: JsonValue) -> JsonValue:
         """Redact every text within a value."""
@@ -89,6 +112,15 @@ class Secrets:
         if isinstance(value, dict):
             return {self.redact(key): self.redact_json(item) for key, item in value.items()}
         return value
+
+
+def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that every command gets; others, such as the keys of services, it gets by its own `env`."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _INHERITED_VARIABLES or name.startswith(_INHERITED_PREFIXES)
+    }
 
 
 def env_references(text: str) -> tuple[str, ...]:
@@ -261,6 +293,7 @@ class ToolCall:
     context: WorkContext
     secrets: Secrets
     environ: Mapping[str, str]
+    """The variables that every command gets, such as `PATH`; `secrets.environ` has the others."""
     cwd: Path
     output_limit: int
     """Bytes of output that may be kept; more is an error."""

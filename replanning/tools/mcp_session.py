@@ -27,6 +27,7 @@ from mcp.shared.message import SessionMessage
 from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool, ToolListChangedNotification
 
 from replanning.environment import Clock
+from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import McpServer
 from replanning.plan.types import JsonObject
 from replanning.run.processes import kill_processes_with_variable
@@ -94,6 +95,7 @@ class _Connection:
     async def read_stderr(self, end: int) -> None:
         """Read stderr, for the log and for the error when the program ends."""
         os.set_blocking(end, False)
+        unfinished = b""  # a line, which is logged as a whole: parts of secrets are not recognised
         try:
             while True:
                 await anyio.wait_readable(end)
@@ -107,13 +109,20 @@ class _Connection:
                     if self._abandoned:
                         self._kill()
                 elif self._process_group:
-                    _log.debug("%s: %s", self.name, self.secrets.redact(chunk.decode(errors="replace")).rstrip())
+                    said, line_end, unfinished = (unfinished + chunk).rpartition(b"\n")
+                    self._log_stderr(said + line_end)
                 if len(self.stderr_tail) > _MAX_STDERR_BYTES:
                     # A word that is cut is left out: half a secret is not recognised.
                     self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
         finally:
             os.close(end)
+            self._log_stderr(unfinished)
             self._stderr_closed.set()
+
+    def _log_stderr(self, said: bytes) -> None:
+        if said and _log.isEnabledFor(logging.DEBUG):
+            text = _REDACTOR.text(self.secrets.redact(said.decode(errors="replace")))
+            _log.debug("%s: %s", self.name, text.rstrip())
 
     async def watch_exit(self) -> None:
         """Set `ended` when the program ends, even if a child process holds its output open."""
@@ -218,6 +227,7 @@ async def _open_transport(
 
 
 _log = logging.getLogger("replanning.mcp")
+_REDACTOR = Redactor()
 MAX_RESTARTS: Final = 5
 """Restarts in a row without an answered call."""
 

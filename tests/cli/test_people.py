@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -169,10 +170,16 @@ def test_quiet_says_nothing(tmp_path: Path) -> None:
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     """Output of tools cannot steer the terminal."""
-    write_plan(tmp_path, {"evil": r"printf '\033]0;owned\007' >&2; exit 1"}, "id: a, tool: evil")
+    write_plan(
+        tmp_path, {"evil": r"printf '\033]0;owned\007 \342\200\256\342\201\246 mr' >&2; exit 1"}, "id: a, tool: evil"
+    )
     done = cli(tmp_path, *RUN, "--no-replan", code=1)
     assert "owned" in done.stdout + done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
+    assert re.search("[\x1b\u202e\u2066]", done.stdout + done.stderr) is None
+    settings = tmp_path / "s.yaml"
+    settings.write_text('replanning: {llm: {model: "x\u202ey"}}')
+    shown = cli(tmp_path, "config", "show", "--settings", settings).stdout
+    assert r"llm.model: x\u202ey" in shown
 
 
 def test_output_that_cannot_show_every_character(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ goal: {{objective: "{objective}"}}
 context: {{text: "{context}"}}
 tools:
   - {{name: first, kind: shell, capability: build, command: "echo {out}; echo {err} >&2; exit 3"}}
-  - {{name: second, kind: shell, capability: build, command: "echo $VAULT_WORD; cat secret.txt"}}
+  - {{name: second, kind: shell, capability: build, command: "echo $VAULT_WORD; cat secret.txt", env: {{VAULT_WORD: "{{env:VAULT_WORD}}"}}}}
 tasks:
   - {{id: build, tool: first, goal: "{goal}"}}
 """

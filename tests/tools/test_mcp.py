@@ -1,5 +1,6 @@
 """Tools of MCP servers: real processes, made with the official SDK, over pipes and HTTP, alone and in runs."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -209,6 +210,20 @@ async def test_text_is_the_answer_of_others():
         "tool 'web.wipe': the MCP server 'web' reports an error: "
         "Error executing tool wipe: p is write-protected, says [redacted]"
     )
+
+
+async def test_what_servers_log_has_no_secrets(caplog: pytest.LogCaptureFixture):
+    """What a server writes to stderr is logged in whole lines, without values it was given and without tokens."""
+    caplog.set_level(logging.DEBUG, "replanning.mcp")
+    token = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
+    described = plan(env={"KEY": "{env:TOKEN}"})
+    async with open_executor(described, environ={**os.environ, "TOKEN": "s3cr3t-value\n"}) as (executor, _):
+        for query in ("s3cr3t-value", token, "nothing"):
+            await executor(use("web.search", query=query), Attempt(query))
+    lines = [line.partition(": ")[2] for line in caplog.text.splitlines() if "searching" in line]
+    assert {line.rpartition(": ")[2] for line in lines} <= {"searching [redacted]", "searching nothing"}
+    assert lines
+    assert not any(part in caplog.text for part in ("s3cr3t", "t-value", "ghp_", token[5:]))
 
 
 async def test_arguments_and_answers_are_checked():

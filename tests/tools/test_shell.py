@@ -262,10 +262,19 @@ async def test_working_directory(tmp_path: Path):
 
 
 async def test_environment_of_a_command():
-    """A command inherits the environment, gets that of its tool, and learns its idempotency key."""
-    tool = shell("echo $A $B $REPLANNING_IDEMPOTENCY_KEY", env={"B": "<{env:A}>"})
-    output = await use(tool, attempt=Attempt(idempotency_key="k-7"), environ={"PATH": os.environ["PATH"], "A": "one"})
-    assert output["stdout"] == "one <one> k-7"
+    """A command gets what its tool declares, what every command needs, and its idempotency key; no key of a model."""
+    tool = shell("env", env={"B": "<{env:ONE}>"})
+    environ = {"PATH": os.environ["PATH"], "ONE": "1", "OPENAI_API_KEY": "k", "LC_ALL": "C", "HOME": "/home/me"}
+    output = await use(tool, attempt=Attempt(idempotency_key="k-7"), environ=environ)
+    told = dict(line.split("=", 1) for line in str(output["stdout"]).splitlines())
+    assert told.keys() - {"PWD", "OLDPWD", "SHLVL", "_"} == {
+        "PATH",
+        "LC_ALL",
+        "HOME",
+        "B",
+        "REPLANNING_IDEMPOTENCY_KEY",
+    }
+    assert (told["B"], told["HOME"], told["REPLANNING_IDEMPOTENCY_KEY"]) == ("<1>", "/home/me", "k-7")
 
 
 async def test_secrets_are_hidden():
@@ -278,6 +287,30 @@ async def test_secrets_are_hidden():
         await use(shell('echo "bad token $T" >&2; exit 1', env={"T": "{env:TOKEN}"}), environ=environ)
     assert caught.value.stderr == "bad token [redacted]"
     assert "s3cr3t" not in str(caught.value)
+
+
+SERVICE = '{\n  "type": "service",\n  "private": "first-half\\nsecond-half"\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("value", "command", "shown"),
+    [
+        ("s3cr3t\n", 'echo "it is $T" and so on', "it is [redacted]\n and so on"),
+        ("s3cr3t\n", 'printf "<%s>" $T', "<[redacted]>"),
+        ("s3cr3t", "printf s3c; printf r3t", "[redacted]"),
+        ('pass"word', r"""printf '{"key": "pass\\"word"}'""", '{"key": "[redacted]"}'),
+        ("p@ss/word", "echo 'https://bob:p%40ss%2Fword@example.org'", "https://bob:[redacted]@example.org"),
+        ("p@ss/word", "echo cEBzcy93b3JkIGlzIGl0", "[redacted]"),
+        (SERVICE, 'echo "$T" | grep private', "  [redacted]"),
+        (SERVICE, 'echo "$T" | head -n 1', "{"),
+        (" \n", 'echo "a $T b"', "a  \n b"),
+    ],
+)
+async def test_secrets_in_other_forms(value: str, command: str, shown: str):
+    """A value is hidden without the line end at its end, line by line, in two pieces, and behind escapes."""
+    environ = {"PATH": os.environ["PATH"], "TOKEN": value}
+    output = await use(shell(command, env={"T": "{env:TOKEN}"}), environ=environ)
+    assert output["stdout"] == shown
 
 
 @pytest.mark.parametrize(("depth", "read"), [(100, True), (101, False), (100_000, False)])
