@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
-from replanning.changes import PlanChange, ReplaceTask, RetryTask, SkipTask
+from replanning.changes import ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ExpressionError
-from replanning.journal import BetterPathFound, Failure
+from replanning.journal import BetterPathFound, ContextChanged, Failure
 from replanning.live import TaskState, TaskView
-from replanning.plan import JsonObject
+from replanning.plan import JsonObject, TaskId
 from replanning.providers._planner.bridge import complete_proposal, find_cheaper_paths, find_repairs
 
 MAX_STUCK_TASKS: Final = 1_000
@@ -25,6 +25,7 @@ MAX_RETRIES: Final = 3
 """Most retries that are proposed for one task."""
 
 REVIVE_CONFIDENCE: Final = 0.9
+REDO_CONFIDENCE: Final = 0.9
 FALLBACK_CONFIDENCE: Final = 0.9
 EQUIVALENT_TOOL_CONFIDENCE: Final = 0.8
 SKIP_CONFIDENCE: Final = 0.7
@@ -48,6 +49,7 @@ class RepairProvider:
 
     For each task concerned: run it if its condition holds now, use a declared fallback or another tool of the same
     capability, skip it if it is optional, retry it if its error may be transient. Several tasks are repaired together.
+    Finished tasks whose results are stale are done again, where the plan says so.
     If a task has no repair, an alternative without changes gives the reasons. The goal is never weakened. If the plan
     states facts, also a bridge from the current facts to the longest useful rest of the plan; such bridges yield
     priority to proposals of other providers that the facts show to be valid.
@@ -79,7 +81,11 @@ class RepairProvider:
             return [*_equally_capable_paths(better_paths, view), *shortcuts]
         # The tasks that triggers name, or else all stuck ones, each once with the kinds of its triggers.
         concerned: dict[str, tuple[TaskView, set[str]]] = {}
+        stale: dict[TaskId, None] = {}
         for trigger in request.triggers:
+            if isinstance(trigger, ContextChanged) and trigger.stale:
+                stale |= {task_id: None for task_id, result in view.stale_results().items() if result.redo}
+                continue
             unreachable = trigger.kind == "goal-unreachable"
             tasks = [view.task(task_id) for task_id in trigger.tasks]
             if unreachable or (trigger.kind == "human-request" and not tasks):
@@ -101,7 +107,17 @@ class RepairProvider:
                 unrepairable.append((task, obstacles))
             if len(repairable) >= MAX_COMBINED_TASKS:
                 break
-        alternatives: list[Alternative] = []
+        followers = view.followers(stale)
+        cases = [RepairCase(task, {"context-changed"}, view, reserved_ids) for task in map(view.task, stale)]
+        redoes = [(case.task, case.redo(followers.get(case.task.id, ()))) for case in cases]
+        unrepairable += [(task, [result]) for task, result in redoes if isinstance(result, NotApplicable)]
+        joined = [
+            ModifyTask(task_id=waiting, fields={"depends_on": [*view.task(waiting).task.depends_on, *first]})
+            for waiting, first in followers.items()
+            if first and waiting not in stale
+        ]
+        again = [result for _, result in redoes if isinstance(result, RepairOption)]
+        alternatives = [_alternative(again, joined)] if again else []
         # The best option of each task together, then the second best of each that has one, and so on.
         for rank in range(min(limit, max(map(len, repairable), default=0))):
             chosen = [options[min(rank, len(options) - 1)] for options in repairable]
@@ -251,6 +267,11 @@ class RepairCase:
             reason = f"run {task.id!r} again, whose {what} now"
         return RepairOption(RetryTask(task_id=task.id), REVIVE_CONFIDENCE, reason)
 
+    def redo(self, after: Sequence[TaskId]) -> StrategyResult:
+        """Do the task again, because its result is stale: after what it depends on, and after further tasks."""
+        new = self.task.task.model_copy(update={"depends_on": tuple(after)})
+        return self._replacement(new, REDO_CONFIDENCE, f"do {self.task.id!r} again, whose result is stale")
+
     def _declared_fallbacks(self) -> Iterator[StrategyResult]:
         """Replace the task by a declared fallback, which gets its acceptance and the remaining fallbacks."""
         task = self.task
@@ -361,10 +382,10 @@ def _equally_capable_paths(triggers: Sequence[BetterPathFound], view: PlanView) 
     return alternatives
 
 
-def _alternative(options: Sequence[RepairOption]) -> Alternative:
+def _alternative(options: Sequence[RepairOption], further: Sequence[PlanChange] = ()) -> Alternative:
     costs = [option.cost for option in options if option.cost is not None]
     return Alternative(
-        changes=tuple(option.change for option in options),
+        changes=(*(option.change for option in options), *further),
         reason=_join_lines([option.reason for option in options]),
         confidence=min(option.confidence for option in options),
         expected_cost=sum(costs) if costs else None,

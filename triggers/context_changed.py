@@ -1,4 +1,4 @@
-"""Detects changes of the context, the facts or the goal that invalidate the remaining plan."""
+"""Detects changes of the context, the facts or the goal that invalidate the remaining plan, or results that are done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import ClassVar
 
 from replanning import ToolSpec
 from replanning.errors import ExpressionError, PlanError
-from replanning.journal import ContextChanged, ContextUpdated, FactsObserved, GoalChanged, Observation, RecordBody
+from replanning.journal import (
+    ContextChanged,
+    ContextUpdated,
+    FactsObserved,
+    GoalChanged,
+    Observation,
+    RecordBody,
+    ResultsStale,
+)
 from replanning.live import PlanView, TaskState, TaskView
 from replanning.live.states import STUCK, WAITING
 from replanning.plan import JsonValue
@@ -29,16 +37,19 @@ _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 class ContextChangedDetector:
     """`context-changed`: the context or the facts changed, and tasks that still have to run depend on the change.
 
-    Also if the goal changed, and the remaining plan does not reach it.
+    Also if the goal changed, and the remaining plan does not reach it; and if finished tasks have stale results, and the
+    plan says that they are to be done again.
     """
 
     name = "context-changed"
-    observes: ClassVar[tuple[type[RecordBody], ...]] = (ContextUpdated, FactsObserved, GoalChanged)
+    observes: ClassVar[tuple[type[RecordBody], ...]] = (ContextUpdated, ResultsStale, FactsObserved, GoalChanged)
 
     def detect(self, observation: Observation, view: PlanView) -> Iterable[ContextChanged]:
         """Return at most one trigger, which names the tasks that depend on the change."""
         if isinstance(observation, ContextUpdated):
             return _context_triggers((*observation.changes, *observation.removed), view)
+        if isinstance(observation, ResultsStale):
+            return _stale_triggers(view)
         if isinstance(observation, GoalChanged):
             return _goal_triggers(observation, view)
         if not isinstance(observation, FactsObserved):
@@ -86,6 +97,25 @@ def _context_triggers(keys: Sequence[str], view: PlanView) -> Iterator[ContextCh
             cause=",".join(sorted(read_keys)),
             reason=f"{names} changed, and {_dependents_phrase(tasks)}",
             keys=read_keys,
+        )
+
+
+def _stale_triggers(view: PlanView) -> Iterator[ContextChanged]:
+    """Yield a trigger for the tasks that are to be done again; those that wait for them are concerned as well."""
+    stale = {task_id: result.causes for task_id, result in view.stale_results().items() if result.redo}
+    if stale:
+        causes = dict.fromkeys(cause for causes in stale.values() for cause in causes if cause.startswith("context."))
+        changed = (
+            f"{join_names(list(causes), _MAX_LISTED_ITEMS)} changed" if causes else "what they followed is done again"
+        )
+        names = join_names([repr(task_id) for task_id in stale], _MAX_LISTED_ITEMS)
+        results = "1 result is stale" if len(stale) == 1 else f"{len(stale)} results are stale"
+        yield ContextChanged(
+            tasks=tuple(dict.fromkeys([*stale, *view.followers(stale)])),
+            cause=f"stale:{','.join(sorted(stale))}",
+            reason=one_line(f"{changed}, and {results}: {names}", _MAX_REASON_CHARS),
+            keys=tuple(cause.removeprefix("context.") for cause in causes),
+            stale=tuple(stale),
         )
 
 

@@ -39,7 +39,7 @@ from replanning.history import (
 from replanning.history.events import calibrate_sources
 from replanning.history.export import edit_json, event_json, history_json, summary_json
 from replanning.history.reports import calibration_lines, revision_diffs
-from replanning.history.wording import pluralise
+from replanning.history.wording import pluralise, stale_line
 from replanning.journal import RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
@@ -183,8 +183,9 @@ def why(
             if not history.entries:
                 status = f"{history.status}: {history.reason}" if history.reason else history.status
                 count, see = len(history.dropped_triggers), command_line(store, "history", history.run)
+                stale = f"; {stale_line(history.stale)}" if history.stale else ""
                 dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
-                refuse(f"nothing was replanned in run {history.run!r}, which is {status}{dropped}")
+                refuse(f"nothing was replanned in run {history.run!r}, which is {status}{stale}{dropped}")
             entry = history.entries[-1]
         elif word.startswith("r"):
             entry = next((event for event in history.events if event.replan == word), None)

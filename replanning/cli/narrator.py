@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from replanning import PlanEvaluation, TaskState, journal
-from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluation_line, goal_line, pluralise
+from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluation_line, goal_line, pluralise, stale_line
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line
@@ -86,6 +86,8 @@ class Narrator:
                 parts = [f"{key} is now {brief_repr(value)}" for key, value in event.changes.items()]
                 parts += [f"{key} is gone" for key in event.removed]
                 return Line("•", f"the context changed: {', '.join(parts)}", "cyan")
+            case journal.ResultsStale() if event.tasks:
+                return Line("!", stale_line(event.tasks), "yellow")
             case journal.ResourceUpdated():
                 parts = [] if event.available is None else ["available" if event.available else "unavailable"]
                 parts += [] if event.capacity is None else [f"down to {event.capacity:g}"]

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import anyio
 import typer
 
-from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings, TaskContext
 from replanning.cli import lookup
 from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
@@ -234,14 +234,13 @@ def _carry_out(
 
     async def work() -> None:
         nonlocal run
-        shell = ContextShell()
         executor = ToolExecutor(
             plan,
             default_timeout=settings.timeout.task,
             output_limit=settings.max_output,
             cwd=cwd,
             environ=environ,
-            kinds={"shell": shell},
+            kinds={"shell": run_context_shell},
         )
         async with AsyncExitStack() as stack:
             rules = RuleJudge(executor.check)
@@ -254,7 +253,6 @@ def _carry_out(
             await stack.enter_async_context(executor)
             found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
             run = await stack.enter_async_context(open_run(engine, found))
-            shell.on_change = run.change_context
             executor.watch(run.change_resource)
             if not options.quiet:
                 display.watch(run, engine)
@@ -278,49 +276,41 @@ def _carry_out(
         return RunSummary(run, options, engine, display.elapsed, interrupted=interrupted)
 
 
-class ContextShell:
-    """Runner of tools of the kind `shell`, whose commands may change the context of the run.
+async def run_context_shell(call: ToolCall) -> JsonValue:
+    """Run the command of a tool of the kind `shell`, which may change the context of the run.
 
     A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
     `echo region=eu >> "$REPLANNING_CONTEXT"`. A value is JSON where it can be read as JSON, otherwise text; so is a
     number that JSON would write differently. The lines take effect when the command has succeeded. Its output never
     changes the context, because that may hold text from anywhere.
 
-    Attributes:
-        on_change: called with the new values; None ignores them.
+    Raises:
+        ToolError: the command failed, or its context file is not valid.
     """
-
-    on_change: Callable[[JsonObject], None] | None = None
-
-    async def __call__(self, call: ToolCall) -> JsonValue:
-        """Run the command of a tool and apply its context file.
-
-        Raises:
-            ToolError: the command failed, or its context file is not valid.
-        """
-        with TemporaryDirectory(prefix="replanning-") as folder:
-            file = anyio.Path(folder, "context")
-            output = await run_shell(replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}))
-            content = b""
-            if await file.is_file():
-                async with await file.open("rb") as stream:
-                    content = await stream.read(MAX_CONTEXT_BYTES + 1)
-        tool, place = f"tool {call.tool.name!r} wrote", f"${CONTEXT_VARIABLE}"
-        if len(content) > MAX_CONTEXT_BYTES:
-            raise ToolError(f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file")
-        try:
-            text = content.decode()
-        except UnicodeDecodeError:
-            raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
-        changes: JsonObject = {}
-        for line in filter(str.strip, text.split("\n")):  # a value may contain other characters that end lines
-            pair = _parse_pair(line)
-            if pair is None:
-                raise ToolError(f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value")
-            changes[pair[0]] = pair[1]
-        if changes and self.on_change is not None:
-            self.on_change(call.secrets.redact_json(changes))  # type: ignore[arg-type] # a mapping stays one
-        return output
+    with TemporaryDirectory(prefix="replanning-") as folder:
+        file = anyio.Path(folder, "context")
+        output = await run_shell(replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}))
+        content = b""
+        if await file.is_file():
+            async with await file.open("rb") as stream:
+                content = await stream.read(MAX_CONTEXT_BYTES + 1)
+    tool, place = f"tool {call.tool.name!r} wrote", f"${CONTEXT_VARIABLE}"
+    if len(content) > MAX_CONTEXT_BYTES:
+        raise ToolError(f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
+    changes: JsonObject = {}
+    for line in filter(str.strip, text.split("\n")):  # a value may contain other characters that end lines
+        pair = _parse_pair(line)
+        if pair is None:
+            raise ToolError(f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value")
+        changes[pair[0]] = pair[1]
+    if changes:
+        assert isinstance(call.context, TaskContext), "the work of an attempt calls it"
+        call.context.change_context(call.secrets.redact_json(changes))  # type: ignore[arg-type] # it stays a mapping
+    return output
 
 
 def parse_context_options(options: Sequence[str]) -> JsonObject:

@@ -31,7 +31,7 @@ from replanning.cli.display import Display
 from replanning.cli.gate import create_gate
 from replanning.cli.narrator import Line
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import ContextShell, parse_context_options, run_until_stopped
+from replanning.cli.run import parse_context_options, run_context_shell, run_until_stopped
 from replanning.cli.summary import RunSummary, current_entries
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
@@ -466,9 +466,11 @@ def _run_planning(
     reads_replies = on_issue and options.ask != "never"
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
-        shell = ContextShell()
         async with ToolExecutor(
-            job.tools, default_timeout=settings.timeout.task, output_limit=settings.max_output, kinds={"shell": shell}
+            job.tools,
+            default_timeout=settings.timeout.task,
+            output_limit=settings.max_output,
+            kinds={"shell": run_context_shell},
         ) as executor:
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
@@ -493,7 +495,6 @@ def _run_planning(
             )
 
             def watch(run: PlanRun) -> None:
-                shell.on_change = run.change_context
                 executor.watch(run.change_resource)
                 if not options.quiet:
                     display.watch(run, planning.engine)

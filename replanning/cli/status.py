@@ -57,6 +57,7 @@ from replanning.history.wording import (
     pluralise,
     printable_line,
     printable_lines,
+    stale_line,
 )
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import CurrentRunStatus
@@ -224,6 +225,7 @@ def _status_json(report: RunStatusReport, now: float) -> JsonObject:
         "held": [{"task": task.id, "question": task.question} for task in report.held_tasks],
         "running": running,
         "failed": [{"task": task_id, **asdict(failure)} for task_id, failure in report.failures.items()],
+        "stale": {task_id: list(causes) for task_id, causes in report.stale.items()},
         "questions": [question.id for question in report.questions],
         "spent": {**asdict(report.spent), "wall_clock": round(report.elapsed, 3)},
         "budget": report.budget.model_dump(mode="json"),
@@ -262,6 +264,8 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
     for task_id, failure in list(report.failures.items())[:_MAX_FAILURES]:
         yield f"  failed    {printable_line(task_id)}: {printable_line(str(failure))}"
         yield from (f"            {line}" for line in printable_lines(failure.traceback))
+    if report.stale:
+        yield f"  stale     {stale_line(report.stale)}"
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""

@@ -13,7 +13,7 @@ from replanning.cli.lookup import command_line
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
-from replanning.history.wording import edit_author, format_usage, pluralise, trigger_line
+from replanning.history.wording import edit_author, format_usage, pluralise, stale_line, trigger_line
 from replanning.live.plan import LivePlan
 from replanning.plan.types import JsonObject, JsonValue, QuestionId
 
@@ -140,6 +140,8 @@ class RunSummary:
         out.print(f"{mark} {result.status}: {escape_control(result.reason)}", style=style)
         spent = f" · {format_usage(result.spent)}" if result.spent.calls else ""
         out.print(f"  run {result.run} · {pluralise(count, 'revision')} · {self._elapsed:.1f} s{spent}")
+        if result.stale:
+            out.print(f"  ! {escape_control(stale_line(result.stale))}", style="yellow")
         if count:
             self._show_plan_comparison(out)
             out.print("\nWhat changed in the plan, and why", style="bold")
@@ -212,6 +214,7 @@ class RunSummary:
                 for revised, triggers, candidate, _, diff in self._revisions
             ],
             "questions": list(result.questions),
+            "stale": {task_id: list(causes) for task_id, causes in result.stale.items()},
             "spent": {"calls": result.spent.calls, "tokens": result.spent.tokens, "money": result.spent.money},
             "store": self._store,
             "unjournaled": result.unjournaled,

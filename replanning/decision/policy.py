@@ -90,8 +90,10 @@ def find_objection(
     if not alternative.changes:
         return alternative.unreachable or "it changes nothing"
     retries = all(isinstance(change, RetryTask) for change in alternative.changes)
+    redoes = any(entry.state is TaskState.DONE for entry in known)  # with other values of the context each time
     if (
         not retries
+        and not redoes
         and request.tried_fingerprints
         and ledger.hash_of(tuple(alternative.changes)) in request.tried_fingerprints
     ):
@@ -287,8 +289,9 @@ class ReplanPolicy:
         if alternative.ask:
             return ask("provider-asks", alternative.ask)
         if repeated := _unsafe_retry(alternative, triggers, view):
-            harm = f"{repeated!r} was cut off and may have taken effect; running it again may do harm"
-            return ask("not-idempotent", harm)
+            done = view.task(repeated).state is TaskState.DONE
+            why = "has taken effect" if done else "was cut off and may have taken effect"
+            return ask("not-idempotent", f"{repeated!r} {why}; running it again may do harm")
         for tool in (view.tool(task.tool) for task in tasks_to_run(alternative.changes, view)):
             if tool is not None and tool.dangerous:
                 return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement")
@@ -300,16 +303,18 @@ class ReplanPolicy:
 
 
 def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:
-    """Return the task that may already have taken effect and would be executed again, by its own or another tool."""
+    """Return the task that has or may have taken effect and would be executed again, by its own or another tool."""
     new = set(new_task_ids(alternative.changes))
     added = [change.task for change in alternative.changes if change.kind == "add"]
     again = {c.task_id: c for c in alternative.changes if isinstance(c, RetryTask | ReplaceTask)}
     left = [c.task_id for c in alternative.changes if isinstance(c, RemoveTask | SkipTask | CancelTask)]
     others = [*left, *(task_id for trigger in triggers for task_id in trigger.tasks)] if added else []
     for task in (view.task(task_id) for task_id in dict.fromkeys([*again, *others]) if task_id not in new):
+        change = again.get(task.id)
+        if change is not None and task.state is TaskState.DONE and not task.task.idempotent:
+            return task.id
         if task.failure is None or task.failure.kind not in ("timeout", "interrupted") or task.task.idempotent:
             continue
-        change = again.get(task.id)
         if change is not None and not _is_declared_fallback(change, task.task):
             return task.id
         if task.id in others and any(_is_equivalent(task.task, other, view) for other in added):

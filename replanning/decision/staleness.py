@@ -9,6 +9,7 @@ from replanning.changes import PlanChange, target_task_ids
 from replanning.journal.records import ContextChanged, ResourceChanged, Trigger
 from replanning.live.graph import CONDITION_NOT_MET
 from replanning.live.plan import LivePlan
+from replanning.live.stale import stale_results
 from replanning.live.states import FINISHED, STUCK, WAITING, TaskState
 from replanning.live.view import strips_problem
 from replanning.plan.types import TaskId
@@ -61,6 +62,8 @@ def stale_reason(trigger: Trigger, live: LivePlan) -> str:
     if isinstance(trigger, ContextChanged) and trigger.goal:
         missing = strips_problem(live).feasibility().missing_goal_facts if live.closed_world else live.missing_facts
         return "" if missing or not trigger.facts else "the remaining tasks reach the goal"
+    if isinstance(trigger, ContextChanged) and trigger.stale:
+        return "" if stale_results(live).keys() & set(trigger.stale) else "the results are not stale any more"
     if trigger.kind in ("context-changed", "resource-changed") and entries:
         skipped = [entry for entry in entries if entry.state is TaskState.SKIPPED]
         if not skipped and all(entry.state in FINISHED for entry in entries):

@@ -49,6 +49,7 @@ def summary_json(history: ReplanHistory, events: Iterable[ReplanEvent]) -> JsonO
         "forked_from": list(history.forked_from) if history.forked_from else None,
         "status": history.status,
         "reason": history.reason,
+        "stale": {task_id: list(causes) for task_id, causes in history.stale.items()},
         "started": format_iso_time(history.started),
         "updated": format_iso_time(history.updated),
         "revision": history.revision,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Self
@@ -36,6 +36,7 @@ from replanning.journal.records import (
     QuestionAsked,
     Record,
     RecordBody,
+    ResultsStale,
     RunEnded,
     RunOpened,
     RunResumed,
@@ -52,7 +53,7 @@ from replanning.live.view import PlanView
 from replanning.plan.document import Plan
 from replanning.plan.messages import checked, require_instance
 from replanning.plan.tasks import Goal
-from replanning.plan.types import QuestionId, ReplanId, RunId, TriggerId
+from replanning.plan.types import QuestionId, ReplanId, RunId, TaskId, TriggerId
 
 MAX_EVENTS = 1000
 """Number of replans, edits, changes of the goal and dropped triggers that a history keeps, the newest of each."""
@@ -83,6 +84,7 @@ class ReplanHistory:
         forked_from: the run and revision it was forked from.
         status: `running`, or the status with which the run ended.
         reason: why it ended.
+        stale: the finished tasks whose results are stale, each with the causes, as they were recorded last.
         started, updated: times of the first and the last record, in seconds since the epoch.
         seq: the number of the last record.
         revision: the number of the last revision.
@@ -105,6 +107,7 @@ class ReplanHistory:
         self.forked_from: tuple[RunId, int] | None = None
         self.status: CurrentRunStatus = "running"
         self.reason = ""
+        self.stale: Mapping[TaskId, tuple[str, ...]] = {}
         self.started = self.updated = 0.0
         self.seq = 0
         self.revision = 0
@@ -294,6 +297,8 @@ class ReplanHistory:
                 self.status, self.reason = body.status, body.reason
             case RunResumed():
                 self.status, self.reason = "running", ""
+            case ResultsStale():
+                self.stale = body.tasks
             case GoalChanged():
                 self.goal = body.goal
                 self.goal_edits.append(GoalEdit(at, body.goal, body.changed, body.reason, body.by))

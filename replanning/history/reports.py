@@ -20,6 +20,7 @@ from replanning.history.wording import (
     pluralise,
     printable_line,
     printable_lines,
+    stale_line,
     trigger_cause,
     trigger_kinds_text,
     trigger_line,
@@ -52,6 +53,7 @@ def text_report(history: ReplanHistory, events: Sequence[ReplanEvent] | None = N
         f"  started:  {format_time(history.started)}{origin}",
         f"  progress: {evaluation_line(history.evaluate())}",
         f"  replans:  {_metrics_line(history.metrics)}",
+        *([f"  stale:    {stale_line(history.stale)}"] if history.stale else []),
         "",
     ]
     entries: Sequence[ReplanEvent | PlanEdit | GoalEdit] = events if events is not None else _timeline(history)
@@ -120,7 +122,8 @@ def why_report(history: ReplanHistory, entry: ReplanEvent | PlanEdit) -> str:
         ]
     plan = effect.splitlines() or ["nothing was applied" if entry.after is None else "no task is another than before"]
     lines = [f"run {printable_line(history.run)}: {_entry_title(entry)}"]
-    for title, content in [*sections, ("Plan", plan)]:
+    stale = [stale_line(history.stale)] if history.stale else []
+    for title, content in [*sections, ("Plan", plan), ("Stale", stale)]:
         if content:
             lines += ["", title, *(f"  {line}" for line in content)]
     return "\n".join(lines) + "\n"

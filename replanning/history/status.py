@@ -17,6 +17,7 @@ from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
 from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore, mean_durations
 from replanning.live.plan import LivePlan
+from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
 from replanning.plan.messages import checked
@@ -53,6 +54,7 @@ class RunStatusReport:
         held_tasks: tasks of planning mode that wait for a person; their state is FAILED until the answer.
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
+        stale: the finished tasks whose results are stale, each with the causes.
         questions: open questions to people.
         replans: number of applied replans.
         spent: usage counted by the budget; `budget` is the limit.
@@ -73,6 +75,7 @@ class RunStatusReport:
     held_tasks: tuple[HeldTask, ...]
     running_tasks: tuple[RunningTask, ...]
     failures: Mapping[TaskId, Failure]
+    stale: Mapping[TaskId, tuple[str, ...]]
     questions: tuple[Question, ...]
     replans: int
     spent: Usage
@@ -198,6 +201,7 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
             for e in live
             if e.state is TaskState.FAILED and not e.removed and e.failure and e.failure.type != HELD_FAILURE_TYPE
         },
+        stale={task_id: result.causes for task_id, result in stale_results(live).items()},
         questions=tuple(build_question(asked, info.run, live, ledger) for asked in ledger.open_questions.values()),
         replans=ledger.applied_count,
         spent=ledger.budget_tracker.spent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -20,6 +20,7 @@ from replanning.changes import (
 from replanning.decision.confidence import PlanEvaluation
 from replanning.journal.records import TaskFailed, TriggerEvent, Usage
 from replanning.plan.tasks import PLANNING_KEY, Goal, Task
+from replanning.plan.types import TaskId
 
 MAX_LINE_CHARS: Final = 300
 """Longest line of a report, in characters."""
@@ -95,6 +96,13 @@ def evaluation_line(found: PlanEvaluation) -> str:
     parts += [f"about {format_duration(left)} left"] if left else []
     parts += [found.health] if found.health != "good" else []
     return printable_line(": ".join([", ".join(parts), *found.recommendations[:1]]))
+
+
+def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
+    """Return stale results as one line: what changed, and the tasks that have read or followed it."""
+    shown = [f"{task_id} ({', '.join(causes)})" for task_id, causes in list(stale.items())[:5]]
+    more = f" and {len(stale) - 5} more" if len(stale) > 5 else ""
+    return printable_line(f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}{more}")
 
 
 def is_held(trigger: TriggerEvent) -> bool:

@@ -127,13 +127,17 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSucceeded:
-    """An attempt succeeded. `recoverable` is false when its output could not be stored."""
+    """An attempt succeeded. `recoverable` is false when its output could not be stored.
+
+    `reads` are the keys of the context that its work read, each with the number of changes to the context before.
+    """
 
     kind: ClassVar = "attempt-succeeded"
     attempt: AttemptId
     task: TaskId
     output: JsonValue = None
     recoverable: bool = True
+    reads: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +234,23 @@ class ConditionEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ContextUpdated:
-    """The context changed."""
+    """The context changed; `attempt` is the attempt whose work has changed it, if any."""
 
     kind: ClassVar = "context-updated"
     changes: JsonObject
     removed: tuple[str, ...] = ()
+    attempt: AttemptId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsStale:
+    """The results of these finished tasks are stale, each with the causes; it takes the place of earlier records.
+
+    A cause is `context.KEY`, which the task read and which has changed since, or the id of a task that it followed.
+    """
+
+    kind: ClassVar = "results-stale"
+    tasks: dict[TaskId, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +325,7 @@ Observation = (
     | UsageCharged
     | ConditionEvaluated
     | ContextUpdated
+    | ResultsStale
     | ResourceUpdated
     | FactsObserved
     | GoalChanged
@@ -339,13 +356,16 @@ def new_attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline:
     return started
 
 
-def new_attempt_succeeded(attempt: AttemptId, task: TaskId, output: JsonValue, recoverable: bool) -> AttemptSucceeded:
-    """Return `AttemptSucceeded(attempt, task, output, recoverable)`, faster."""
+def new_attempt_succeeded(
+    attempt: AttemptId, task: TaskId, output: JsonValue, recoverable: bool, reads: dict[str, int] | None
+) -> AttemptSucceeded:
+    """Return `AttemptSucceeded(attempt, task, output, recoverable, reads)`, faster."""
     body: Any = _MutableAttemptSucceeded()
     body.attempt = attempt
     body.task = task
     body.output = output
     body.recoverable = recoverable
+    body.reads = reads
     body.__class__ = AttemptSucceeded
     succeeded: AttemptSucceeded = body
     return succeeded
@@ -412,13 +432,15 @@ class TaskTimedOut(TriggerEvent):
 class ContextChanged(TriggerEvent):
     """The context or the facts changed in a way that remaining tasks depend on, or the `goal` changed.
 
-    `facts` are needed facts that ceased, or facts that the changed goal lacks.
+    `facts` are needed facts that ceased, or facts that the changed goal lacks. `stale` are the finished tasks that are
+    to be done again, because what they have read has changed.
     """
 
     kind: Literal["context-changed"] = "context-changed"
     keys: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
     goal: bool = False
+    stale: tuple[TaskId, ...] = ()
 
 
 class ResourceChanged(TriggerEvent):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replanning.exports import report_module
+from replanning.live.stale import StaleResult
 from replanning.live.states import TaskState
 from replanning.live.strips import Feasibility, GroundAction, StripsProblem, StripsStep
 from replanning.live.view import DraftView, PlanView, ReplanningInfo, TaskView
@@ -13,6 +14,7 @@ __all__ = [
     "GroundAction",
     "PlanView",
     "ReplanningInfo",
+    "StaleResult",
     "StripsProblem",
     "StripsStep",
     "TaskState",

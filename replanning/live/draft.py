@@ -23,6 +23,7 @@ from replanning.changes import (
 )
 from replanning.errors import Problem, UnknownTask
 from replanning.live.graph import TaskGraph
+from replanning.live.stale import StaleResult, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState
 from replanning.plan.checks import check_task, result_references
 from replanning.plan.messages import join_names, validation_problems
@@ -97,6 +98,7 @@ class Draft:
         self._change_path = ""
         self._committed_at = 0.0
         self._abort_reason: str | None = None
+        self._stale: dict[TaskId, StaleResult] | None = None
         self._commit_steps: list[Callable[[Draft], None]] = []
         self._diff_notes: list[str] = []
         for index, change in enumerate(changes):
@@ -193,7 +195,12 @@ class Draft:
             self._commit_steps.append(partial(Draft._remove, task_id=change.task_id))
 
     def _stage_replace(self, change: ReplaceTask) -> None:
-        if not self._stage_event(change.task_id, TaskEvent.REPLACE, "be replaced"):
+        event = TaskEvent.REPLACE
+        if change.task_id in self._graph and self.state(change.task_id) in SATISFIED:
+            self._stale = stale_results(self._graph) if self._stale is None else self._stale
+            stale = self._stale.get(change.task_id)
+            event = TaskEvent.REDO if stale is not None and stale.redo else event
+        if not self._stage_event(change.task_id, event, "be replaced"):
             return
         parts = {task.id: task for task in change.tasks}
         inherited = [dep for dep in self.task(change.task_id).depends_on if dep not in parts]
@@ -275,6 +282,9 @@ class Draft:
         if self._find_task(task_id) is None:
             return
         state, graph = self.state(task_id), self._graph
+        if task_id in graph and graph.entry(task_id).redone:
+            self._add_problem(f"task {task_id!r} was done and is done again by others: it cannot be retried")
+            return
         if task_id in self._withdrawn or (task_id in graph and graph.entry(task_id).withdrawn):
             self._add_problem(f"task {task_id!r} was withdrawn for what it had replaced: it cannot be retried")
             return
@@ -525,11 +535,15 @@ class Draft:
     def _replace(self, task_id: TaskId, parts: tuple[TaskId, ...], sinks: tuple[TaskId, ...]) -> None:
         graph = self._graph
         original = graph.entries[task_id]
-        graph.transition(original, TaskEvent.REPLACE)
+        if original.satisfied:
+            graph.redone[task_id], original.redone = None, True
+            graph.unsatisfy_dependents(original)
+        graph.transition(original, TaskEvent.REDO if original.redone else TaskEvent.REPLACE)
         original.replaced_by, original.unsatisfied_sinks = parts, len(sinks)
         original.sinks = tuple(graph.entries[sink] for sink in sinks)
         for sink in original.sinks:
             sink.sink_of = original
+        graph.update_unsatisfied_count(original)
 
     def _edit(self, task: Task) -> None:
         graph = self._graph
@@ -547,6 +561,7 @@ class Draft:
             graph.link(entry)
             graph.update_readiness(entry)
         entry.set_task(task)
+        graph.redoes_stale = graph.redoes_stale or task.on_stale == "redo"
         graph.update_unsatisfied_count(entry)
         graph.requeue(entry)
 

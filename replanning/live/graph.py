@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import json
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +22,7 @@ from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.references import find_references, resolve_references
-from replanning.plan.tasks import Task, ToolSpec
+from replanning.plan.tasks import OnStale, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
@@ -50,6 +53,7 @@ class TaskFields(TypedDict):
     timeout: float | None
     optional: bool
     when: str | None
+    on_stale: OnStale | None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -71,7 +75,12 @@ class TaskEntry:
         hold_count: number of questions and triggers that keep the task from being handed out.
         pass_over_count: how often later tasks were handed out before this one for want of resources.
         effects: the facts that the running attempt adds and removes when it succeeds.
-        end_number: the number of attempts in the run that had ended when its last attempt did.
+        start_number: the number of attempts in the run that had ended when its last attempt began.
+        end_number: the same when its last attempt ended.
+        context_version: the number of changes to the context when its last attempt began.
+        reads: the keys of the context that its attempt has read later, or earlier, with their versions.
+        changed_context: whether its attempt has changed the context.
+        redone: whether it was finished when it was replaced, because its result was stale.
         withdrawn: whether it was removed for good because the task it replaced runs again.
         reserved: the resources that it holds.
         shown_task: the document as readers of views have it.
@@ -100,7 +109,12 @@ class TaskEntry:
     attempt: AttemptId | None = None
     started_at: float = 0.0
     duration: float = 0.0
+    start_number: int = 0
     end_number: int = 0
+    context_version: int = 0
+    reads: dict[str, int] | None = None
+    changed_context: bool = False
+    redone: bool = False
     deadline: float | None = None
     not_before: float | None = None
     output: JsonValue = None
@@ -313,6 +327,8 @@ class TaskResults(Mapping[str, JsonValue]):
     def output_of(self, task_id: TaskId) -> JsonValue:
         """Return the output found through the lineage of a task; a mapping if several sinks replaced it.
 
+        The output of a finished task that is done again counts until that is done.
+
         Args:
             task_id: the task, or one that it replaced.
 
@@ -323,13 +339,13 @@ class TaskResults(Mapping[str, JsonValue]):
         entry = self._entries.get(task_id)
         if entry is None:
             raise UnknownTask(task_id)
-        while entry.state is TaskState.REPLACED_BY_REPLAN:
+        while entry.state is TaskState.REPLACED_BY_REPLAN and not (entry.redone and entry.unsatisfied_sinks):
             if len(entry.sinks) > 1:
                 return {sink.id: self.output_of(sink.id) for sink in entry.sinks}
             entry = entry.sinks[0]
         if entry.state is TaskState.SKIPPED:
             return None
-        if entry.state is not TaskState.DONE:
+        if entry.state is not TaskState.DONE and not entry.redone:
             raise NoResult(task_id, f"it is {entry.state}")
         if not entry.recoverable:
             raise NoResult(task_id, "it could not be kept as JSON; return JSON, or give the engine a codec")
@@ -350,18 +366,25 @@ class TaskResults(Mapping[str, JsonValue]):
 
 
 class CopyOnRead(Mapping[str, JsonValue]):
-    """View of shared values that copies arrays and objects on first access, so that an attempt may change its own."""
+    """View of shared values that copies arrays and objects on first access, so that an attempt may change its own.
 
-    __slots__ = ("_copies", "_shared")
+    Args:
+        shared: the values.
+        on_read: called with each key that is read, also where it has no value.
+    """
 
-    def __init__(self, shared: Mapping[str, JsonValue]) -> None:
+    __slots__ = ("_copies", "_on_read", "_shared")
+
+    def __init__(self, shared: Mapping[str, JsonValue], on_read: Callable[[str], object] = lambda key: None) -> None:
         self._shared = shared
+        self._on_read = on_read
         self._copies: dict[str, tuple[JsonValue, JsonValue]] = {}
 
     def __repr__(self) -> str:
         return repr(self._shared)
 
     def __getitem__(self, key: str) -> JsonValue:
+        self._on_read(key)
         value = self._shared[key]
         if not isinstance(value, list | dict):
             return value
@@ -371,10 +394,58 @@ class CopyOnRead(Mapping[str, JsonValue]):
         return cached[1]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shared)
+        for key in tuple(self._shared):
+            self._on_read(key)
+            yield key
 
     def __len__(self) -> int:
         return len(self._shared)
+
+
+class ContextHistory:
+    """Past values of the context, and the tasks whose work has read them.
+
+    Attributes:
+        version: number of changes so far.
+        hashes: by key, the versions in which it got another value, and hashes of these values.
+        readers: by key, the finished tasks whose work has read it.
+    """
+
+    __slots__ = ("_claims", "hashes", "readers", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.hashes: dict[str, tuple[list[int], list[bytes]]] = {}
+        self.readers: dict[str, dict[TaskId, None]] = {}
+        self._claims: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<ContextHistory of {self.version} changes to {list(self.hashes)}>"
+
+    def change(self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int) -> None:
+        """Change the context; a key without a value counts as one whose value is null."""
+        self.version += 1
+        self._claims.append(last_claim)
+        for key in (*changes, *removed):
+            versions, hashes = self.hashes.setdefault(key, ([0], [_value_hash(context.get(key))]))
+            versions.append(self.version)
+            hashes.append(_value_hash(changes.get(key)))
+        context.update(changes)
+        for key in removed:
+            context.pop(key, None)
+
+    def changed_since(self, key: str, version: int) -> bool:
+        """Return whether a key has another value than at a version."""
+        versions, hashes = self.hashes.get(key, ((0,), (b"",)))
+        return hashes[bisect_right(versions, version) - 1] != hashes[-1]
+
+    def version_at_claim(self, claim: int) -> int:
+        """Return the number of changes before a claim of this process."""
+        return bisect_left(self._claims, claim)
+
+
+def _value_hash(value: JsonValue) -> bytes:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
 _NO_ACTION: Final = GroundAction()
@@ -471,7 +542,7 @@ class DependencyIndex:
             for name in self.pool.demand(task):
                 self.resource_users.setdefault(name, {})[task.id] = None
         if task.arguments or task.when:
-            for key in _context_keys(task):
+            for key in context_keys(task):
                 self.context_readers.setdefault(key, {})[task.id] = None
         if self.fact_index is not None:
             action, _ = self.ground(task)
@@ -481,7 +552,7 @@ class DependencyIndex:
     def discard(self, task: Task) -> None:
         """Remove a task that is about to change."""
         self.discard_user(task)
-        for key in _context_keys(task):
+        for key in context_keys(task):
             self.context_readers[key].pop(task.id, None)
 
     def discard_user(self, task: Task) -> None:
@@ -495,7 +566,7 @@ class DependencyIndex:
             self.fact_index.discard(task.id)
 
 
-def _context_keys(task: Task) -> Iterable[str]:
+def context_keys(task: Task) -> Iterable[str]:
     """Return the keys of the context that a task's arguments and condition refer to."""
     keys: dict[str, None] = {}
     if task.arguments:
@@ -571,6 +642,10 @@ class TaskGraph:
         revision_hash: hash of the document and of every revision since; empty until it is first needed.
         strips_problems: planning problems of the plan as it is now, by the tasks and facts that they are about.
         closed_world: whether the plan states its facts.
+        context_history: the changes to the context so far.
+        redone: the finished tasks that were replaced because their results were stale.
+        redoes_stale: whether the plan, or a task of it, says that tasks with stale results are to be done again.
+        recorded_stale: the stale results that were recorded last.
         claimed_count: number of tasks that are handed out and not started.
         last_claim: number of the last claim.
         parked: the ready tasks that lack a tool, a resource or a fact.
@@ -587,6 +662,7 @@ class TaskGraph:
         "claimed_count",
         "closed_world",
         "context",
+        "context_history",
         "counts",
         "deadlines",
         "dependency_index",
@@ -601,6 +677,9 @@ class TaskGraph:
         "plan",
         "pool",
         "ready_queue",
+        "recorded_stale",
+        "redoes_stale",
+        "redone",
         "results",
         "revision",
         "revision_hash",
@@ -615,6 +694,10 @@ class TaskGraph:
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
         self.plan = plan
         self.context: JsonObject = dict(plan.context)
+        self.context_history = ContextHistory()
+        self.redone: dict[TaskId, None] = {}
+        self.redoes_stale = plan.on_stale == "redo"
+        self.recorded_stale: Mapping[TaskId, tuple[str, ...]] = {}
         self.tools: dict[str, ToolSpec] = {tool.name: tool for tool in plan.tools}
         self.facts: dict[str, int] = dict.fromkeys(plan.facts or (), 0)
         self.closed_world = plan.facts is not None
@@ -734,6 +817,8 @@ class TaskGraph:
         root, iteration = (task_id, 0) if parent is None else (parent.root, parent.iteration + 1)
         entry = TaskEntry(task, len(self.entries), parent, fields, task_id, fields["priority"], root, iteration)
         self.entries[task_id] = entry
+        if fields["on_stale"] == "redo":
+            self.redoes_stale = True
         if fields["tool"] or fields["arguments"] or fields["when"] or self.pool.limited:
             self.dependency_index.add(task)
         if parent is None and not fields["optional"]:
@@ -837,6 +922,8 @@ class TaskGraph:
     def end_attempt(self, entry: TaskEntry, *, succeeded: bool | None = None) -> None:
         """End the running attempt of a task, if it has one: count its outcome, if it has any, and release its resources."""
         entry.attempt, entry.deadline = None, None
+        if not succeeded:
+            entry.reads, entry.changed_context = None, False
         if entry.reserved is not None:
             self.pool.release(entry.reserved)
             entry.reserved, entry.pass_over_count = None, 0

@@ -31,6 +31,7 @@ from replanning.journal.records import (
     Record,
     RecordBody,
     ResourceUpdated,
+    ResultsStale,
     RunEnded,
     normalised_cause,
 )
@@ -250,6 +251,8 @@ class LivePlan(TaskGraph):
         entry.attempts = body.number
         entry.attempts_in_round += 1
         entry.started_at = at
+        entry.start_number = self.ended_attempts
+        entry.context_version = self.context_history.version
         entry.not_before = None
         entry.deadline = body.deadline
         if body.deadline is not None:
@@ -265,6 +268,10 @@ class LivePlan(TaskGraph):
             entry.output = body.output
         entry.recoverable = body.recoverable
         entry.failure, entry.failures = None, 0
+        reads = entry.reads = body.reads
+        if reads:
+            for key in reads:
+                self.context_history.readers.setdefault(key, {})[entry.id] = None
         entry.duration = duration = at - entry.started_at
         count, total = self.success_durations
         self.success_durations = (count + 1, total + duration)
@@ -312,6 +319,7 @@ class LivePlan(TaskGraph):
             entry.reason = failure.message
         if body.retry_at is not None:
             self.wait_until(entry, body.retry_at)
+            self.update_readiness(entry)  # what it depends on may be done again
 
     def _count_failure(self, entry: TaskEntry, failure: Failure) -> None:
         """Count a failure of a tool, unless it has another cause than those before."""
@@ -335,13 +343,21 @@ class LivePlan(TaskGraph):
                 entry = self.entry(body.task)
                 self.transition(entry, TaskEvent.SKIP)
                 entry.condition_revision = CONDITION_NOT_MET
+                entry.start_number, entry.context_version = self.ended_attempts, self.context_history.version
                 entry.reason = f"its condition {entry.task.when!r} does not hold"
                 self.satisfy_dependents(entry)
             case ContextUpdated():
-                self.context.update(body.changes)
-                for name in body.removed:
-                    self.context.pop(name, None)
+                history, keys = self.context_history, (*body.changes, *body.removed)
+                history.change(self.context, body.changes, body.removed, self.last_claim)
+                if body.attempt is not None:  # what it has read of these is what it has written
+                    entry = self.entry(TaskId(body.attempt.rpartition("#")[0]))
+                    entry.changed_context, entry.reads = True, {} if entry.reads is None else entry.reads
+                    readers = self.dependency_index.context_readers
+                    read = (key for key in keys if key in entry.reads or entry.id in readers.get(key, ()))
+                    entry.reads.update(dict.fromkeys(read, history.version))
                 self.unpark()
+            case ResultsStale():
+                self.recorded_stale = body.tasks
             case ResourceUpdated():
                 if body.available is not None and body.name in self.tools:
                     self.tools[body.name] = self.tools[body.name].model_copy(update={"available": body.available})
@@ -409,6 +425,7 @@ PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
         (
             ConditionEvaluated,
             ContextUpdated,
+            ResultsStale,
             ResourceUpdated,
             FactsObserved,
             GoalChanged,

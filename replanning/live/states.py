@@ -38,6 +38,7 @@ class TaskEvent(StrEnum):
     SKIP = "skipped"
     CANCEL = "cancelled"
     REPLACE = "replaced"
+    REDO = "to be done again"
     BLOCK = "blocked"
     REVIVE = "retried by a change"
     WAIT = "to be run later"
@@ -74,6 +75,7 @@ _EVENTS: Final = (
     (_E.CANCEL, _S.CANCELLED, (_S.RUNNING, *_EDITABLE)),
     (_E.BLOCK, _S.BLOCKED, _EDITABLE),
     (_E.REPLACE, _S.REPLACED_BY_REPLAN, (_S.CANCELLED, *_EDITABLE)),
+    (_E.REDO, _S.REPLACED_BY_REPLAN, (_S.DONE, _S.SKIPPED)),
     (_E.REVIVE, _S.PENDING, (_S.BACKOFF, _S.FAILED, _S.BLOCKED, _S.SKIPPED, _S.CANCELLED, _S.REPLACED_BY_REPLAN)),
 )
 """Events, each with the state that it leads to and the states in which it may happen."""

@@ -16,6 +16,7 @@ from replanning.journal.records import Failure
 from replanning.live.draft import Draft
 from replanning.live.graph import CONDITION_NOT_MET, FactIndex
 from replanning.live.plan import LivePlan
+from replanning.live.stale import StaleResult, followers, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
@@ -182,6 +183,17 @@ class PlanView:
     def context_readers(self, key: str) -> tuple[TaskView, ...]:
         """Return the tasks whose arguments or condition refer to a key of the context."""
         return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
+
+    def stale_results(self) -> Mapping[TaskId, StaleResult]:
+        """Return the finished tasks whose results are stale, because the context that they have read has changed since."""
+        return stale_results(self._live)
+
+    def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
+        """Return the tasks that wait for some of these, if these are done again, or are among them and follow others.
+
+        Each comes with those that it has to depend on as well, because it follows them only through tasks that are kept.
+        """
+        return followers(self._live, task_ids)
 
     def resource_users(self, name: str) -> Iterator[TaskView]:
         """Yield the unfinished tasks that use a tool or take a resource of this name."""

@@ -31,6 +31,7 @@ from replanning.plan.tasks import (
     McpServer,
     Name,
     NonNegativeFloat,
+    OnStale,
     StrictBool,
     StrictModel,
     Task,
@@ -73,6 +74,11 @@ class Plan(StrictModel):
         default_factory=dict, description="The things that facts speak of: name to type."
     )
     sequential: StrictBool = Field(default=False, description="Make each task depend on the one before it in the list.")
+    on_stale: OnStale = Field(
+        default="warn",
+        description="What follows when the context that finished tasks have read changes: ignore it, warn of the stale "
+        "results, or redo these tasks and what followed from them.",
+    )
     budget: Budget | None = Field(default=None, description="What a run may spend.")
 
     # Keyed by the tuple it was made from, because model_copy copies private attributes as well.

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -317,6 +317,9 @@ class ToolSpec(StrictModel):
         return tuple(facts)
 
 
+OnStale = Literal["ignore", "warn", "redo"]
+
+
 class TaskBody(StrictModel):
     """Fields of tasks and fallbacks."""
 
@@ -334,6 +337,10 @@ class TaskBody(StrictModel):
     optional: StrictBool = Field(default=False, description="Whether the plan may succeed without it.")
     when: str | None = Field(default=None, description="A condition over context.* and results.*; skipped when false.")
     idempotent: StrictBool = Field(default=False, description="Whether running it twice does no harm.")
+    on_stale: OnStale | None = Field(
+        default=None,
+        description="What follows when the context that it has read changes after it is done; as the plan says by default.",
+    )
     fallbacks: Items[Fallback] = Field(default=(), description="What may take its place, best first.")
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
     acceptance: Items[Text] = Field(

@@ -46,6 +46,7 @@ from replanning.journal.records import (
     PlanRevised,
     Record,
     RecordBody,
+    ResultsStale,
     RunEnded,
     RunPaused,
     RunQuiescent,
@@ -59,8 +60,9 @@ from replanning.journal.records import (
 )
 from replanning.journal.store import Lease, RunStore, ToolOutcome, mean_durations, to_plain_json
 from replanning.live.draft import Draft
-from replanning.live.graph import MAX_OUTCOMES_PER_TOOL, TaskEntry
+from replanning.live.graph import MAX_OUTCOMES_PER_TOOL, TaskEntry, context_keys
 from replanning.live.plan import LivePlan
+from replanning.live.stale import outdated_keys, stale_results
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
@@ -616,6 +618,9 @@ class Lifecycle:
             tool = self.live.tools.get(name)
             timeout = tool.timeout if tool is not None else None
         deadline = None if timeout is None else self.clock.now() + timeout
+        history = self.live.context_history
+        if history.version and (version := history.version_at_claim(entry.claim)) != history.version and entry.claim:
+            entry.reads = dict.fromkeys(context_keys(entry.task), version)  # its references were replaced then
         self.commit(new_attempt_started(attempt_id, entry.id, number, deadline))
         self.running[attempt_id] = entry, body
         if deadline is not None and deadline < self.timer.next_wakeup:
@@ -652,7 +657,12 @@ class Lifecycle:
         entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:
             return
-        self.commit_or_defer(new_attempt_succeeded(attempt_id, entry.id, value, recoverable))
+        live = self.live
+        self.commit_or_defer(new_attempt_succeeded(attempt_id, entry.id, value, recoverable, entry.reads or None))
+        if live.redoes_stale and (live.context_history.version or live.redone):
+            needed = map(live.entries.__getitem__, entry.fields["depends_on"])
+            if outdated_keys(live, entry) or any(dep.redone or dep.id in live.recorded_stale for dep in needed):
+                self.record_stale_results()
         self.after_observation()
 
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:
@@ -687,6 +697,12 @@ class Lifecycle:
             self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace))
             # The caller may be leaving the run, so its end is looked for a little later.
             self.timer.call_at(retry_at or now, self.after_observation)
+
+    def record_stale_results(self) -> None:
+        """Record which finished tasks have stale results, if these are others than were recorded last."""
+        stale = {task_id: result.causes for task_id, result in stale_results(self.live).items()}
+        if stale != self.live.recorded_stale:
+            self.commit_or_defer(ResultsStale(stale))
 
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
@@ -763,9 +779,14 @@ class Lifecycle:
 
     def _handle_quiescence(self) -> None:
         live, ledger = self.live, self.ledger
-        if live.complete:
-            self.finish("succeeded", "every required task is done")
+        self.record_stale_results()
+        if self.is_replanning():
             return
+        if live.complete:
+            asked = {task_id for question in ledger.open_questions.values() for task_id in question.holds}
+            if not live.redoes_stale or asked.isdisjoint(live.recorded_stale):
+                self.finish("succeeded", "every required task is done")
+                return
         if ledger.open_questions:
             count = len(ledger.open_questions)
             self.finish("needs_human", f"{count} question{'s' * (count != 1)} to a person must be answered first")
@@ -811,6 +832,7 @@ class Lifecycle:
             return
         body = RunEnded(status, reason, cancelled)
         try:
+            self.record_stale_results()
             if status != "paused":  # what is undecided when a person is needed has become stale during its cooldown
                 ledger = self.ledger
                 parked = {trigger for attached in ledger.triggers_by_question.values() for trigger in attached}
@@ -872,7 +894,7 @@ _UNSTORABLE_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left 
 def _strip_unstorable(body: RecordBody) -> RecordBody | None:
     """Return a record without the values that a store cannot keep; None if nothing would be left of it."""
     if isinstance(body, AttemptSucceeded):
-        return replace(body, output=None, recoverable=False)
+        return replace(body, output=None, recoverable=False, reads=None)
     if isinstance(body, AttemptFailed):
         failure = Failure("Error", _UNSTORABLE_PLACEHOLDER, body.failure.transient, body.failure.kind)
         return replace(body, failure=failure)

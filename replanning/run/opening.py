@@ -433,6 +433,8 @@ async def run_services(
             waited = max(0.0, life.clock.now() - past.stopped_at)
             life.commit_or_defer(RunResumed(life.lease.owner, waited, life.spans.traceparent, __version__))
             on_resume(past)
+            if life.live.redoes_stale:
+                life.record_stale_results()
             outcomes.recheck(past.last_cause)
             for entry in [e for e in life.live if e.state is TaskState.RUNNING]:
                 assert entry.attempt is not None

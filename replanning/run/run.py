@@ -45,6 +45,7 @@ from replanning.journal.records import (
 from replanning.journal.store import to_plain_json
 from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
+from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
 from replanning.plan.messages import NameSuggester, brief_repr, checked, require_instance
@@ -69,6 +70,8 @@ class RunResult:
         spent: the usage that budgets counted.
         unjournaled: whether the store failed and the run continued without it.
         failures: by task, the last failure of each one that ended FAILED or BLOCKED.
+        stale: by task, the causes of each stale result: `context.KEY`, which the task has read and which has changed
+            since, or the id of a task that it followed.
     """
 
     run: RunId
@@ -80,6 +83,7 @@ class RunResult:
     spent: Usage = field(default_factory=Usage)
     unjournaled: bool = False
     failures: Mapping[TaskId, Failure] = field(default_factory=dict)
+    stale: Mapping[TaskId, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -171,6 +175,7 @@ class PlanRun:
             ledger.budget_tracker.spent,
             self._lifecycle.unjournaled,
             {e.id: e.failure for e in map(self.live.entry, self.live.stuck) if e.failure is not None},
+            {task_id: result.causes for task_id, result in stale_results(self.live).items()},
         )
 
     @property
@@ -319,7 +324,6 @@ class PlanRun:
         if new or gone:
             self._record_observation(FactsObserved(new, gone))
 
-    @in_loop_thread
     def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
         """Report values of the context that have changed or are gone; unchanged ones are ignored.
 
@@ -327,6 +331,12 @@ class PlanRun:
             RecordNotSerializable: a value is not JSON; a tuple becomes a list.
             TypeError: the changes are not a mapping of names to values.
         """
+        self._change_context(changes, removed)
+
+    @in_loop_thread
+    def _change_context(
+        self, changes: Mapping[str, JsonValue], removed: Sequence[str], attempt_id: AttemptId | None = None
+    ) -> None:
         if not isinstance(changes, Mapping):
             raise TypeError(f"change_context: expected a mapping of names to values, got {brief_repr(changes)}")
         _require_texts("change_context", changes=list(changes), removed=removed)
@@ -335,7 +345,8 @@ class PlanRun:
         new: JsonObject = {key: value for key, value in clean.items() if key not in old or old[key] != value}
         gone = tuple(key for key in removed if key in old)
         if new or gone:
-            self._record_observation(ContextUpdated(new, gone))
+            attempt = attempt_id if attempt_id in self._lifecycle.running else None
+            self._record_observation(ContextUpdated(new, gone, attempt))
 
     @in_loop_thread
     def change_resource(
@@ -435,6 +446,8 @@ class PlanRun:
         if self._lifecycle.loop.closed:
             raise NotRunning(f"run {self.id!r} was left, so nothing more is recorded; resume it to go on")
         self._lifecycle.commit_or_defer(body)
+        if isinstance(body, ContextUpdated) and self.live.redoes_stale:
+            self._lifecycle.record_stale_results()
         self._lifecycle.after_observation()
 
     @in_loop_thread
@@ -578,9 +591,18 @@ class TaskContext:
 
     @property
     def context(self) -> Mapping[str, JsonValue]:
-        """The context of the run now; arrays and objects are copies, see `change_context`."""
+        """The context of the run now; arrays and objects are copies, see `change_context`.
+
+        The keys that are read are recorded with the result, which is stale once one of them changes.
+        """
         if self._context is None:
-            self._context = CopyOnRead(self._run.live.context)
+            live = self._run.live
+            entry, reads = live.entry(self._task.id), dict[str, int]()
+            if entry.attempt == self.attempt_id:  # of an attempt that is not current, nothing is kept
+                reads = entry.reads = reads if entry.reads is None else entry.reads
+            self._context = CopyOnRead(
+                live.context, lambda key: reads.setdefault(str(key), live.context_history.version)
+            )
         return self._context
 
     @property
@@ -612,8 +634,8 @@ class TaskContext:
         self._run.charge(Usage(calls, tokens, money), attempt_id=self.attempt_id)
 
     def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
-        """Report values of the context that have changed or are gone."""
-        self._run.change_context(changes, removed=removed)
+        """Report values of the context that have changed or are gone; the result of this attempt is not stale by that."""
+        self._run._change_context(changes, removed, self.attempt_id)
 
     def observe(self, holds: Sequence[str] = (), ceased: Sequence[str] = ()) -> None:
         """Report facts that hold, or hold no longer."""

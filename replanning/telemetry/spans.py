@@ -275,6 +275,10 @@ class OTelRunTracer(RunTracer):
                 self._end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
             case journal.AttemptInterrupted():
                 self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
+            case journal.ResultsStale():
+                causes = dict.fromkeys(cause for found in body.tasks.values() for cause in found)
+                stale = {names.STALE_TASKS: list(body.tasks), names.STALE_CAUSES: list(causes)}
+                self._span.add_event(names.STALE_EVENT, stale, timestamp=at)
             case journal.PlanRevised():
                 assert self._run is not None
                 for change in body.changes:
@@ -577,6 +581,7 @@ _OBSERVED: Final[tuple[type[journal.RecordBody], ...]] = (
     journal.AttemptStarted,
     journal.AttemptSucceeded,
     *_UNSUCCESSFUL,
+    journal.ResultsStale,
     journal.PlanRevised,
     journal.AlternativesConsidered,
     journal.DecisionMade,

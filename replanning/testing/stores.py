@@ -413,6 +413,7 @@ def sample_bodies() -> tuple[RecordBody, ...]:
         journal.ContextUpdated({"region": None, "n": 10**30}, removed=("old",)),
         journal.ResourceUpdated("cpu", capacity=0.0),
         journal.FactsObserved(holds=("on(a,b)",)),
+        journal.ResultsStale({_TASK: ("context.language",)}),
         journal.GoalChanged(goal, ("facts",), "a whim", "eve", 3),
         journal.ReplanRequested("please", "eve", (_TASK,), 4),
         journal.RunQuiescent(2, (_TASK,), ("on(a,b)",)),

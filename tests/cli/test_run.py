@@ -136,6 +136,22 @@ def test_a_command_changes_the_context(tmp_path: Path) -> None:
     assert [trigger["kind"] for trigger in revision["triggers"]] == ["context-changed"]
 
 
+def test_results_of_an_older_context(tmp_path: Path) -> None:
+    """A run warns of results that come from an older value of the context, and so do `status` and `why`."""
+    tools = {"write": "echo {in}", "tell": 'echo language=de >> "$REPLANNING_CONTEXT"'}
+    tasks = "id: page, tool: write, arguments: {in: '${context.language}'}\nid: look, tool: tell, depends_on: [page]"
+    write_plan(tmp_path, tools, tasks, more="context: {language: en}")
+    warning = "1 result of older values: page (context.language)"
+
+    done = cli(tmp_path, "run", "plan.yaml", "--store", "runs.db")
+
+    assert [f"! {warning}" in out for out in (done.stdout, done.stderr)] == [True, True]
+    assert f"  stale     {warning}" in cli(tmp_path, "status", "latest", "--store", "runs.db").stdout
+    assert warning in cli(tmp_path, "why", "--store", "runs.db", code=1).stderr
+    for command in (("status", "latest"), ("history",)):
+        assert answer(tmp_path, *command, "--json", "--store", "runs.db")["stale"] == {"page": ["context.language"]}
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [

@@ -295,7 +295,7 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
         yield f"{entry!r} says it is satisfied: {entry.satisfied}"
     if entry.state in WAITING and (entry.state is TaskState.PENDING) is (missing == 0):
         yield f"{entry!r} waits for {missing} and is {entry.state}"
-    if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing:
+    if entry.state in (TaskState.RUNNING, TaskState.DONE) and missing and not live.redone:
         yield f"{entry!r} ran before what it depends on"
     top = entry
     while top.parent is not None:
