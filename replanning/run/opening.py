@@ -528,6 +528,8 @@ def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_ki
         messages = life.store.inbox(run.id)
     except Exception:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
         return
+    if not messages:  # the run may have come to its end, and be edited by the caller that has resumed it
+        return
     with life.batch():  # the end of the run is looked for when all are handled: each may answer one of its questions
         for message in messages:
             if life.end is not None or not life.store_available:

@@ -31,7 +31,7 @@ from replanning.plan import RunId
 from replanning.testing import FlakyStore, ScriptedExecutor, ScriptedGate, VirtualClock, hangs, raises, returns
 from tests.support.questions import asking, dialogue, proposing, two_ways
 from tests.support.resume import cut
-from tests.support.runs import Proposer, alternative, bodies, chain, failing, plan
+from tests.support.runs import Proposer, alternative, bodies, chain, failing, perform, plan
 
 APPROVE = Answer("approve", by="ada")
 REJECT = Answer("reject", by="ada", comment="not now")
@@ -100,6 +100,16 @@ async def test_answer_all_without_questions(clock: VirtualClock) -> None:
     done = await engine.execute(chain("a"), failing())
     with pytest.raises(UnknownQuestion, match="has no open question"):
         engine.answer_all(done.run, "approve")
+
+
+async def test_resumed_run_is_edited_before_it_ends(clock: VirtualClock) -> None:
+    """A run in which nothing can go on is resumed, and what its caller changes then is done; it does not end before."""
+    engine = asking(clock)
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), failing("a"))
+    assert result.status == "needs_human"
+    async with engine.resume(result.run) as run:
+        run.add_task(Task(id="c"))
+        assert await perform(run) == ["c"]
 
 
 # Late and remote answers
