@@ -498,14 +498,15 @@ def test_real_shapes() -> None:
 @pytest.mark.slow
 def test_same_journal_in_another_process() -> None:
     """A seed gives the same journal in every process, whatever order its sets have."""
-    command = [sys.executable, "-m", "tests.testing.test_simulation", "0", "60", "--journals"]
+    command = [sys.executable, "-m", "tests.testing.test_simulation", "0", "30", "--journals"]
     root = Path(__file__).resolve().parents[2]
     journals = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
-        journals.append(done.stdout.partition("\n\n")[0])
-    assert journals[0].count("run-opened") >= 50
+        lines = done.stdout.partition("\n\n")[0].splitlines()
+        journals.append([line for line in lines if "run-resumed" not in line])  # which names the process
+    assert sum("run-opened" in line for line in journals[0]) >= 25
     assert journals[0] == journals[1]
 
 
