@@ -347,6 +347,8 @@ HOSTILE = [
     "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "token ", 'token="', 'token="a', "authorization: ", "bearer ", "\\",
     "token\\\\", "-u a:", "-u ", "_", "_pass", "xox", "xoxb-", "cookie: a=", "cookie: a", "--token ", "secret_key",
     "authorization: digest ", "token: 1234567 ", "password: none", "İtoken", "aws4-hmac-sha256 ", "=", ">", "api_key>",
+    "machine a login b ", "mysql a ", "redis-cli ", "://a:b/", "curl -u a:b ", 'key="a1b2c3d4e5f6g7";', "kind: secret data: ",
+    "\\u0061", "%41", "%", "\x1b[", "\x1b]", "&#97;", "&", "\u200b", "cGFzc3dvcmQ9aHVudGVyMiBw ", "eyeya",
 ]  # fmt: skip
 
 
