@@ -366,6 +366,7 @@ class World:
     features: set[str] = field(default_factory=set)
     used: Counter[str] = field(default_factory=Counter)
     crowded: list[str] = field(default_factory=list)
+    stopped_at: set[float] = field(default_factory=set)
     active: int = 0
     asked: int = 0
     thread_calls: int = 0
@@ -479,6 +480,7 @@ class World:
                 self.features.add("work that takes time to stop")
                 with anyio.CancelScope(shield=True):
                     await self.clock.sleep(2.0)
+                self.stopped_at.add(self.clock.now())
             raise
         finally:
             self.active -= 1

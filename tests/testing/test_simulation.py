@@ -202,7 +202,7 @@ def problems_of(world: World, records: Sequence[journal.Record]) -> list[str]:
 def _lingers(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """A run ends at the moment of what makes it end: a record, unless the store fails, or the end of a wait."""
     whole = [r for r in records if not isinstance(r.body, journal.TriggerDropped) or "run is over" not in r.body.reason]
-    waits = {getattr(r.body, "retry_at", None) for r in records}
+    waits = {*world.stopped_at, *(getattr(r.body, "retry_at", None) for r in records)}
     waits |= {r.at + getattr(c, "delay", 0.0) for r in records for c in getattr(r.body, "changes", ())}
     for before, end in pairwise(whole):
         final = isinstance(end.body, journal.RunEnded) and end.body.status not in ("paused", "aborted")
