@@ -26,6 +26,7 @@ def test_what_follows() -> None:
         task("e", "skipped", "author", on_stale="redo"),
         task("f", "e"),
         task("g", "author"),
+        task("skipped too", "skipped", "author"),
         task("h", "e", "d"),
         context={"x": 1},
     )
@@ -34,6 +35,7 @@ def test_what_follows() -> None:
     author = run.start("author")
     run.fold(ContextUpdated({"x": 2}, attempt=author))
     run.end(author)
+    run.apply(skip("skipped too"))
     run.run("e", "h")
     found = {task_id: tuple(sorted(names)) for task_id, names in causes(run).items()}
     assert found == {"a": ("context.x",), "b": ("a",), "c": ("a",), "d": ("b", "c"), "e": ("a",), "h": ("d", "e")}
@@ -77,7 +79,10 @@ def test_running_task_waits_for_what_is_done_again() -> None:
 def test_conditions() -> None:
     """A skipped task is stale if it would not be skipped now, and a retried attempt has read the newest value."""
     run = journaled(
-        task("a", "z", when="context.x > 1 and results.z == null"), task("b", **USES_X), "z", context={"x": 1}
+        task("a", "z", when="context.x > 1 and results.z == null"),
+        task("b", when="context.y == 1", **USES_X),
+        "z",
+        context={"x": 1, "y": 1},
     )
     run.run("z")
     run.fold(ConditionEvaluated("a", value=False))
@@ -86,5 +91,7 @@ def test_conditions() -> None:
     run.fold(ContextUpdated({"x": 2}))
     run.run("b")
     assert causes(run) == {"a": ("context.x",)}
-    run.fold(ContextUpdated({"y": 2}, removed=("x",)))
+    run.fold(ContextUpdated({"z": 2}, removed=("x",)))
     assert causes(run) == {"b": ("context.x",)}
+    run.fold(ContextUpdated({"x": 2}))
+    assert causes(run) == {"a": ("context.x",)}
