@@ -44,7 +44,7 @@ class Marker(NamedTuple):
 
 _MARKER_PATTERN: Final = re.compile(r"^<!-- replanning notice=([a-z]+) run=(\S*) about=(\S*) -->\s*$", re.MULTILINE)
 
-_AUTHORSHIP_PATTERN: Final = re.compile(rf"\s*^{re.escape(AUTHORSHIP_MARKER.strip())}[ \t]*$", re.MULTILINE)
+_AUTHORSHIP_PATTERN: Final = re.compile(rf"(?<!\s)\s*^{re.escape(AUTHORSHIP_MARKER.strip())}[ \t]*$", re.MULTILINE)
 
 
 def find_marker(body: str) -> Marker | None:

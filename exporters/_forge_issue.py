@@ -104,9 +104,9 @@ class ApiResponse(NamedTuple):
     data: bytes
 
 
-_SLASH_COMMAND: Final = re.compile(r"^(\s*)/", re.MULTILINE)
+_SLASH_COMMAND: Final = re.compile(r"^([^\S\n]*)/", re.MULTILINE)
 
-_ESCAPED_COMMAND: Final = re.compile(r"^(\s*)&#47;", re.MULTILINE)
+_ESCAPED_COMMAND: Final = re.compile(r"^([^\S\n]*)&#47;", re.MULTILINE)
 
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

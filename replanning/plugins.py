@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from replanning.errors import PluginError
 
 PLUGIN_GROUPS = ("providers", "triggers", "exporters", "stores")
+
+
+def read_attribute(plugin: object, name: str, default: object = None) -> Any:  # of a type that the caller checks
+    """Return an attribute of a plugin; the default if there is none, or its code fails."""
+    try:
+        return getattr(plugin, name, default)
+    except (Exception, SystemExit):  # noqa: BLE001 - an attribute may be code of others
+        return default
+
+
+def plugin_name(plugin: object) -> str:
+    """Return the name of a plugin; that of its class if it has none."""
+    name = read_attribute(plugin, "name")
+    return name if isinstance(name, str) else type(plugin).__name__
 
 
 @cache

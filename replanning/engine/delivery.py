@@ -13,6 +13,7 @@ import anyio.abc
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.redaction import Redactor
+from replanning.plugins import plugin_name
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle
 from replanning.telemetry.exporter import Exporter
@@ -124,7 +125,7 @@ class _ExporterQueue:
 
     def _record_failure(self, kind: str, text: str) -> None:
         """Record a kind of failure once; log it where the journal takes no more records."""
-        life, name = self._lifecycle, self._exporter.name
+        life, name = self._lifecycle, plugin_name(self._exporter)
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)
@@ -144,10 +145,10 @@ async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor:
                 await isolate(exporter.aclose())
             except Exception as error:  # noqa: BLE001 - likewise
                 text = redactor.text(describe_error(error))
-                _log.warning("exporter %r failed when it was closed: %s", exporter.name, text)
+                _log.warning("exporter %r failed when it was closed: %s", plugin_name(exporter), text)
             closed = True
         if not closed:
-            _log.warning("exporter %r did not close within %g s", exporter.name, EXPORTER_TIMEOUT_SECONDS)
+            _log.warning("exporter %r did not close within %g s", plugin_name(exporter), EXPORTER_TIMEOUT_SECONDS)
 
     async with anyio.create_task_group() as group:
         for exporter in exporters:

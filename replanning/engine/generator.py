@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
-from typing import Any, Final, NamedTuple
+from itertools import compress, islice
+from typing import Any, Final, NamedTuple, cast
 
 import anyio
 
@@ -28,6 +28,7 @@ from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal
+from replanning.plugins import plugin_name, read_attribute
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle, RunMeter
 from replanning.run.run import require_async
@@ -167,12 +168,13 @@ def require_provider(provider: object) -> AlternativeProvider:
     Raises:
         TypeError: it cannot.
     """
-    if isinstance(provider, type) or not isinstance(provider, AlternativeProvider):
+    is_provider = isinstance(read_attribute(provider, "name"), str) and callable(read_attribute(provider, "propose"))
+    if isinstance(provider, type) or not is_provider:
         raise TypeError(
             f"{provider!r} is not a provider: it needs a `name` and an async `propose(request)`, or to be an LLMProvider"
         )
-    require_async("propose", provider.propose)
-    return provider
+    require_async("propose", read_attribute(provider, "propose"))
+    return cast("AlternativeProvider", provider)
 
 
 class PathGenerator:
@@ -189,8 +191,10 @@ class PathGenerator:
     def __init__(self, providers: Sequence[AlternativeProvider], scorer: ConfidenceScorer) -> None:
         self.providers = tuple(map(require_provider, providers))
         self.scorer = scorer
-        self.last_resorts = tuple(p for p in self.providers if getattr(p, "last_resort", False))
-        self._low_priority = {p.name for p in self.providers if getattr(p, "yields_priority", False)}
+        self.last_resorts = tuple(p for p in self.providers if read_attribute(p, "last_resort") is True)
+        self._names = [plugin_name(provider) for provider in self.providers]
+        yielding = [read_attribute(provider, "yields_priority") is True for provider in self.providers]
+        self._low_priority = set(compress(self._names, yielding))
 
     async def generate(
         self, vetter: AlternativeVetter, *, last: bool, flawed: Sequence[Candidate] = ()
@@ -208,12 +212,18 @@ class PathGenerator:
         Raises:
             StaleView: one of them read the plan after it had moved on.
         """
-        asked = [p for p in self.providers if hasattr(p, "complete")] if flawed else self.providers
-        replies = [ProviderReply(p.name, p, partial(_complete, p, flawed) if flawed else p.propose) for p in asked]
+        replies = [
+            ProviderReply(
+                name, provider, partial(_complete, provider, name, flawed) if flawed else partial(_propose, provider)
+            )
+            for name, provider in zip(self._names, self.providers, strict=True)
+            if not flawed or read_attribute(provider, "complete") is not None
+        ]
         rounds = [replies]
         if vetter.seeks_better_path:
             rounds = [
-                [r for r in replies if getattr(r.provider, "immediate", False) is first] for first in (True, False)
+                [r for r in replies if (read_attribute(r.provider, "immediate") is True) is first]
+                for first in (True, False)
             ]
         for together in rounds:
             for reply in together:
@@ -295,7 +305,7 @@ class AlternativeGenerator:
         self.path_generator = PathGenerator(providers, scorer or ConfidenceScorer())
 
     def __repr__(self) -> str:
-        return f"<AlternativeGenerator of {[p.name for p in self.path_generator.providers]}>"
+        return f"<AlternativeGenerator of {[plugin_name(p) for p in self.path_generator.providers]}>"
 
     async def generate(
         self, triggers: Sequence[Trigger], life: Lifecycle, *, began: float, last: bool
@@ -358,14 +368,18 @@ class ProviderReply:
         self.settled.set()
 
 
+async def _propose(provider: AlternativeProvider, request: ReplanRequest) -> Sequence[Alternative]:
+    return await provider.propose(request)
+
+
 async def _complete(
-    provider: AlternativeProvider, flawed: Sequence[Candidate], request: ReplanRequest
+    provider: AlternativeProvider, name: str, flawed: Sequence[Candidate], request: ReplanRequest
 ) -> list[Alternative]:
     """Ask a provider to complete the proposals of others."""
     complete = getattr(provider, "complete")  # noqa: B009 - not every provider has it
     completed = []
     for other in flawed:
-        if other.alternative.source != provider.name:
+        if other.alternative.source != name:
             made = await complete(request, other.alternative, other.rejected)
             if made is not None:  # a proposal that needed a person still needs one
                 completed.append(made.model_copy(update={"ask": made.ask or other.alternative.ask}))

@@ -30,7 +30,7 @@ from replanning.journal.records import (
 from replanning.live.view import PlanView
 from replanning.plan.messages import checked, require_instance
 from replanning.plan.types import RunId
-from replanning.plugins import load_plugin
+from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import ATTEMPT_ENDS, Lifecycle, ResumeState
 
@@ -227,7 +227,7 @@ class RunWatch:
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a detector must not harm the run
-                self.record_failure(f"detector {detector.name!r}", error)
+                self.record_failure(f"detector {plugin_name(detector)!r}", error)
 
     def _fire(self, detected: Trigger, at: float) -> None:
         """Record a trigger, and drop it if the same is waiting."""

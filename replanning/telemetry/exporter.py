@@ -15,6 +15,7 @@ from replanning.environment import Clock
 from replanning.errors import Problem, SettingsError
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import RunId
+from replanning.plugins import plugin_name
 from replanning.telemetry import names
 from replanning.telemetry.tracer import NOOP_TRACER, RunTracer, WatchedRun
 from replanning.version import __version__
@@ -187,9 +188,9 @@ def build_telemetry(
         SettingsError: more than one provider is given for spans, or for metrics.
     """
     tracers = [("the argument tracer_provider", tracer_provider)]
-    tracers += [(f"the exporter {exporter.name!r}", exporter.tracer_provider()) for exporter in exporters]
+    tracers += [(f"the exporter {plugin_name(exporter)!r}", exporter.tracer_provider()) for exporter in exporters]
     meters = [("the argument meter_provider", meter_provider)]
-    meters += [(f"the exporter {exporter.name!r}", exporter.meter_provider()) for exporter in exporters]
+    meters += [(f"the exporter {plugin_name(exporter)!r}", exporter.meter_provider()) for exporter in exporters]
     problems: list[Problem] = []
     telemetry = Telemetry(
         _single_provider("spans", tracers, "a span processor", problems),

@@ -34,7 +34,7 @@ _TOKEN: Final = re.compile(
     | (?P<comment>(?<![^\s;|&()])\#[^\n]*)
     | (?P<document><<.*)
     | (?P<open>['"`])
-    | (?P<text>.)
+    | (?P<text>\w+|.)
     """,
     re.VERBOSE | re.DOTALL,
 )
