@@ -43,7 +43,7 @@ def create_gate(
     Raises:
         SettingsError: no person can be asked there.
     """
-    ask, at_terminal = options.ask, sys.stdin.isatty() and sys.stderr.isatty()
+    ask, at_terminal = options.ask, all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     ways = "use --ask store or --no-ask" if store.durable else "use --no-ask"
     if ask == "console" and not at_terminal:
         raise SettingsError([Problem("--ask", f"nobody can be asked here: this is no terminal; {ways}")])

@@ -393,7 +393,11 @@ def modify(
 ) -> None:
     """Answer a question with changes of your own."""
     place = str(changes)
-    text = sys.stdin.read(MAX_PLAN_SIZE + 1) if place == "-" else lookup.read_text_argument(changes, "--changes")
+    text = (
+        (sys.stdin.read(MAX_PLAN_SIZE + 1) if sys.stdin else "")
+        if place == "-"
+        else lookup.read_text_argument(changes, "--changes")
+    )
     try:
         document = read_document(text, format=format_of(place), source=place)
         given = document.get("changes") if isinstance(document, dict) else document

@@ -274,8 +274,9 @@ class JsonlStore(RunStore):
         return self._directory / ".inbox.lock"
 
     def _existing_journal(self, run: RunId) -> Path:
-        if not is_valid_run_id(run) or not self._journal_path(run).exists():
-            raise unknown_run(run, [path.stem for path in self._directory.glob("*.jsonl")])
+        with self._operation(f"look for run {run!r}"):
+            if not is_valid_run_id(run) or not self._journal_path(run).exists():
+                raise unknown_run(run, [path.stem for path in self._directory.glob("*.jsonl")])
         return self._journal_path(run)
 
     def _close_journal(self, run: RunId) -> None:

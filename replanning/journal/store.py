@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
+from stat import S_ISDIR
 from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import JsonValue, ValidationError
@@ -30,7 +31,7 @@ from replanning.journal.records import (
     dump_body,
     load_body,
 )
-from replanning.plan.messages import brief_repr, did_you_mean, error_lines, require_instance
+from replanning.plan.messages import brief_repr, did_you_mean, error_lines, require_instance, truncate
 from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -210,10 +211,27 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
         if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
             hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
             raise StoreError(f"no store {name!r} is installed; {hint}")
-        name, path = "jsonl" if text.endswith((".jsonl", "/")) or Path(text).is_dir() else "sqlite", text
+        name, path = "jsonl" if text.endswith((".jsonl", "/")) or _is_folder(text) else "sqlite", text
+    if name in BUILTIN_STORES and path:
+        _is_folder(path)
     if name in BUILTIN_STORES and bool(path) == (name == "memory"):
         raise StoreError(f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE")
     return name, path
+
+
+def _is_folder(path: str) -> bool:
+    """Return whether a path names a folder.
+
+    Raises:
+        StoreError: it can name nothing, such as a path that is too long.
+    """
+    try:
+        return S_ISDIR(Path(path).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"{truncate(path, 81)!r} cannot be a store: {reason}") from error
 
 
 def open_store(place: RunStore | str | PathLike[str]) -> RunStore:

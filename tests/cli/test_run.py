@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cli import (
     ENVIRONMENT,
+    PATIENCE,
     REPAIRED,
     REPAIRED_TASKS,
     SCRIPT,
@@ -212,6 +213,14 @@ def test_where_runs_are_kept(tmp_path: Path, store: str) -> None:
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
     assert answer(tmp_path, *RUN, "--no-replan", "--store", store, code=1)["store"] == store
     assert answer(tmp_path, "resume", "r", "--store", store, code=1)["tasks"]["first"] == "DONE"
+
+
+def test_without_standard_input(tmp_path: Path) -> None:
+    """A run whose standard input is closed asks nobody, and is carried out."""
+    write_plan(tmp_path, {"good": "true"}, "id: one, tool: good")
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", str(SCRIPT), "run", "plan.yaml", "--store", "memory"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
 def test_memory_keeps_nothing(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT
 from replanning.journal.store import checksum
 from replanning.testing import stores
 from replanning.testing.stores import RUN, STORE_CHECKS, attempt_succeeded, sample_bodies, sample_message, sample_plan
+from tests.support.runs import failing
 
 STORES = {
     "memory": lambda folder: MemoryStore(),
@@ -307,6 +308,21 @@ def test_good_id(store, run):
     store.append(lease, Record(1, 0.0, attempt_succeeded()))
     assert [info.run for info in store.runs()] == [run]
     assert len(list(store.read(run))) == 1
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "x" * 300 + ".jsonl", "sqlite:" + "x" * 300, "d/" * 3000, "a\0b"])
+async def test_impossible_places(place):
+    """A place that can be none is refused as such, by `open_store` and by an engine."""
+    with pytest.raises(StoreError, match=r"cannot be a store: (?:File name too long|embedded null byte)"):
+        journal.open_store(place)
+    with pytest.raises(StoreError, match="cannot be a store"):
+        ReplanningEngine(store=place)
+
+
+async def test_folder_that_cannot_be(tmp_path):
+    """An engine on a store whose folder cannot be raises an error of the store, and no other."""
+    with pytest.raises(StoreError, match="File name too long"):
+        await ReplanningEngine([], store=JsonlStore(tmp_path / ("x" * 300))).execute(sample_plan(), failing())
 
 
 def test_near_id(store):

@@ -155,7 +155,7 @@ def seconds(parse: Callable[[str], object], family: Family, size: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parser", PARSERS)
-@pytest.mark.parametrize("family", [("", "a", ""), ("", " ", "x"), ("a", "\n", "a"), ("", "{", ""), ("", '"', "")])
+@pytest.mark.parametrize("family", [("", "a", ""), ("a", "\n", "a"), ("", "{", "")])
 def test_plain_families(parser: str, family: Family) -> None:
     """A megabyte of the simplest repetitions is read by every parser in about a second."""
     assert seconds(PARSERS[parser], family, MEGABYTE) < SECONDS_PER_MEGABYTE * NOISE
