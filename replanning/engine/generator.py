@@ -368,8 +368,8 @@ class ProviderReply:
         self.settled.set()
 
 
-async def _propose(provider: AlternativeProvider, request: ReplanRequest) -> Sequence[Alternative]:
-    return await provider.propose(request)
+def _propose(provider: AlternativeProvider, request: ReplanRequest) -> Awaitable[Sequence[Alternative]]:
+    return provider.propose(request)
 
 
 async def _complete(
