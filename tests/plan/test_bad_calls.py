@@ -324,7 +324,7 @@ async def test_calls_of_a_run(call, error: type[Exception], message: str) -> Non
         (lambda: ReplanningEngine(tracer_provider=5), TypeError, "tracer_provider: expected an OpenTele"),
         (lambda: ReplanningEngine(meter_provider=Desk), TypeError, "meter_provider: expected an OpenTele"),
         (lambda: ReplanningEngine(settings={5: 5}), TypeError, "settings: expected Settings | Mapping[str"),
-        (lambda: ReplanningEngine(store="a\0.db"), StoreError, "cannot be made: embedded null byte"),
+        (lambda: ReplanningEngine(store="a\0.db"), StoreError, "cannot be a store: embedded null byte"),
         (lambda: ReplanningEngine().attach(5), TypeError, "attach: expected an orchestrator, which has an attribute"),
         (lambda: ReplanningEngine().attach(SwarmOrchestrator), TypeError, "attach: expected an orchestrator, which"),
         (lambda: ReplanningEngine().pending(5), TypeError, "run_id: expected the id of a run, got 5"),
