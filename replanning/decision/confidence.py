@@ -181,8 +181,10 @@ class PlanEvaluator:
         advice = []
         for task in stuck:
             why = task.failure.message if task.failure else task.reason
-            act = "a person is asked about it" if task.is_held else "replace, retry or skip it"
-            advice.append(f"task {task.id!r} is {task.state}: {why}; {act}")
+            if task.is_held:
+                advice.append(f"task {task.id!r} waits for a person: {why}")
+            else:
+                advice.append(f"task {task.id!r} is {task.state}: {why}; replace, retry or skip it")
         if strained and not stuck:
             often = f"of the last {len(ends)} attempts and replans, {failures} were failures or replans"
             advice.append(f"{often}; look for a common cause before more is tried")

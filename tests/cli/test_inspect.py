@@ -132,7 +132,7 @@ def test_status() -> None:
         "run asking is needs_human: 1 question to a person must be answered first",
         "owner     none",
         "tasks     1 pending, 1 done, 1 failed",
-        "progress  1 of 3 tasks done (33%), stuck: task 'b' is FAILED: b is broken; a person is asked about it",
+        "progress  1 of 3 tasks done (33%), stuck: task 'b' waits for a person: b is broken",
         "replanning approve asking.q1 --store runs/history.db",
     ):
         assert text in call("status", "asking")

@@ -364,7 +364,7 @@ def test_held_task_waits_for_a_person() -> None:
     run = tasks("a")
     run.fail("a")
     run.fold(QuestionAsked("q1", "r1", (), "how?", (), ("a",), "", 0))
-    assert evaluated(run).recommendations == ("task 'a' is FAILED: broken; a person is asked about it",)
+    assert evaluated(run).recommendations == ("task 'a' waits for a person: broken",)
 
 
 def test_strained() -> None:

@@ -444,7 +444,14 @@ def clear(text: str) -> str:
     return "".join(c for c in text if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff").replace("${", "")
 
 
-@pytest.mark.parametrize("secret", [*((text, text) for text in BY_SHAPE), *BY_NAME], ids=lambda secret: secret[1][:16])
+# A login over two lines is none on one, as the name of a task is.
+ON_ONE_LINE = [
+    *((text, text) for text in BY_SHAPE),
+    *(pair for pair in BY_NAME if not pair[0].startswith("login bob\n")),
+]
+
+
+@pytest.mark.parametrize("secret", ON_ONE_LINE, ids=lambda secret: secret[1][:16])
 def test_no_secret_is_in_a_prompt(secret):
     """A secret in any text of a plan is taken out before a prompt is written, also where the text is cut."""
     text, hidden = secret

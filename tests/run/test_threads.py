@@ -140,7 +140,7 @@ def test_no_loop_to_hand_over_to(anyio_backend_name: str) -> None:
 
 
 async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that a thread is handing over when the run is left is executed, and waits for no loop that has ended."""
+    """A call that a thread is handing over when the run is left is refused, and waits for no loop that has ended."""
     begun, hand_over, store = Event(), anyio.from_thread.run_sync, MemoryStore()
 
     def late(*arguments: Any, **options: Any) -> Any:
@@ -154,5 +154,6 @@ async def test_call_while_the_run_is_left(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(anyio.from_thread, "run_sync", late)
         call = ThreadPoolExecutor(1).submit(run.observe, ["seen(x)"])
         begun.wait()
-    assert [body.kind for body in bodies(store, run.id)][-2:] == ["run-ended", "facts-observed"]
-    assert call.result() is None
+    assert [body.kind for body in bodies(store, run.id)][-2:] == ["attempt-succeeded", "run-ended"]
+    with pytest.raises(NotRunning):
+        call.result()
