@@ -366,7 +366,7 @@ class World:
     features: set[str] = field(default_factory=set)
     used: Counter[str] = field(default_factory=Counter)
     crowded: list[str] = field(default_factory=list)
-    stopped_at: set[float] = field(default_factory=set)
+    stopped_until: dict[tuple[str, float], float] = field(default_factory=dict)
     active: int = 0
     asked: int = 0
     thread_calls: int = 0
@@ -478,9 +478,10 @@ class World:
             self.cut.append(context.attempt_id)
             if rng.random() < 0.2:
                 self.features.add("work that takes time to stop")
+                stopped_at = self.clock.now()
                 with anyio.CancelScope(shield=True):
                     await self.clock.sleep(2.0)
-                self.stopped_at.add(self.clock.now())
+                self.stopped_until[task.id, stopped_at] = self.clock.now()
             raise
         finally:
             self.active -= 1

@@ -202,7 +202,7 @@ def problems_of(world: World, records: Sequence[journal.Record]) -> list[str]:
 def _lingers(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """A run ends at the moment of what makes it end: a record, unless the store fails, or the end of a wait."""
     whole = [r for r in records if not isinstance(r.body, journal.TriggerDropped) or "run is over" not in r.body.reason]
-    waits = {*world.stopped_at, *(getattr(r.body, "retry_at", None) for r in records)}
+    waits = {*world.stopped_until.values(), *(getattr(r.body, "retry_at", None) for r in records)}
     waits |= {r.at + getattr(c, "delay", 0.0) for r in records for c in getattr(r.body, "changes", ())}
     for before, end in pairwise(whole):
         final = isinstance(end.body, journal.RunEnded) and end.body.status not in ("paused", "aborted")
@@ -219,7 +219,7 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """
     model, seen = RunModel(records[0].body), dict(world.seen)
     concerned: set[str] = set()
-    stopped: dict[str, float] = {}  # tasks whose work is stopped: what it has taken is free when it has ended
+    stopped: set[tuple[str, float]] = set()  # tasks whose work was stopped: what it has taken is free when it has ended
     resumed = 0.0
     for record in records[1:]:
         body = record.body
@@ -227,13 +227,14 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
             concerned.update(body.trigger.tasks)
         elif isinstance(body, journal.RunResumed):
             resumed = record.at
+            stopped.clear()
         elif isinstance(body, journal.AttemptTimedOut):
-            stopped[body.task] = record.at
+            stopped.add((body.task, record.at))
         elif isinstance(body, PlanRevised):
-            stopped |= {change.task_id: record.at for change in body.changes if change.kind == "cancel"}
+            stopped |= {(change.task_id, record.at) for change in body.changes if change.kind == "cancel"}
         elif isinstance(body, journal.AttemptStarted):
             if world.orderly:
-                ending = [task for task, at in stopped.items() if at == record.at]
+                ending = [task for task, at in stopped if record.at <= world.stopped_until.get((task, at), at)]
                 able = _could_start(model, record.at, ending)
                 able = [i for i in able if record.at > resumed or not model.tasks[i].due]
                 first = min(able, key=model.places.__getitem__, default=body.task)
@@ -413,7 +414,9 @@ async def kill_and_resume(seed: int, coverage: Counter[str]) -> list[str]:
         count = world.rng("kill", life).randint(1, len(whole))
         left = cut(whole[:count])
         started = {str(r.body.attempt) for r in whole[:count] if isinstance(r.body, journal.AttemptStarted)}
-        found = await play(World(seed, life=life, executed=started, features={"killed"}, coverage=coverage), left)
+        again = World(seed, life=life, executed=started, features={"killed"}, coverage=coverage)
+        again.stopped_until.update(world.stopped_until)
+        found = await play(again, left)
         _show(coverage, left)
         problems += [f"killed after record {count}: {problem}" for problem in found]
     return problems
@@ -427,7 +430,9 @@ async def fork_and_resume(seed: int, coverage: Counter[str]) -> list[str]:
     revision = world.rng("fork").choice([0, *revisions])
     async with VirtualClock() as clock:
         other = world.engine(records, clock).fork(RUN, revision, new_id="run-2")
-    problems += await play(World(seed, life=5, run_id=other, features={"forked"}, coverage=coverage), records)
+    forked = World(seed, life=5, run_id=other, features={"forked"}, coverage=coverage)
+    forked.stopped_until.update(world.stopped_until)
+    problems += await play(forked, records)
     _show(coverage, records, other)
     return problems
 
