@@ -330,9 +330,13 @@ def _task_errors(live: LivePlan, entry: TaskEntry) -> Iterable[str]:
 
 
 def usable(live: LivePlan, entry: TaskEntry) -> bool:
-    """Return whether the tool of a task is available and its demand can ever be met."""
+    """Return whether the tool of a task is available, no other task tries it again, and its demand can ever be met."""
     used = live.tools.get(entry.task.tool or "")
     if used is not None and not used.available:
+        return False
+    breaker = live.breakers.get(entry.task.tool or "")
+    trial = breaker.trial if breaker is not None and breaker.openings else None
+    if trial is not None and trial is not entry and (trial.claim or trial.state is TaskState.RUNNING):
         return False
     if any(amount > live.pool.capacity.get(name, 0.0) for name, amount in live.pool.demand(entry.task).items()):
         return False
