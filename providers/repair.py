@@ -49,7 +49,7 @@ class RepairProvider:
 
     For each task concerned: run it if its condition holds now, use a declared fallback or another tool of the same
     capability, skip it if it is optional, retry it if its error may be transient. Several tasks are repaired together.
-    Finished tasks whose results are stale are done again, where the plan says so.
+    Finished tasks with stale results are done again if their `on_stale` is `redo`.
     If a task has no repair, an alternative without changes gives the reasons. The goal is never weakened. If the plan
     states facts, also a bridge from the current facts to the longest useful rest of the plan; such bridges yield
     priority to proposals of other providers that the facts show to be valid.

@@ -108,8 +108,8 @@ def load_settings(
 
     Args:
         path: a YAML file with a section `replanning`; by default `replanning.yaml` or `.replanning.yaml` in the
-            working directory, if there is one. The settings of a file found there that name services, plugins,
-            folders or patterns count only once the person has trusted them (`trust_file`).
+            working directory, if there is one. In a file that is found there, settings that name services, plugins,
+            folders or patterns must have been trusted (`trust_file`).
         environ: the environment; by default that of the process.
         arguments: settings by key, such as `{"alternatives.min_confidence": 0.6}`.
         override: returns a person's settings for planning mode, as
@@ -174,10 +174,10 @@ def find_file() -> Path | None:
 
 
 def trust_file(path: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> dict[str, JsonValue]:
-    """Let the settings of a file count that name services, plugins, folders or patterns, until one of them changes.
+    """Trust the settings of a file that name services, plugins, folders or patterns, until one of them changes.
 
-    A checkout of somebody else may contain a settings file that sends keys and plans to their server. So the trust is
-    kept in the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
+    Somebody else's checkout may contain a settings file that sends keys and plans to their server. So trust is kept
+    outside of it, in the person's own configuration: `$XDG_CONFIG_HOME/replanning` or `~/.config/replanning`.
 
     Args:
         path: the settings file.
@@ -206,11 +206,11 @@ def trust_file(path: str | os.PathLike[str], environ: Mapping[str, str] | None =
 
 
 _OWN_NAMES: Final = frozenset({"auto", "repair", *DEFAULT_TRIGGERS, "better-path-found"})
-"""Plugins that reach nothing outside the process."""
+"""Plugins that need no trust, because they reach nothing outside the process."""
 
 
 def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return the values that decide where keys and plans go, whose code runs, and which files are written."""
+    """Return the values that need trust: they decide where keys and plans go, whose code runs, which files are written."""
 
     def is_guarded(key: str, value: JsonValue) -> bool:
         match key:

@@ -46,9 +46,9 @@ class SystemClock:
 
 
 def lease_time(clock: Clock) -> float:
-    """Return the time by which processes compare leases: the time of day, or that of a clock that is not the real one.
+    """Return the time by which processes compare leases: the time of day, or for other clocks than `SystemClock`, their time.
 
-    `SystemClock` stands still while the machine sleeps, so those of two processes may differ.
+    `SystemClock` stands still while the machine sleeps, so the clocks of two processes may differ.
     """
     return time.time() if isinstance(clock, SystemClock) else clock.now()  # noqa: TID251 - see above
 

@@ -25,7 +25,7 @@ MAX_TASKS_PER_TOOL = 1_000
 """Most tasks of one tool that are examined."""
 
 MAX_FOLLOWED_FACTS = 100
-"""Most facts that are followed from what has changed to what it makes possible."""
+"""Most facts that are derived from a change, by tools that the facts so far make possible."""
 
 MAX_REASON_CHARS = 300
 
@@ -33,9 +33,9 @@ MAX_REASON_CHARS = 300
 class BetterPathDetector:
     """`better-path-found`: a tool of equal capability makes the remaining path cheaper by at least the minimum gain.
 
-    Only tools that state their cost are compared. In a plan that states its facts, also if facts begin to hold, or a
-    tool or resource becomes available, with which effects of waiting tasks could be achieved otherwise, or hold
-    already: whether that saves enough, providers find out.
+    Only tools that state their cost are compared. In a plan that states its facts, it also fires when facts begin to hold,
+    or a tool or resource becomes available, with which effects of waiting tasks could be achieved in another way, or hold
+    already. Providers find out whether that saves enough.
 
     Args:
         every: number of successful attempts between two comparisons.
@@ -91,7 +91,7 @@ class BetterPathDetector:
 def _possible_shortcuts(
     observation: Observation, usable: Sequence[ToolSpec], view: PlanView
 ) -> Iterator[BetterPathFound]:
-    """Yield a trigger if waiting tasks add what holds now, or what tools may achieve from what is new."""
+    """Yield a trigger if waiting tasks add facts that hold now, or that tools may achieve from the new facts."""
     effects = {tool.name: (*tool.adds, *map(artifact_fact, tool.produces)) for tool in view.tools.values()}
     if isinstance(observation, FactsObserved):
         news, reached = sorted(observation.holds), list(observation.holds)

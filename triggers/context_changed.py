@@ -1,4 +1,4 @@
-"""Detects changes of the context, the facts or the goal that invalidate the remaining plan, or results that are done."""
+"""Detects changes of the context, the facts or the goal that invalidate remaining tasks or finished results."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _TEXT_FIELDS = frozenset({"objective", "success_criteria"})
 class ContextChangedDetector:
     """`context-changed`: the context or the facts changed, and tasks that still have to run depend on the change.
 
-    Also if the goal changed, and the remaining plan does not reach it; and if finished tasks have stale results, and the
-    plan says that they are to be done again.
+    Also if the goal changed, and the remaining plan does not reach it; and if finished tasks with `on_stale: redo` have
+    stale results.
     """
 
     name = "context-changed"

@@ -49,10 +49,10 @@ LARGE_PLAN_TASKS: Final = 1_000
 """Initial tasks of a plan above which the event loop gets checkpoints."""
 
 _MAX_SHORTCUT_SEARCHES: Final = 3
-"""Most searches for a cheaper path; all but the first consider the whole plan."""
+"""Most searches for a cheaper path; all but the first look at the whole plan."""
 
 _MAX_SHORTCUT_PARTS: Final = 10
-"""Most independent parts of a plan for which a cheaper path is searched at once."""
+"""Most independent parts of a plan in which a cheaper path is searched each time."""
 
 _MAX_LISTED_ITEMS: Final = 5
 
@@ -93,10 +93,10 @@ async def find_repairs(request: ReplanRequest, *, threads: bool = True) -> list[
 
 
 async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) -> list[Alternative]:
-    """Return cheaper ways to the goal, in a plan that states its facts, for parts with tasks that triggers name.
+    """Return cheaper paths to the goal through the parts of a plan with tasks that triggers name; none without stated facts.
 
-    They achieve the goal, and the effects of steps that are not there for other steps. Steps stay if their results are
-    read, or if a person is asked about them. Long searches run in a thread, unless `threads` is false.
+    They achieve the goal and the effects of the steps that no other step requires. Steps whose results are read, or about
+    which a person is asked, are kept. Long searches run in a thread, unless `threads` is false.
     """
     view = request.view
     for searched in range(_MAX_SHORTCUT_SEARCHES):
@@ -135,7 +135,7 @@ async def find_cheaper_paths(request: ReplanRequest, *, threads: bool = True) ->
                 alternatives.append(alternative)
         if alternatives or not any(solution.repairs for solution in solutions):
             return alternatives
-    return []  # tasks began while they were searched for, each time, or other parts of the plan would be disturbed
+    return []  # during each search tasks began, or the path would disturb other parts of the plan
 
 
 async def _combine(solutions: Sequence[Solution], kinds: Sequence[str], view: PlanView) -> list[Alternative]:
@@ -584,7 +584,8 @@ def splice(repair: Repair, view: AnyPlanView, reserved_ids: set[str]) -> tuple[P
         changes += [AddTask(task=task) for task in chain[:-1]]
         changes.append(AddTask(task=chain[-1], before=tuple(dependents)))
         instead = (chain[-1].id,)
-    behind_removed: dict[str, dict[str, None]] = {}  # the steps for which removed ones waited, however indirectly
+    # The kept steps on which each removed step depended, also through other removed steps.
+    behind_removed: dict[str, dict[str, None]] = {}
     for step in repair.remainder.suffix:
         old = view.task(step.id).task.depends_on
         new = [dep for dep in old if dep not in removed]

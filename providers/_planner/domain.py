@@ -24,7 +24,7 @@ MAX_ACTIONS: Final = 20_000
 """Most actions that are considered."""
 
 _JOINS_PER_ACTION: Final = 50
-"""Combinations of matching facts that are looked at, for each action that may be found."""
+"""Combinations of matching facts that are examined, for each of the most actions that may be found."""
 
 _PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "integer": (int,),
@@ -195,9 +195,9 @@ class _ActionSchema:
 
 
 class _PatternMatcher:
-    """A pattern of facts with the bindings of its placeholders by the facts matched so far.
+    """Pattern of facts, with the bindings of its placeholders from the facts matched so far.
 
-    `complete` is false if it was too ambiguous for a fact.
+    `complete` is false if a fact was left out, because the pattern is too ambiguous for it.
     """
 
     def __init__(self, pattern: str, choices: Mapping[str, tuple[str, ...]]) -> None:
@@ -228,7 +228,7 @@ class _PatternMatcher:
         return 0 < unbound == len(self.names), unbound
 
     def candidates(self, bound: Binding) -> Sequence[Binding]:
-        """Return the bindings that may agree with another: those with the same value for a name that they share."""
+        """Return the bindings that may agree with another: those with the same value of the first name in common."""
         shared = next((name for name in self.names if name in bound), None)
         return self.bindings if shared is None else self._by_value.get((shared, bound[shared]), ())
 

@@ -294,7 +294,7 @@ With more actions than these, the bounds of nodes shrink in proportion, because 
 """
 
 SHORTCUT_CHOICES: Final = 100
-"""Likewise, of the search for a cheaper plan, in which each action is compared with each suffix: their product."""
+"""Product of actions and suffixes up to which the search for a cheaper plan expands all its states; fewer above."""
 
 _SuffixTarget: TypeAlias = tuple[int, frozenset[str] | None, float]
 
@@ -430,8 +430,8 @@ def find_shortcuts(
 
     Args:
         problem: the problem; its last remainder is the plan.
-        nodes: most states that are expanded, fewer with many actions; up to `MAX_INLINE_NODES` there is no result if they
-            are used up.
+        nodes: most states that are expanded, fewer with many actions. With at most `MAX_INLINE_NODES`, the search has no
+            result if it uses them up.
         check_cancelled: called now and then; an exception of it ends the search.
     """
     patient, whole = nodes > MAX_INLINE_NODES, problem.remainders[-1]
@@ -470,9 +470,10 @@ def find_shortcuts(
 
 
 def _superfluous_steps(problem: RepairProblem, rest: PlanRemainder) -> tuple[StripsStep, ...]:
-    """Return the removable steps that add nothing that is needed later and does not hold before them.
+    """Return the removable steps whose effects are not needed later, or hold before them already.
 
-    Going back from the goal, as in the backward justification of Fink and Yang (1992), all of them can be left out.
+    They are found backwards from the goal, as in the backward justification of Fink and Yang (1992), so that all of them
+    can be left out together.
     """
     facts = set(_initial_facts(problem, rest))
     held: list[frozenset[str]] = []

@@ -157,8 +157,8 @@ def check(
 def trust(*, as_json: JsonOption = False) -> None:
     """Trust the settings file in the working directory, after you have read it.
 
-    Settings that name servers, plugins, folders or patterns count only in a trusted file: one that came with somebody
-    else's work could send your keys and plans to their server. When one of them changes, the file is to be trusted anew.
+    Settings that name servers, plugins, folders or patterns count only in a trusted file: a file from somebody else's
+    checkout could send your keys and plans to their server. When one of them changes, trust the file again.
     A file that --settings names needs no trust.
     """
     file = find_file()

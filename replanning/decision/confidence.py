@@ -134,18 +134,18 @@ def shrink_confidence(own: float, outcomes: Sequence[bool]) -> float:
 Health = Literal["good", "strained", "stuck"]
 
 _MAX_TIMED_TOOLS = 50
-"""Tools whose tasks are timed apart; those of further tools are expected to take as long as the average."""
+"""Most tools whose tasks are timed separately; tasks of further tools are expected to take the mean time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEvaluation:
-    """Progress and health of a running plan, also the event that handlers of the monitor receive after every task.
+    """Progress and health of a running plan. Handlers of the monitor receive it as an event after every task.
 
     Attributes:
         done: number of tasks that are done or skipped.
         total: number of tasks, without replaced, cancelled and removed ones.
         progress: done / total; 1 for a plan without tasks.
-        remaining_seconds: expected seconds until the last task ends; None without any evidence.
+        remaining_seconds: expected seconds until the last task ends; None if no task has been timed.
         health: `stuck` if tasks failed, `strained` if many of the last attempts failed or led to a replan, else `good`.
         recommendations: advice for a person, in sentences.
     """
@@ -159,16 +159,16 @@ class PlanEvaluation:
 
 
 class PlanEvaluator:
-    """Evaluates a plan from the durations and outcomes of its attempts; a subclass may evaluate in another way."""
+    """Evaluates a plan from the durations and outcomes of its attempts; subclasses may override `evaluate`."""
 
     def evaluate(self, view: PlanView, past: Mapping[str, float] = {}) -> PlanEvaluation:
         """Return the progress and health of the plan now.
 
-        A task is expected to take as long as the successful attempts with the same tool so far, or else in earlier runs,
-        or else as the average task; together, at the pace so far: failures, and the number of tasks that run at once,
-        show in the time that the successful attempts have taken altogether.
+        A task is expected to take the mean time of successful attempts with its tool in this run, or else in earlier
+        runs, or else of all tasks. The sum is scaled by the pace so far, the busy time per second of successful
+        attempts, which accounts for failures and for tasks that run at the same time.
 
-        The cost does not grow with the plan.
+        The time that this takes does not grow with the plan.
 
         Args:
             view: the plan.
@@ -213,7 +213,7 @@ def count_progress(counts: Mapping[TaskState, int]) -> tuple[int, int]:
 
 
 def _remaining_seconds(view: PlanView, left: int, past: Mapping[str, float]) -> float | None:
-    """Return the expected seconds until `left` tasks have ended; None without any evidence."""
+    """Return the expected seconds until `left` tasks have ended; None if no task has been timed."""
     work, untimed = 0.0, left
     for name, count, mean in islice(view.unfinished_by_tool(), _MAX_TIMED_TOOLS):
         seconds = past.get(name) if mean is None else mean

@@ -1,4 +1,4 @@
-"""Staleness: whether the cause of a trigger still holds on the live plan, and what changes come too late for."""
+"""Staleness: triggers whose cause no longer holds on the live plan, and changes that come too late for their tasks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[P
 
 
 def without_begun(changes: Sequence[PlanChange], live: LivePlan, since: float) -> tuple[PlanChange, ...]:
-    """Return changes without those of tasks that have begun, or were skipped by their conditions, since a time.
+    """Return changes without those of tasks that have begun since a time, or were skipped by their conditions.
 
-    Only changes that each concern one task are separated; those that add or remove tasks belong together.
+    If some of the changes add or remove tasks, all are returned, because they belong together.
     """
     begun: set[TaskId] = set()
     for entry in (live.entries[task_id] for task_id in target_task_ids(changes) if task_id in live.entries):

@@ -199,15 +199,15 @@ class PathGenerator:
     async def generate(
         self, vetter: AlternativeVetter, *, last: bool, flawed: Sequence[Candidate] = ()
     ) -> list[ProviderReply]:
-        """Ask all providers for proposals at the same time; their replies, in their order.
+        """Ask all providers for proposals at the same time, and return their replies in the order of the providers.
 
-        For a better path, providers with `immediate` are asked first, and the others only if these find none: while a
-        slow one is awaited, the plan goes on, and little may be left to be done better.
+        For a better path, providers with `immediate` are asked first, and the others only if these find none: the plan
+        goes on while a slow provider is awaited, so that little may remain to be improved.
 
         Args:
             vetter: holds the request and the run, and vets proposals that providers want to know about.
             last: leave out a provider whose view of the plan is stale, with a note.
-            flawed: proposals that could not be executed; only providers that can complete them are asked, to do so.
+            flawed: proposals that could not be executed; if given, only providers that can complete them are asked.
 
         Raises:
             StaleView: one of them read the plan after it had moved on.
@@ -229,7 +229,7 @@ class PathGenerator:
             for reply in together:
                 if len(together) == 1 and getattr(reply.provider, "immediate", False):
                     await _ask_provider(reply, vetter)
-                else:  # a provider that waits in a thread goes on after its deadline, unheard
+                else:  # a provider that waits in a thread goes on after its deadline, and its answer is ignored
                     vetter.life.start_task(_ask_provider, reply, vetter)
             for reply in together:
                 await reply.settled.wait()
@@ -346,7 +346,7 @@ class AlternativeGenerator:
 
 @dataclass(slots=True, eq=False)
 class ProviderReply:
-    """The question to one provider and its reply: alternatives and notes; nothing is added once it is settled."""
+    """Reply of one provider: its alternatives and notes, to which nothing is added once the reply is settled."""
 
     name: str
     provider: AlternativeProvider
@@ -362,7 +362,7 @@ class ProviderReply:
             self.notes.append(f"{self.name}: {text}"[:_MAX_NOTE_CHARS])
 
     def settle(self, problem: str = "") -> None:
-        """Take no more from the provider, and note why it has not answered, if it has not."""
+        """Accept nothing more from the provider; note the problem unless the reply was settled before."""
         if problem and not self.settled.is_set():
             self.notes.append(f"{self.name} {problem}"[:_MAX_NOTE_CHARS])
         self.settled.set()

@@ -52,7 +52,7 @@ except ImportError as error:
     raise ImportError("the JSONL store locks files with fcntl, which this system lacks; use SqliteStore") from error
 
 _FILE_MODE: Final = 0o600
-"""Files are private to their user: they tell what people work on, and whoever locks one keeps its owner waiting."""
+"""Files are private to their user: they tell what people work on, and whoever can lock one can block its owner."""
 
 _FOLDER_MODE: Final = 0o700
 

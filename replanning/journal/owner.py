@@ -36,8 +36,8 @@ def owner_id() -> str:
 def is_lease_free(owner: str | None, until: float, at: float) -> bool:
     """Return whether a lease can be taken: it was released, the process of its owner is gone, or it has ended.
 
-    Another process that is seen to run on this machine keeps its runs, whatever the clocks say: it renews its leases, by
-    a clock that may be behind. One that is suspended does not.
+    Another process that runs on this machine keeps its runs even if its lease seems to have ended, because its clock may
+    be behind. A suspended process does not keep them: it cannot renew its leases.
     """
     if owner is None:
         return True

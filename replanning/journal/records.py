@@ -244,9 +244,9 @@ class ContextUpdated:
 
 @dataclass(frozen=True, slots=True)
 class ResultsStale:
-    """The results of these finished tasks are stale, each with the causes; it takes the place of earlier records.
+    """All finished tasks whose results are stale now, each with its causes; earlier records of this kind are outdated.
 
-    A cause is `context.KEY`, which the task read and which has changed since, or the id of a task that it followed.
+    A cause is `context.KEY`, which the task read and which has changed since, or the id of a task on which it depends.
     """
 
     kind: ClassVar = "results-stale"

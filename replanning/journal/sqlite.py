@@ -137,7 +137,7 @@ def store_error(error: Exception, path: Path, operation: str) -> StoreError:
 
 
 def _make_private(path: Path) -> None:
-    """Let only the user have the file and what SQLite keeps beside it, which gets the permissions of the file."""
+    """Make the database private to its user, with the `-wal` and `-shm` files that SQLite keeps beside it."""
     with suppress(OSError):
         # Only a new file is opened: closing a file takes the locks of this process from it.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -316,9 +316,9 @@ def to_json_line(value: JsonValue) -> str:
 
 
 def to_plain_json(value: object) -> tuple[JsonValue, int]:
-    """Return a value as a resumed run reads it, and the bytes of its JSON text.
+    """Return a value as a resumed run reads it, and the length of its JSON text in bytes.
 
-    Tuples are lists then, and half a surrogate pair is a mark.
+    Tuples become lists, and lone surrogates a replacement character.
 
     Raises:
         RecordNotSerializable: it is no JSON.

@@ -1,4 +1,4 @@
-"""Stale results: finished tasks whose result comes from a value of the context that has changed since."""
+"""Stale results: results of finished tasks that come from a value of the context that has changed since."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replanning.plan.types import TaskId
 
 
 class StaleResult(NamedTuple):
-    """A stale result: its causes, as in `ResultsStale`, and whether the plan says that the task is to be done again."""
+    """Causes of a stale result, as in `ResultsStale`, and whether `on_stale` demands that the task is done again."""
 
     causes: tuple[str, ...]
     redo: bool
@@ -23,12 +23,13 @@ class StaleResult(NamedTuple):
 def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     """Return the finished tasks whose results are stale, in the order of the plan.
 
-    These are the tasks that have read what has another value now, and the finished tasks that followed them: their
-    dependents, and those of tasks that are done again and have not been done before the dependents began. A task that
-    has changed the context itself is not stale because of what it followed, which may be how it came to the change.
+    These are the tasks that read a key of the context that has another value now, and their finished dependents. Also
+    the finished dependents of a task that is done again, unless they began after it was done again. A task that changed
+    the context itself does not become stale through its dependencies, whose results may be the reason for its change.
     """
     found: dict[TaskId, StaleResult] = {}
-    stack: list[tuple[TaskEntry, TaskEntry, bool]] = []  # whose dependents follow, whose result it is, and to be redone
+    # A task whose dependents are examined, the task whose result reaches them, and whether they are to be done again.
+    stack: list[tuple[TaskEntry, TaskEntry, bool]] = []
     history, referring = live.context_history, live.dependency_index.context_readers
     for key in history.hashes:
         for entry in map(live.entries.__getitem__, (*referring.get(key, ()), *history.readers.get(key, ()))):
@@ -59,9 +60,9 @@ def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
 
 
 def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
-    """Return the keys of the context that a finished task has read, and that have another value now.
+    """Return the keys of the context that a finished task read and that have another value now.
 
-    A condition has read what it refers to only if it would have another outcome now.
+    Keys that only its condition refers to count if the condition would have another outcome now.
     """
     task, changed, done = entry.task, live.context_history.changed_since, entry.state is TaskState.DONE
     keys: list[str] = []
@@ -83,9 +84,10 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
 
 
 def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
-    """Return the tasks that wait for some of these, or are among them and follow others, also through tasks that are kept.
+    """Return the tasks that have to wait for tasks that are done again, with the dependencies that they need in addition.
 
-    Each comes with those that it has to depend on as well, because it follows them only through tasks that are kept.
+    These are their waiting dependents, and those among them that depend on others, also indirectly through tasks that
+    are kept. A task that depends on one only through kept tasks would not wait for it, and gets it as a dependency.
     """
     found: dict[TaskId, list[TaskId]] = {}
     for task_id in redone:
@@ -103,7 +105,7 @@ def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[
 
 
 def _precedes_redo(entry: TaskEntry, redone: TaskEntry) -> bool:
-    """Return whether a task began before what takes the place of a finished one was done."""
+    """Return whether a task began before the replacement of a finished task was done."""
     stack = [redone]
     for replaced in stack:
         if replaced.state is TaskState.REPLACED_BY_REPLAN:

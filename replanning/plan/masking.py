@@ -1,7 +1,7 @@
-"""Masking of secrets in a text, also of those that stand in it behind escapes, colours and encodings.
+"""Masking of secrets in a text, also of secrets behind escapes, terminal colours and encodings.
 
-What is found in a decoded text is masked where it came from. Texts are decoded three times at most, one within the other, so
-that the work is linear in the length of any text.
+A secret that is found in decoded text is masked in the original. At most three nested encodings are decoded, so that
+the time is linear in the length of any text. The rules that find secrets are in `plan/secrets.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Final
 from replanning.plan.secrets import MASK, Span
 
 _MAX_NESTING: Final = 3
-"""Most encodings within one another, such as a coloured line within JSON within JSON."""
+"""Most nested encodings that are decoded, such as a coloured line within JSON within JSON."""
 
 _MIN_LINE_CHARS: Final = 8
-"""Shorter lines of a known secret, such as those with a bracket, are in many texts."""
+"""Shorter lines of a known secret, such as a single bracket, occur in many texts and are not masked."""
 
 _ESCAPE: Final = re.compile(
     r"""
@@ -56,7 +56,7 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 
     Args:
         text: the text.
-        find: finds the spans of secrets in a text as it stands.
+        find: returns the spans of secrets in a text, without decoding it.
     """
     spans = _look_through(text, find, _MAX_NESTING)
     if not spans:
@@ -71,13 +71,13 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 
 
 def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
-    """Return what tells secrets that are known by value: each without blanks at its ends, and each of its longer lines.
+    """Return the texts to search for secrets known by value: each stripped, and each of its longer lines.
 
-    Both count with the escapes in them decoded as well, as by `echo`.
+    The same with escapes decoded, as `echo` prints them, is included.
 
     Args:
         values: the secrets.
-        least: characters that a secret must have.
+        least: fewest characters of a secret; shorter ones are left out.
     """
     known = [
         text.strip() for value in values for text in (value, _ESCAPE.sub(lambda found: _unescape(found[0]), value))

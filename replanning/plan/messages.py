@@ -70,9 +70,10 @@ CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
 
 def checked(subject: CallableT) -> CallableT:
-    """Have a function, or the constructor of a class, refuse arguments that are not of the kinds in its annotations.
+    """Decorate a function or class so that it checks its arguments against its annotations when it is called.
 
-    It raises TypeError, which says of every such argument what was expected and what was given.
+    Arguments that do not fit raise one TypeError, which says of each what was expected and what was given. Names that are
+    imported for type checkers only are not checked.
     """
     function: Any = vars(subject)["__init__"] if isinstance(subject, type) else subject
     signature = inspect.signature(function)

@@ -21,7 +21,7 @@ from replanning.plan.types import MAX_NAME_CHARS, JsonPath, TaskId
 _PLACEHOLDER: Final = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_-]*)\}|\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}")
 _PARENTHESIS: Final = re.compile(r"[()]")
 _MAX_MATCH_STEPS: Final = 1_000
-"""Most texts that are tried for the placeholders of a pattern, so that a fact takes bounded time."""
+"""Most steps of the search for the values of a pattern's placeholders, so that matching a fact takes bounded time."""
 
 
 def placeholders(text: str) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class FactPattern:
         """Return the values of the placeholders in a fact; None if it does not fit.
 
         Raises:
-            ExpressionError: it might fit in too many ways.
+            ExpressionError: no match is found in 1,000 steps, because the pattern is too ambiguous.
         """
         if not self._names:
             return {} if fact == self._start else None

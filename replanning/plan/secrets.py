@@ -1,8 +1,9 @@
 """Rules that find secrets in text: formats of tokens, names of passwords, and headers.
 
-Formats come from the collection of gitleaks (`secret_rules.json`, written by `scripts/import_secret_rules.py`), which is
-matched by RE2. A rule of our own is tried only where its hint occurs, continues behind its match, and reads a bounded
-number of characters. So the time is linear in the length of any text.
+The rules of gitleaks, here called the collection (`secret_rules.json`, written by `scripts/import_secret_rules.py`), are
+matched by RE2. Our own rules are tried only where their hint, a literal text, occurs; each reads a bounded number of
+characters and continues after its match. So the time is linear in the length of any text. Masking is done by
+`plan/masking.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Span = tuple[int, int]
 
 
 class SecretRule(NamedTuple):
-    """Pattern of a secret from its hint on; the last named group that matches is redacted."""
+    """Pattern of a secret that begins with a literal hint; the last named group that matches is redacted."""
 
     hint: str
     pattern: re.Pattern[str]
@@ -259,7 +260,7 @@ def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[Span]:
 _EDGE: Final = re.compile(
     r"\\b|\(\?:\^\|\[[^]]*\]\)|\(\?:\$\|\[[^]]*\]\)|\(\?:[^()]*(?:\$|\\z)(?:\|\\b)?\)"  # as \b, (?:^|[\s"]), (?:[\s;]|$)
 )
-"""What a pattern of the collection demands before and after a secret."""
+"""Conditions of a pattern of the collection on the characters before and after a secret."""
 
 _BY_NAME: Final = re.compile(r"(?:\(\?i\))?\[\\w\.-\]\{0,50\}\?")
 """Beginning of the patterns that find a value by the name before it."""
@@ -275,11 +276,11 @@ _WORD_END: Final = re.compile(b"[A-Za-z0-9_-]*")
 class CollectionRule:
     """Rule of the collection; its pattern is compiled when one of its hints occurs.
 
-    Secrets count inside words, too: what a pattern demands at its edges is left out, where a secret has a format of its
-    own. The value behind a name has none: it must end with its word.
+    Secrets with a format of their own are also found inside words: the word boundaries in their patterns are removed. A
+    value that is found by the name before it has no format, and must end with its word.
 
     Args:
-        described: the rule: pattern, keywords, least entropy, and exceptions.
+        described: the rule in the collection: pattern, keywords, least entropy, and exceptions.
         allowed: exceptions to all rules.
     """
 
@@ -303,7 +304,7 @@ class CollectionRule:
 
     @property
     def hints(self) -> list[str]:
-        """The patterns of its keywords; its own where a keyword is part of ordinary words, such as `ey`."""
+        """The patterns of its keywords; its own pattern in place of keywords that ordinary words contain, such as `ey`."""
         return [
             self._regex if len(word) < _MIN_KEYWORD_CHARS else f"(?i:{re2.escape(word)})"
             for word in self._described["keywords"]
@@ -315,7 +316,7 @@ class CollectionRule:
 
     @cached_property
     def _exceptions(self) -> dict[str, Any]:
-        """The pattern of what is no secret, for each part of the text that the collection looks at."""
+        """The pattern of the exceptions for each part of the text: secret, match or line."""
         found: dict[str, list[str]] = {}
         for allowed in (*self._allowed, *self._described["allowed"]):
             words = [f"(?i:{re2.escape(word)})" for word in allowed["stopwords"]]

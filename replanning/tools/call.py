@@ -115,7 +115,7 @@ class Secrets:
 
 
 def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that every command gets; others, such as the keys of services, it gets by its own `env`."""
+    """Return the variables that every command inherits; others, such as keys of services, are named in its `env`."""
     return {
         name: value
         for name, value in environ.items()

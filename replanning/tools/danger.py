@@ -4,6 +4,9 @@ The script reaches `/bin/sh` as it was written, with a variable of the shell in 
 values travel beside it. So no value is ever parsed by the shell, whatever it holds. What could still go
 wrong is a hole in a place where a variable is not one word (inside quotes, a comment, a here-document):
 those are refused when the template is read.
+
+Two judgements use the same parser: arguments that a program would read as options (`option_problems`), and why a tool
+counts as dangerous (`danger_reason`).
 """
 
 from __future__ import annotations
@@ -142,11 +145,11 @@ def compile_command(
 def option_problems(
     command: str, arguments: Mapping[str, JsonValue], parameters: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return the arguments that a program would read as options, where the template does not say that they are none.
+    """Return the problems of arguments that begin with a dash where a program would read them as options.
 
     Args:
         command: the template.
-        arguments: values by name; those that are not there are not looked at.
+        arguments: values by name; missing ones have no problems.
         parameters: the types of arguments; one that is a number may be negative.
     """
     problems: list[str] = []
@@ -166,7 +169,7 @@ def option_problems(
 
 
 _PLAIN_PROGRAMS: Final = frozenset({":", "[", "case", "echo", "test"})
-"""Commands of the shell that do nothing else for any option."""
+"""Commands of the shell for which an argument that begins with a dash does no harm."""
 
 _VALUE_OPTIONS: Final = (
     (re.compile(r"[ef]?grep|rg|sed"), re.compile(r"-\w*[ef]|-[ABCm]|--(?:regexp|expression|file)")),
@@ -179,11 +182,11 @@ _VALUE_OPTIONS: Final = (
 
 
 _MAX_WORDS: Final = 100
-"""Words of a simple command in which a sign is looked for that the next one is no option."""
+"""Most words of a simple command that are searched for a sign that the next word is no option."""
 
 
 def _leading_holes(command: str) -> Iterator[list[str]]:
-    """Yield the holes that each word of a template begins with, where a program may take the word for an option."""
+    """Yield the holes at the beginning of each word of a template that a program may read as an option."""
     words: list[str] = []
     holes: list[str] = []
     word = ""
@@ -216,7 +219,7 @@ def _leading_holes(command: str) -> Iterator[list[str]]:
 
 
 def _takes_any_word(words: list[str]) -> bool:
-    """Return whether a program takes the next word for no option, whatever it is, after these words."""
+    """Return whether a program never reads the next word after these words as an option."""
     if not 0 < len(words) <= _MAX_WORDS:
         return False
     names = [_program_name(word) for word in words]
@@ -365,7 +368,7 @@ def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
 
     Args:
         tool: the tool.
-        arguments: values by name, with which its command is judged as well.
+        arguments: values by name; if given, the command filled in with them is judged as well.
     """
     if tool.kind == "http" and (tool.method or "").upper() == "DELETE":
         return "it sends DELETE"
