@@ -403,12 +403,12 @@ class CopyOnRead(Mapping[str, JsonValue]):
 
 
 class ContextHistory:
-    """Past values of the context, and the tasks whose work has read them.
+    """Changes of the context, as hashes of its values, and the tasks whose work read its keys.
 
     Attributes:
         version: number of changes so far.
-        hashes: by key, the versions in which it got another value, and hashes of these values.
-        readers: by key, the finished tasks whose work has read it.
+        hashes: by key, the versions in which its value changed, and hashes of the new values.
+        readers: by key, the finished tasks whose work read it.
     """
 
     __slots__ = ("_claims", "hashes", "readers", "version")
@@ -423,7 +423,7 @@ class ContextHistory:
         return f"<ContextHistory of {self.version} changes to {list(self.hashes)}>"
 
     def change(self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int) -> None:
-        """Change the context; a key without a value counts as one whose value is null."""
+        """Change the context; a missing key counts as null."""
         self.version += 1
         self._claims.append(last_claim)
         for key in (*changes, *removed):
@@ -435,12 +435,12 @@ class ContextHistory:
             context.pop(key, None)
 
     def changed_since(self, key: str, version: int) -> bool:
-        """Return whether a key has another value than at a version."""
+        """Return whether the value of a key differs from that at an earlier version."""
         versions, hashes = self.hashes.get(key, ((0,), (b"",)))
         return hashes[bisect_right(versions, version) - 1] != hashes[-1]
 
     def version_at_claim(self, claim: int) -> int:
-        """Return the number of changes before a claim of this process."""
+        """Return the version of the context at a claim of this process."""
         return bisect_left(self._claims, claim)
 
 
@@ -603,10 +603,10 @@ COUNTED_FAILURES: Final[tuple[FailureKind, ...]] = ("error", "timeout")
 
 @dataclass(slots=True, eq=False)
 class ToolBreaker:
-    """Circuit breaker of a tool: its failures of one cause in a row, and the trials after it was opened.
+    """Circuit breaker of a tool: counts consecutive failures of one cause, and its trials after it was opened.
 
     Attributes:
-        cause: of the failures.
+        cause: the cause of the failures.
         roots: the lineages that failed; several failures of one lineage count once.
         openings: how often in a row the tool was made unavailable; 0 while the breaker is closed.
         retry_at: when one task may try the tool again.
@@ -620,7 +620,7 @@ class ToolBreaker:
     trial: TaskEntry | None = None
 
     def admits(self, entry: TaskEntry) -> bool:
-        """Return whether a task may use the tool, which after an opening one task at a time may."""
+        """Return whether a task may use the tool; after the breaker was opened, one task at a time may."""
         trial = self.trial
         return not self.openings or trial in (None, entry) or not (trial.claim or trial.state is TaskState.RUNNING)
 
@@ -1007,7 +1007,7 @@ class TaskGraph:
         return entry
 
     def _interferes(self, entry: TaskEntry) -> bool:
-        """Return whether facts that a task needs do not hold, or those of running tasks would be disturbed."""
+        """Return whether a fact that a task requires does not hold, or its effects would interfere with running tasks."""
         action, _ = self.dependency_index.ground(entry.task)
         running = self.running_actions.values()
         return not action.requires <= self.facts.keys() or any(map(action.interferes_with, running))
@@ -1032,7 +1032,7 @@ class TaskGraph:
             self.unpark()
 
     def lacks(self, entry: TaskEntry) -> str:
-        """Return what a ready task lacks by now, in words; what it needs may have changed since it was claimed."""
+        """Return what a claimed task lacks now, in words; its tool or resources may have gone since it was claimed."""
         pool, name = self.pool, entry.fields["tool"]
         if name is None and not pool.limited:
             return ""

@@ -322,7 +322,7 @@ class LivePlan(TaskGraph):
             self.update_readiness(entry)  # what it depends on may be done again
 
     def _count_failure(self, entry: TaskEntry, failure: Failure) -> None:
-        """Count a failure of a tool, unless it has another cause than those before."""
+        """Count a failure of a tool; another cause than before begins the count anew, unless the breaker is open."""
         name = entry.fields["tool"] or ""
         if name in self.tools and failure.kind in COUNTED_FAILURES:
             cause, breaker = normalised_cause(failure.type, failure.message), self.breakers.get(name)
@@ -349,7 +349,7 @@ class LivePlan(TaskGraph):
             case ContextUpdated():
                 history, keys = self.context_history, (*body.changes, *body.removed)
                 history.change(self.context, body.changes, body.removed, self.last_claim)
-                if body.attempt is not None:  # what it has read of these is what it has written
+                if body.attempt is not None:  # its result is not stale by its own changes
                     entry = self.entry(TaskId(body.attempt.rpartition("#")[0]))
                     entry.changed_context, entry.reads = True, {} if entry.reads is None else entry.reads
                     readers = self.dependency_index.context_readers

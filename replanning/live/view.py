@@ -60,7 +60,7 @@ class TaskView(NamedTuple):
 
 
 def _detached(task: Task, copy: Task | None = None) -> Task:
-    """Return a task whose arguments and metadata belong to readers, who may change them without changing the plan.
+    """Return a copy of a task, whose arguments and metadata readers may change without changing the plan.
 
     Args:
         task: the document in the plan.
@@ -185,13 +185,13 @@ class PlanView:
         return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
 
     def stale_results(self) -> Mapping[TaskId, StaleResult]:
-        """Return the finished tasks whose results are stale, because the context that they have read has changed since."""
+        """Return the finished tasks whose results are stale, because the context has changed since they read it."""
         return stale_results(self._live)
 
     def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
-        """Return the tasks that wait for some of these, if these are done again, or are among them and follow others.
+        """Return the tasks that have to wait for these if these are done again, each with the dependencies that it lacks.
 
-        Each comes with those that it has to depend on as well, because it follows them only through tasks that are kept.
+        A task that depends on one of these only through tasks that are kept would not wait for it otherwise.
         """
         return followers(self._live, task_ids)
 
@@ -269,7 +269,7 @@ class PlanView:
 
     @property
     def remaining_cost(self) -> float:
-        """Cost of the unfinished tasks: of each that of its tool, 1 if none is declared."""
+        """Cost of the unfinished tasks: the cost of the tool of each, or 1 if the tool declares none."""
         live, users = self._live, self._live.dependency_index.resource_users
         priced = {tool.name: tool.cost for tool in live.tools.values() if tool.cost is not None}
         count = sum(number for state, number in live.counts.items() if state not in FINISHED)

@@ -110,7 +110,7 @@ class Condition:
             case ast.BoolOp(op=op, values=values):
                 decisive = isinstance(op, ast.Or)
                 decided: object = None
-                for operand in values:  # the value that decides is that of the whole, as in Python
+                for operand in values:  # the result is the value that decides, as in Python
                     decided = self._value(operand, roots)
                     if bool(decided) is decisive:
                         break

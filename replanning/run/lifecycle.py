@@ -91,7 +91,7 @@ Codec = Callable[[object], JsonValue]
 """Turns an output that is not JSON into JSON."""
 
 MAX_EVALUATION_SECONDS: Final = 0.1
-"""Seconds that an evaluator may take, which holds up the run meanwhile."""
+"""Most seconds that an evaluator may take, because the run waits for it."""
 
 CLAIMS_PER_CHECKPOINT: Final = 256
 """Tasks that are handed out at once, to all pullers together, before the event loop gets a turn all the same."""
@@ -699,7 +699,7 @@ class Lifecycle:
             self.timer.call_at(retry_at or now, self.after_observation)
 
     def record_stale_results(self) -> None:
-        """Record which finished tasks have stale results, if these are others than were recorded last."""
+        """Record which finished tasks have stale results, unless the last record says the same."""
         stale = {task_id: result.causes for task_id, result in stale_results(self.live).items()}
         if stale != self.live.recorded_stale:
             self.commit_or_defer(ResultsStale(stale))
@@ -732,7 +732,7 @@ class Lifecycle:
                 body.cancel()
 
     def body_ended(self, attempt_id: AttemptId) -> None:
-        """Give away what a cancelled body has held until now."""
+        """Free the resources that the body of a cancelled attempt held until it ended."""
         self.live.free_resources(attempt_id)
         self.after_observation()
 
@@ -816,7 +816,7 @@ class Lifecycle:
         if limit is None or left is None or self.end is not None:
             return
         due = now + left
-        if due <= now:  # also where less is left than the clock can tell
+        if due <= now:  # also if the rest is less than the clock can resolve
             self.finish("aborted", f"the run has used up the {limit:g} s of its budget")
         else:
             self.timer.call_at(due, self.enforce_wall_clock)
@@ -833,7 +833,7 @@ class Lifecycle:
         body = RunEnded(status, reason, cancelled)
         try:
             self.record_stale_results()
-            if status != "paused":  # what is undecided when a person is needed has become stale during its cooldown
+            if status != "paused":  # triggers still open when a person is needed became stale during their cooldown
                 ledger = self.ledger
                 parked = {trigger for attached in ledger.triggers_by_question.values() for trigger in attached}
                 for trigger in [each for each in ledger.open_triggers.values() if each.id not in parked]:
@@ -910,7 +910,7 @@ def _strip_unstorable(body: RecordBody) -> RecordBody | None:
 def _serialise_output(
     output: object, codec: Codec | None, redactor: Redactor, max_bytes: int
 ) -> tuple[JsonValue, bool]:
-    """Return an output as JSON without secrets; None and false if it is no JSON, which is not kept.
+    """Return an output as JSON without secrets, and true; None and false if it is no JSON, and not kept.
 
     Raises:
         OutputError: the codec failed, or the JSON is larger than `max_bytes`.

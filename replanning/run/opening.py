@@ -530,14 +530,14 @@ def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_ki
         return
     if not messages:  # the run may have come to its end, and be edited by the caller that has resumed it
         return
-    with life.batch():  # the end of the run is looked for when all are handled: each may answer one of its questions
+    with life.batch():  # the run may end only after all are handled, because each may answer a question
         for message in messages:
             if life.end is not None or not life.store_available:
                 return
             if message.kind != skip_kind:
                 try:
                     _handle_message(run, message, on_message)
-                except RecordNotSerializable as error:  # it never can be handled, and others wait behind it
+                except RecordNotSerializable as error:  # it can never be handled, and later ones wait for it
                     life.record_error(f"a message of {message.by or 'somebody'}", error)
                 except StoreError:
                     return

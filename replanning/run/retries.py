@@ -151,7 +151,7 @@ def redact_bounded(text: str, most: int, redactor: Redactor) -> str:
 
 @lru_cache(256)
 def _class_names(kind: type) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the names of an exception's classes: after their top-level packages, and in every way that users write."""
+    """Return the names of an exception's classes: with their top-level packages, and in every form that users may write."""
     classes = [(base.__module__, base.__name__) for base in kind.__mro__]
     names = tuple(f"{module.partition('.')[0]}.{name}" for module, name in classes)
     return names, frozenset((*names, *map(".".join, classes), *(name for _, name in classes)))

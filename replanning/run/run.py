@@ -265,7 +265,7 @@ class PlanRun:
             UnknownAttempt: there was no such attempt.
         """
         self._lifecycle.succeeded(attempt_id, output)
-        self._lifecycle.check_completion()  # those who only report may never pull a task, which would do so
+        self._lifecycle.check_completion()  # pulling a task would check it, but callers that only report never pull
 
     @in_loop_thread
     def failed(self, attempt_id: AttemptId, error: BaseException | str | Failure) -> None:

@@ -45,10 +45,10 @@ MAX_SCHEMA_CHARS: Final = 16_000
 
 _MAX_PARAMETERS: Final = 200
 _MAX_SCHEMA_WORK: Final = 5_000_000
-"""Characters of arguments times keywords that are checked; what takes more, the server checks alone."""
+"""Most work of a check: characters of arguments times keywords of the schema; above, only the server checks."""
 
 _NAMED_REFERENCE_COST: Final = 1_000
-"""Keywords that take as long as finding a part of the schema by its name, and not by its path."""
+"""Number of keywords that cost as much as resolving a reference by name instead of by path."""
 
 _UNCHECKED_KEYWORDS: Final = (
     "pattern",
@@ -57,7 +57,7 @@ _UNCHECKED_KEYWORDS: Final = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
-"""Keywords whose check may take endlessly, whatever is counted."""
+"""Keywords that only the server checks, because their check has no bound."""
 
 _MAX_SCHEMA_ERRORS: Final = 5
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
