@@ -64,7 +64,7 @@ class Narrator:
                 return None
             case journal.AttemptFailed():
                 error = " ".join(event.failure.message.split())
-                if len(error) > _MAX_TEXT_CHARS:  # the end is where test runners and compilers sum up
+                if len(error) > _MAX_TEXT_CHARS:  # test runners and compilers sum up at the end
                     error = f"{error[: _MAX_TEXT_CHARS // 2]} … {error[-_MAX_TEXT_CHARS // 2 :]}"
                 if event.failure.kind == "unfinished":
                     return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")

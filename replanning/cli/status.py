@@ -441,7 +441,7 @@ def _answer(
 def _answer_all(
     name: str | None, verdict: Literal["approve", "reject"], options: MessageOptions, choice: int = 1
 ) -> None:
-    """Answer several questions of a run alike, and report how the run reacted to each; code 1 if one was refused."""
+    """Give several questions of a run the same answer, and report how the run reacted; code 1 if one was refused."""
     from replanning import ReplanningEngine
 
     with lookup.existing_store(options.store) as store:
@@ -484,7 +484,7 @@ def _answer_all(
 
 
 def _answer_outcome(question: Question, bodies: list[journal.RecordBody]) -> str:
-    """Return how a run has reacted to the answer to a question, "" while it has not.
+    """Return how a run reacted to the answer to a question; "" while it has not reacted.
 
     Raises:
         StaleAnswer: the answer was not taken.

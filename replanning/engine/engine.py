@@ -169,7 +169,7 @@ class ReplanningEngine:
         return f"<ReplanningEngine {self.mode} {self.generator!r} store={type(self.store).__name__}>"
 
     def attach(self, orchestrator: OrchestratorT) -> OrchestratorT:
-        """Let an orchestrator open its runs through this engine; returns the orchestrator.
+        """Attach an orchestrator, which then opens its runs through this engine, and return it.
 
         Raises:
             TypeError: it has no attribute `engine`.
@@ -307,7 +307,7 @@ class ReplanningEngine:
             self._leave_answer(run_id, question_id, answer)
 
     def _leave_answer(self, run_id: RunId, question_id: str, answer: Answer) -> None:
-        """Leave an answer that fits the plan, as far as the store shows, in the inbox of the run."""
+        """Put an answer into the inbox of the run, if it fits the plan as far as the store shows."""
 
         def waiting() -> list[InboxMessage]:
             messages = self.store.inbox(run_id)
@@ -336,7 +336,7 @@ class ReplanningEngine:
         }
         message = InboxMessage("answer", self._run_factory.environment.clock.now(), redactor.text(answer.by), payload)
         self.store.post(run_id, message)
-        first = next(iter(waiting()), message)  # the one that counts, should somebody have answered at the same time
+        first = next(iter(waiting()), message)  # the earliest answer counts, if somebody answered at the same time
         if replace(first, id=message.id) != message:
             raise UnknownQuestion(question_id, _ANSWERED_ALREADY)
 
@@ -366,7 +366,7 @@ class ReplanningEngine:
 
         Raises:
             UnknownQuestion: no question is open, or not that of `cause_of`.
-            StoreError: the store fails; the questions after that have no answer.
+            StoreError: the store fails; the remaining questions are not answered.
         """
         questions = {question.id: question for question in self.pending(run_id)}
         if cause_of is not None and cause_of not in questions:

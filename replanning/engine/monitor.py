@@ -42,10 +42,10 @@ MAX_QUEUED_EVENTS = 10_000
 """Events that wait for slow handlers; more are dropped, which is recorded."""
 
 MAX_TRIGGERS_PER_RECORD = 1_000
-"""Most triggers that a detector may make of one record; of more, none is fired."""
+"""Most triggers that a detector may return for one record; if it returns more, none is fired."""
 
 _EVALUATED = (*ATTEMPT_ENDS, ConditionEvaluated, PlanRevised)
-"""Records that change progress, after which handlers of `PlanEvaluation` are called."""
+"""Records that change the progress of the plan; after each, handlers of `PlanEvaluation` are called."""
 
 
 class MonitorNotice(NamedTuple):
@@ -72,7 +72,7 @@ class PlanMonitor:
             if isinstance(spec, str):
                 load_plugin("triggers", spec)
             elif inspect.iscoroutinefunction(spec.detect):
-                raise TypeError(f"detectors: `detect` of {spec.name!r} is async; write `def`, for it may not wait")
+                raise TypeError(f"detectors: `detect` of {spec.name!r} is async; write `def`: a detector must not wait")
         self._detector_specs = detectors
         self._emitter = EventEmitter()
         self._event_names: dict[type, str] = {}

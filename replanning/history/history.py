@@ -184,7 +184,7 @@ class ReplanHistory:
             until: the time before which they were.
 
         Raises:
-            TypeError, ValueError: a condition is not what it should be.
+            TypeError, ValueError: a condition has the wrong type or value.
         """
         outcome = None if success is None else "success" if success else "failure"
         for name, at in (("since", since), ("until", until)):

@@ -99,7 +99,7 @@ def evaluation_line(found: PlanEvaluation) -> str:
 
 
 def stale_line(stale: Mapping[TaskId, Sequence[str]]) -> str:
-    """Return stale results as one line: what changed, and the tasks that have read or followed it."""
+    """Return stale results as one line: what changed, and the tasks that read it or depend on such tasks."""
     shown = [f"{task_id} ({', '.join(causes)})" for task_id, causes in list(stale.items())[:5]]
     more = f" and {len(stale) - 5} more" if len(stale) > 5 else ""
     return printable_line(f"{pluralise(len(stale), 'result')} of older values: {', '.join(shown)}{more}")

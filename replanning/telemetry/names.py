@@ -51,7 +51,7 @@ REVISION: Final = "replanning.revision"
 USAGE_ATTRIBUTES: Final = ("replanning.usage.calls", "replanning.usage.tokens", "replanning.usage.money")
 
 PROGRESS: Final = "replanning.progress"
-"""Share of the tasks that are done: on an attempt and a replan when they began, on a run when it ended."""
+"""Share of the tasks that are done; on spans of attempts and replans at their beginning, of a run at its end."""
 
 HEALTH: Final = "replanning.health"
 REMAINING_SECONDS: Final = "replanning.remaining_seconds"

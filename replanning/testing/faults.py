@@ -39,7 +39,7 @@ def _flaky(operation: str) -> Any:
 
 @checked
 class FlakyStore(RunStore):
-    """Store in front of another one that fails on schedule, before or after it has written.
+    """Store that wraps another and fails on schedule, before or after that has written.
 
     ::
 
