@@ -192,7 +192,7 @@ def check_feasible(draft: Draft, triggers: Sequence[Trigger], live: LivePlan) ->
 
 
 def relative_saving(draft: Draft, live: LivePlan) -> float:
-    """Return the share of the remaining cost that staged changes save; negative if they make the plan dearer."""
+    """Return the share of the remaining cost that staged changes save; negative if they make the plan more expensive."""
 
     def cost(task: Task) -> float:
         tool = live.tools.get(task.tool) if task.tool else None

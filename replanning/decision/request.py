@@ -81,8 +81,8 @@ class AlternativeProvider(Protocol):
     reserved from the budget before each request. One that can repair proposals of others may have
     `async complete(request, alternative, reason) -> Alternative | None`: it receives an alternative that fits the plan
     but cannot be executed on the facts, with the reason, and returns a corrected one, which is considered as well.
-    One that needs no time, because it works with the plan alone, may have `immediate = True`: it is asked without a task
-    of its own, and for a better path first, before the others, which are asked only if it has none.
+    A provider that answers at once, because it needs only the plan, may have `immediate = True`. It is then asked without
+    starting a task if it is the only one, and asked for a better path before the others, which are asked only if it has none.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Question:
 
     @property
     def causes(self) -> frozenset[tuple[str, str]]:
-        """Kinds of its triggers with their causes, of a failure its error; questions that share one are about one cause."""
+        """Kind and cause of each trigger; the cause of a failure is its error. Questions that share one have a common cause."""
         return frozenset(
             (t.kind, normalised_cause(t.error_type, t.message) if isinstance(t, TaskFailed) else t.cause)
             for t in self.triggers

@@ -76,8 +76,8 @@ class Plan(StrictModel):
     sequential: StrictBool = Field(default=False, description="Make each task depend on the one before it in the list.")
     on_stale: OnStale = Field(
         default="warn",
-        description="What follows when the context that finished tasks have read changes: ignore it, warn of the stale "
-        "results, or redo these tasks and what followed from them.",
+        description="Reaction to stale results, of finished tasks that read values of the context that changed since: "
+        "ignore them, warn of them, or redo the tasks and their dependents.",
     )
     budget: Budget | None = Field(default=None, description="What a run may spend.")
 

@@ -339,7 +339,7 @@ class TaskBody(StrictModel):
     idempotent: StrictBool = Field(default=False, description="Whether running it twice does no harm.")
     on_stale: OnStale | None = Field(
         default=None,
-        description="What follows when the context that it has read changes after it is done; as the plan says by default.",
+        description="Reaction when its result becomes stale; by default that of the plan.",
     )
     fallbacks: Items[Fallback] = Field(default=(), description="What may take its place, best first.")
     undo: Fallback | None = Field(default=None, description="What takes its effects back.")
