@@ -443,6 +443,8 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.settle(f"failed: {str(error).removeprefix(f'{name}: ')}")
     except Exception as error:  # noqa: BLE001 - a failing provider is contained
         reply.settle(f"failed: {describe_error(error)}")
+    except SystemExit as error:  # of a generator that it returned; what it awaits is isolated
+        reply.settle(f"failed: it tried to end the program: {error!r}")
     finally:
         alarm.cancel()
         release()

@@ -1,7 +1,7 @@
 """Providers, detectors and listeners that flood, hang or try to end the program."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
@@ -117,6 +117,19 @@ async def test_parts_that_try_to_end_the_program() -> None:
     reports = [body.where for body in bodies(engine.store, result.run, ErrorContained)]
     assert sorted(reports) == ["detector 'exiting'", "listener 'Exiting.hear'", "listener 'Exiting.listen'"]
     (body,) = bodies(engine.store, result.run, AlternativesConsidered)
+    assert "SystemExit(3)" in body.notes[0]
+
+
+async def test_generator_that_tries_to_end_the_program() -> None:
+    """SystemExit of a generator of proposals is contained and reported, like that of the provider itself."""
+
+    def make() -> Iterator[Alternative]:
+        """Make one proposal, then try to end the program."""
+        yield skip()
+        raise SystemExit(3)
+
+    body = await considered(make_engine(lambda request: make()))
+    assert body.candidates == ()
     assert "SystemExit(3)" in body.notes[0]
 
 
