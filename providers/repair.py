@@ -34,6 +34,7 @@ RETRY_CONFIDENCE: Final = 0.6
 _BASE_DELAY: Final = 5.0
 _MAX_DELAY: Final = 300.0
 _MAX_LISTED_ITEMS: Final = 5
+_MAX_EQUIVALENT_TOOLS: Final = 20
 _STUCK_STATES: Final = (TaskState.FAILED, TaskState.BLOCKED)
 _WAITING_STATES = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF, TaskState.NEEDS_CONTINUATION)
 _REPAIRABLE_WAITING_STATES: Final = {
@@ -292,7 +293,10 @@ class RepairCase:
             yield NotApplicable("its fallbacks have all been tried" if tried else "it declares no fallback")
 
     def _equivalent_tools(self) -> Iterator[StrategyResult]:
-        """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first."""
+        """Replace the tool by another of the same capability that has not failed for this lineage, cheapest first.
+
+        Many tasks that fail at once, each with many such tools, must not take the event loop: so the number is limited.
+        """
         task, view = self.task, self.view
         tool = view.tool(task.task.tool)
         if tool is None or tool.capability is None:
@@ -302,11 +306,14 @@ class RepairCase:
         others = [
             other for other in view.tools.values() if other.capability == tool.capability and other.name != tool.name
         ]
+        room = _MAX_EQUIVALENT_TOOLS
         for other in sorted(others, key=lambda other: (other.cost is None, other.cost or 0.0)):
             if other.name in failed:
                 yield NotApplicable(f"{other.name!r} has failed as well")
-            else:
-                yield self.replace_tool(other)
+            elif room:
+                result = self.replace_tool(other)
+                room -= isinstance(result, RepairOption) and other.available
+                yield result
         if not others:
             yield NotApplicable(f"no other tool has the capability {tool.capability!r}")
 

@@ -136,11 +136,13 @@ def store_error(error: Exception, path: Path, operation: str) -> StoreError:
     return kind(f"{path} cannot {operation}: {error}" + (f"; {advice}" if advice else ""))
 
 
+def _not_ours(error: PermissionError) -> StoreError:
+    problem = "may not be used, or belongs to another user, who could change it"
+    return StoreError(f"{error.filename} {problem}; name another path")
+
+
 def _make_private(path: Path) -> None:
     """Make the database private to its user, with the `-wal` and `-shm` files that SQLite keeps beside it."""
-    with suppress(OSError):
-        # Only a new file is opened: closing a file takes the locks of this process from it.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     for each in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
         with suppress(FileNotFoundError, NotADirectoryError):
             mode = each.stat().st_mode
@@ -272,14 +274,15 @@ class SqliteStore(RunStore):
         self._lock = RLock()
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
-            _make_private(self._path)
+            with suppress(OSError):
+                # Only a new file is opened: closing a file takes the locks of this process from it.
+                os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
                 self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
             )
         except PermissionError as error:
-            problem = "may not be used, or belongs to another user, who could change it"
-            raise StoreError(f"{error.filename} {problem}; name another path") from error
+            raise _not_ours(error) from error
         except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
             folder = f"the folder of {self._path} cannot be made"
             raise StoreError(f"{folder}: {getattr(error, 'strerror', error)}; name another path") from error
@@ -290,6 +293,7 @@ class SqliteStore(RunStore):
         connection.create_function("checksum", -1, checksum, deterministic=True)
         try:
             _migrate(connection, self._path)
+            _make_private(self._path)  # a file of another program has been refused, and stays as it is
             # Indexes as well: a run that is not found by its id would be begun anew.
             for table in ("runs", "inbox"):
                 (found,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
@@ -311,6 +315,8 @@ class SqliteStore(RunStore):
             connection.execute(_BUSY_TIMEOUT_SQL.format(LOOP_LOCK_TIMEOUT * 1000))
         except BaseException as error:
             connection.close()
+            if isinstance(error, PermissionError):
+                raise _not_ours(error) from error
             if isinstance(error, sqlite3.Error | UnicodeError):
                 raise store_error(error, self._path, "be opened") from error
             raise

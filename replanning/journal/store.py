@@ -205,8 +205,8 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
     """
     text, installed = fspath(place), installed_plugins("stores")
     name, colon, path = text.partition(":") if isinstance(place, str) else ("", "", "")
-    if text == "memory":
-        path = ""
+    if text in ("memory", ":memory:"):
+        name, path = "memory", ""
     elif not colon or name not in installed:
         if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
             hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
@@ -214,7 +214,7 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
         name, path = "jsonl" if text.endswith((".jsonl", "/")) or _is_folder(text) else "sqlite", text
     if name in BUILTIN_STORES and path:
         _is_folder(path)
-    if name in BUILTIN_STORES and bool(path) == (name == "memory"):
+    if name in BUILTIN_STORES and bool(path.strip()) == (name == "memory"):
         raise StoreError(f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE")
     return name, path
 

@@ -27,7 +27,7 @@ _MIN_LINE_CHARS: Final = 8
 _ESCAPE: Final = re.compile(
     r"""
     (
-        [\\%&\x1b\x9b\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]  # how each of the following begins
+        [\\%&\x00\x1b\x9b\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]  # how each of the following begins
         (?:
             (?<=\\) (?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2} | u[0-9A-Fa-f]{4}
                 | x[0-9A-Fa-f]{2} | 0?33 | ["'/\\bfnrte0] | \r?\n)
@@ -73,7 +73,7 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
     """Return the texts to search for secrets known by value: each stripped, and each of its longer lines.
 
-    The same with escapes decoded, as `echo` prints them, is included.
+    The same with escapes decoded, as `echo` prints them, is included, and in hexadecimal digits.
 
     Args:
         values: the secrets.
@@ -84,7 +84,8 @@ def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
     ]
     lines = {line.strip() for value in known for line in value.splitlines()}
     found = {value for value in known if len(value) >= least} | {line for line in lines if len(line) >= _MIN_LINE_CHARS}
-    return tuple(sorted(found))
+    digits = [value.encode(errors="surrogateescape").hex() for value in found]
+    return tuple(sorted({*found, *digits, *map(str.upper, digits)}))
 
 
 def find_known(text: str, known: Iterable[str]) -> list[Span]:

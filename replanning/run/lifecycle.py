@@ -355,7 +355,7 @@ class Lifecycle:
                 if (took := self.clock.now() - began) > MAX_EVALUATION_SECONDS:
                     raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
                 return evaluation
-            except Exception as error:  # noqa: BLE001 - an evaluator must not harm the run
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - an evaluator must not harm the run
                 self.evaluator = PlanEvaluator()
                 self.record_error("evaluator", error)
         return self.evaluator.evaluate(view, past)

@@ -104,7 +104,7 @@ class Scripted(PlanEvaluator):
         self.calls += 1
         if self._clock is not None:
             self._clock.advance(0.2)
-        if isinstance(self._answer, Exception):
+        if isinstance(self._answer, BaseException):
             raise self._answer
         return self._answer  # type: ignore[return-value]
 
@@ -117,10 +117,11 @@ OWN = PlanEvaluation(1, 2, 0.5, 3.0, "strained", ("go home",))
     [
         (OWN, False, ""),
         (ValueError("no idea"), False, "ValueError('no idea')"),
+        (SystemExit(4), False, "SystemExit(4)"),
         ("half", False, "it returned 'half' instead of a PlanEvaluation"),
         (OWN, True, "it took 0.2 s, and 0.1 s are allowed"),
     ],
-    ids=["good", "raises", "wrong", "slow"],
+    ids=["good", "raises", "exits", "wrong", "slow"],
 )
 async def test_own_evaluator(answer: object, slow: bool, problem: str) -> None:
     """An evaluator of one's own is used; where it fails, that is recorded once, and the built-in one evaluates from then on."""

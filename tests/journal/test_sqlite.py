@@ -92,10 +92,11 @@ OURS = f"PRAGMA application_id = {0x5265506C}"
 def test_newer_or_foreign(path, statements, message):
     """A file of a newer version or of another program is refused with what to do, and left as it was."""
     execute(path, *statements)
-    before = path.read_bytes()
+    path.chmod(0o644)
+    before = path.read_bytes(), path.stat().st_mode
     with pytest.raises(StoreError, match=message):
         SqliteStore(path)
-    assert path.read_bytes() == before
+    assert (path.read_bytes(), path.stat().st_mode) == before
 
 
 def test_unusable_paths(tmp_path, path):

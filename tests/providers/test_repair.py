@@ -46,6 +46,7 @@ from replanning.testing import (
     returns,
     virtual_environment,
 )
+from tests.support.cost import calls
 from tests.support.runs import bodies
 
 Script = dict[str, ScriptStep | list[ScriptStep]]
@@ -207,6 +208,19 @@ async def test_each_way_is_tried_once(fields: str, tools: str, why: str) -> None
         f"no repair for task 'get~3', which is FAILED (OSError): {why},"
         " it is not optional, the error will not pass by itself"
     )
+
+
+def test_cost_of_many_tools_of_one_capability() -> None:
+    """Twice the failures, of twice as many tools of one capability, cost about twice as much."""
+
+    def cost(size: int) -> int:
+        tools = [{"name": f"t{n}", "capability": "c"} for n in range(size)]
+        tasks = [{"id": f"f{n}", "tool": f"t{n}"} for n in range(size)]
+        document = Plan.model_validate({"goal": {"objective": "test"}, "tools": tools, "tasks": tasks})
+        return calls(lambda: anyio.run(offered, document, *(f"f{n}" for n in range(20))))
+
+    cost(21)  # what is imported first
+    assert cost(400) < 1.5 * cost(100)
 
 
 async def test_equal_tool_gets_the_arguments_it_takes() -> None:
