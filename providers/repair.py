@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
-import anyio.lowlevel
-
 from replanning import Alternative, PlanView, ReplanRequest, Task, ToolSpec
 from replanning.changes import ModifyTask, PlanChange, ReplaceTask, RetryTask, SkipTask
 from replanning.errors import ExpressionError
@@ -110,8 +108,6 @@ class RepairProvider:
                 unrepairable.append((task, obstacles))
             if len(repairable) >= MAX_COMBINED_TASKS:
                 break
-            if len(concerned) > 1:  # each may take a few milliseconds
-                await anyio.lowlevel.checkpoint()
         followers = view.followers(stale)
         cases = [RepairCase(task, {"context-changed"}, view, reserved_ids) for task in map(view.task, stale)]
         redoes = [(case.task, case.redo(followers.get(case.task.id, ()))) for case in cases]
