@@ -59,6 +59,7 @@ class BudgetTracker:
         self._has_limits = any(limit is not None for limit in (budget.calls, budget.tokens, budget.money))
         self.spent = Usage()
         self.reservations: list[Usage] = []
+        self.unrecorded: list[Usage] = []  # spent while the store fails
 
     def __repr__(self) -> str:
         return f"<BudgetTracker spent={self.spent} reserved={self.reserved} of {self.budget!r}>"
@@ -81,7 +82,8 @@ class BudgetTracker:
 
     def exceeded_reason(self, planned: Usage | None = None) -> str:
         """Return in words the limits that the usage has exceeded, or would exceed with what is planned; empty if none."""
-        total = self.spent if planned is None else self.spent + self.reserved + planned
+        spent = sum(self.unrecorded, self.spent)
+        total = spent if planned is None else spent + self.reserved + planned
         limits = (("calls", self.budget.calls), ("tokens", self.budget.tokens), ("money", self.budget.money))
         over = [
             f"{getattr(total, name):g} of {limit:g} {name}"
@@ -287,6 +289,8 @@ class Ledger:
                 self.last_message_id = max(self.last_message_id, body.message)
             case UsageCharged():
                 self.budget_tracker.spent += body.usage
+                if body.usage in self.budget_tracker.unrecorded:
+                    self.budget_tracker.unrecorded.remove(body.usage)
             case RunQuiescent():
                 self.quiescent_at = body.revision
             case RunPaused():

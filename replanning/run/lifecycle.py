@@ -706,7 +706,10 @@ class Lifecycle:
 
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
+        recorded = self.seq
         self.commit_or_defer(UsageCharged(usage, attempt_id, provider))
+        if self.seq == recorded:
+            self.ledger.budget_tracker.unrecorded.append(usage)
         self._budget_exceeded_reason = self.ledger.budget_tracker.exceeded_reason()
         if self._budget_exceeded_reason:
             self.check_completion()

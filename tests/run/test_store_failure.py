@@ -192,6 +192,18 @@ async def test_wall_clock_meanwhile(clock: VirtualClock) -> None:
     assert (result.status, bodies(store, RUN, RunEnded)) == ("aborted", [RunEnded("aborted", result.reason)])
 
 
+async def test_budget_meanwhile(clock: VirtualClock) -> None:
+    """What is spent while the store fails counts against the budget: once it is exceeded no task begins."""
+
+    async def work(task: Task, context: TaskContext) -> None:
+        await clock.sleep(1)
+        context.charge(tokens=120)
+
+    engine = make_engine(store=outage(clock, 0.5, 5), clock=clock)
+    result = await engine.execute(plan(*chain("a", "b").tasks, budget={"tokens": 100}), work)
+    assert (result.status, result.spent, list(result.outputs)) == ("aborted", Usage(tokens=120), ["a"])
+
+
 async def test_edits_are_refused(clock: VirtualClock) -> None:
     """While the store fails an edit raises, and the plan is as it was; afterwards the same edit is taken."""
     store = outage(clock, 1, 3)
