@@ -277,6 +277,8 @@ class SqliteStore(RunStore):
             with suppress(OSError):
                 # Only a new file is opened: closing a file takes the locks of this process from it.
                 os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            if self._path.is_file() and self._path.stat().st_size == 1:  # which SQLite takes as an empty database
+                raise JournalCorrupt(f"{self._path} is damaged: one byte is left of it; {_DAMAGE_ADVICE}")
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
                 self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False

@@ -102,9 +102,11 @@ def test_newer_or_foreign(path, statements, message):
 def test_unusable_paths(tmp_path, path):
     """A path that cannot be a history is refused with its name and what to check, and a file there is left as it was."""
     path.write_text("dear diary\n" * 1000)
+    (tmp_path / "one.db").write_text("S")
     for refused, message in (
         (path, r"history\.db cannot be opened: file is not a database; it is not a SQLite"),
         (path / "deep.db", r"the folder of .*deep\.db cannot be made: .*; name another path"),
+        (tmp_path / "one.db", r"one\.db is damaged: one byte is left of it; restore it from a copy"),
         (tmp_path, "cannot be opened: unable to open database file; check that the path names"),
         ("/dev/full", "/dev/full cannot be opened: database or disk is full; make room on the disk"),
     ):

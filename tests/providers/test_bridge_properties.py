@@ -119,7 +119,8 @@ async def troubled(
         if down is not None:
             run.change_resource(down, available=False)
             triggers.append(ResourceChanged(tasks=tasks, name=down, available=False))
-        ready = [entry.id for entry in run.live if entry.state == "READY" and entry.task.tool != down]
+        met = {tool.name for tool in plan.tools if now.issuperset(tool.requires)} - {down}
+        ready = [entry.id for entry in run.live if entry.state == "READY" and entry.task.tool in met]
         if fail and ready:
             run.failed(run.started(ready[0]), ValueError("broken"))
             triggers.append(TaskFailed(tasks=(ready[0],)))
