@@ -419,9 +419,6 @@ class ContextHistory:
         self.readers: dict[str, dict[TaskId, None]] = {}
         self._claims: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<ContextHistory of {self.version} changes to {list(self.hashes)}>"
-
     def change(self, context: JsonObject, changes: JsonObject, removed: Iterable[str], last_claim: int) -> None:
         """Change the context; a missing key counts as null."""
         self.version += 1

@@ -209,6 +209,7 @@ def test_draft_view() -> None:
     assert (draft.goal.facts, draft.original_plan.tasks[0].id) == (("done",), "a")
     assert (list(draft.tools), draft.tool("ghost")) == (["pip", "uv"], None)
     assert [(step.id, step.tool) for step in draft.strips_problem().steps] == [("b", None), ("y", "uv"), ("a~2", None)]
+    assert draft.capacity == PlanView(example().live).capacity
     assert repr(draft).startswith("<DraftView of 5 changes to <PlanView revision=0")
     with pytest.raises(UnknownTask):
         draft.task("ghost")

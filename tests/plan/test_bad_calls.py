@@ -507,3 +507,9 @@ async def test_changes_as_json() -> None:
     async with open_run(chain("a", "b")) as run:
         assert run.apply([{"kind": "cancel", "task_id": "b"}, ModifyTask(task_id="a", fields={"name": "A"})]) == 1
         assert run.plan.task("a").name == "A"
+
+
+def test_numbers_that_python_does_not_write() -> None:
+    """A number of more digits than Python writes is named by its type."""
+    with pytest.raises(TypeError, match="got <int>"):
+        ReplanningEngine(store=10**5000)  # type: ignore[arg-type]
