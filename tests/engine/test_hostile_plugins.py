@@ -128,7 +128,7 @@ async def test_generator_that_tries_to_end_the_program() -> None:
         yield skip()
         raise SystemExit(3)
 
-    body = await considered(make_engine(lambda request: make()))
+    body = await considered(make_engine(lambda request: make()))  # type: ignore[arg-type, return-value]
     assert body.candidates == ()
     assert "SystemExit(3)" in body.notes[0]
 

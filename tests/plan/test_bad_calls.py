@@ -512,4 +512,4 @@ async def test_changes_as_json() -> None:
 def test_numbers_that_python_does_not_write() -> None:
     """A number of more digits than Python writes is named by its type."""
     with pytest.raises(TypeError, match="got <int>"):
-        ReplanningEngine(store=10**5000)  # type: ignore[arg-type]
+        ReplanningEngine(store=10**5000)
