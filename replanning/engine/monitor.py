@@ -158,6 +158,7 @@ class RunWatch:
         self._lifecycle = life
         self._monitor = monitor
         self._overflow = False
+        self._last_number = 0
         self._send: MemoryObjectSendStream[object]
         self.receive: MemoryObjectReceiveStream[object]
         self._send, self.receive = anyio.create_memory_object_stream[object](MAX_QUEUED_EVENTS)
@@ -232,7 +233,9 @@ class RunWatch:
     def _fire(self, detected: Trigger, at: float) -> None:
         """Record a trigger, and drop it if the same is waiting."""
         life = self._lifecycle
-        fields = {"id": f"t{len(life.ledger.triggers) + 1}", "run": life.run_id, "at": at}
+        # While the store fails, triggers wait to be recorded, and the ledger does not know them.
+        self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
+        fields = {"id": f"t{self._last_number}", "run": life.run_id, "at": at}
         trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
         same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.commit_or_defer(TriggerFired(trigger))

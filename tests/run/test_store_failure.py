@@ -12,7 +12,7 @@ from typing import Never
 import anyio
 import pytest
 
-from replanning import Environment, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
+from replanning import Environment, PlanMonitor, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
 from replanning.changes import AddTask
 from replanning.environment import SystemClock
 from replanning.errors import NotRunning, RecordNotSerializable, RunOwned, StoreError, UnknownTask
@@ -32,19 +32,23 @@ from replanning.journal import (
     PlanningNoted,
     PlanRevised,
     Record,
+    RecordBody,
     RunEnded,
     RunStore,
     SqliteStore,
+    TaskFailed,
     TriggerDropped,
+    TriggerFired,
     Usage,
 )
+from replanning.live import PlanView
 from replanning.plan import JsonValue
 from replanning.run.opening import RunFactory
 from replanning.run.run import PlanRun
 from replanning.testing import FlakyStore, ScriptedExecutor, VirtualClock, hangs, returns
 from tests.support.invariants import invariant_violations, replay_differences
 from tests.support.resume import RUN, carry_on, engine_for, eventful, from_start, story
-from tests.support.runs import again, bodies, chain, failing, make_engine, perform, plan
+from tests.support.runs import again, bodies, chain, environment, failing, make_engine, perform, plan
 
 
 class Refusing(MemoryStore):
@@ -107,6 +111,26 @@ async def test_what_is_gone_after_an_outage(what: str, clock: VirtualClock) -> N
         }[what]
     )
     assert invariant_violations(list(store.read(run.id))) == []
+
+
+async def test_triggers_during_an_outage(clock: VirtualClock) -> None:
+    """Triggers of one record that wait for the store have ids of their own."""
+
+    class Twice:
+        name = "twice"
+        observes: tuple[type[RecordBody], ...] = (AttemptFailed,)
+
+        def detect(self, observation: RecordBody, view: PlanView) -> list[TaskFailed]:
+            return [TaskFailed(tasks=("a",), cause=cause) for cause in ("one", "two")]
+
+    def loses_triggers(record: Record) -> Exception | None:
+        return OSError("cable") if isinstance(record.body, TriggerFired) else None
+
+    store = Refusing(loses_triggers, times=2)
+    engine = ReplanningEngine([], store=store, environment=environment(clock), monitor=PlanMonitor([Twice()]))
+    result = await engine.execute(plan(Task(id="a")), failing("a"))
+    fired = [body.trigger.id for body in bodies(store, result.run) if isinstance(body, TriggerFired)]
+    assert (fired, len(store.refused)) == (["t1", "t2"], 2)
 
 
 async def test_transient(clock: VirtualClock) -> None:
