@@ -205,12 +205,12 @@ def trust_file(path: str | os.PathLike[str], environ: Mapping[str, str] | None =
     return {key: value.value for key, value in guarded.items()}
 
 
-_OWN_NAMES: Final = frozenset({"auto", "repair", *DEFAULT_TRIGGERS, "better-path-found"})
+_OWN_NAMES: Final = frozenset({"repair", *DEFAULT_TRIGGERS, "better-path-found"})
 """Plugins that need no trust, because they reach nothing outside the process."""
 
 
 def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return the values that need trust: they decide where keys and plans go, whose code runs, which files are written."""
+    """Return the values that need trust: they decide where keys and plans go, whose code runs, what is masked, where files go."""
 
     def is_guarded(key: str, value: JsonValue) -> bool:
         match key:
@@ -219,7 +219,8 @@ def _guarded_values(values: Mapping[str, _Value]) -> dict[str, _Value]:
             case "planning.history.directory" | "planning.history.archive_directory":
                 return value is not None
             case "provider" | "judge.provider" | "llm.fallback" | "triggers":
-                return not _OWN_NAMES.issuperset(map(str, value if isinstance(value, list) else [value]))
+                names = set(map(str, value if isinstance(value, list) else [value])) - _OWN_NAMES
+                return bool(names) and not (key == "provider" and names == {"auto"})  # which is the default
         return False
 
     return {key: value for key, value in values.items() if is_guarded(key, value.value)}

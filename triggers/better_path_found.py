@@ -35,7 +35,7 @@ class BetterPathDetector:
 
     Only tools that state their cost are compared. In a plan that states its facts, it also fires when facts begin to hold,
     or a tool or resource becomes available, with which effects of waiting tasks could be achieved in another way, or hold
-    already. Providers find out whether that saves enough.
+    already. What that saves is measured when the proposals are vetted.
 
     Args:
         every: number of successful attempts between two comparisons.

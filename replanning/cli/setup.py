@@ -169,7 +169,9 @@ def trust(*, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"file": str(file.resolve()), "trusted": trusted})
         return
-    console().print(f"{file} is trusted" if trusted else f"{file} needs no trust: it names no server, plugin or folder")
+    console().print(
+        f"{file} is trusted" if trusted else f"{file} needs no trust: it sets no server, plugin, pattern or folder"
+    )
     for key, value in trusted.items():
         console().print(f"  {key}: {escape_control(json.dumps(value, ensure_ascii=False))}")
 

@@ -19,9 +19,9 @@ PERSISTENT_KINDS: Final = ("task-failed", "timeout", "resource-changed")
 
 
 def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[PlanChange]]) -> Sequence[Trigger]:
-    """Return the triggers that proposed changes concern; all of them if they concern none.
+    """Return the triggers that a decision about proposed changes settles; all of them if the changes concern none.
 
-    A decision about the changes leaves the other triggers undecided, because their cause lasts.
+    The others are triggers of a persistent kind at tasks that no change names: their cause lasts, so they stay open.
     """
     subjects = {task_id for changes in proposed for task_id in target_task_ids(changes)}
     return [t for t in triggers if t.kind not in PERSISTENT_KINDS or not subjects.isdisjoint(t.tasks)] or triggers
@@ -30,7 +30,8 @@ def relevant_triggers(triggers: Sequence[Trigger], proposed: Iterable[Sequence[P
 def without_begun(changes: Sequence[PlanChange], live: LivePlan, since: float) -> tuple[PlanChange, ...]:
     """Return changes without those of tasks that have begun since a time, or were skipped by their conditions.
 
-    If some of the changes add or remove tasks, all are returned, because they belong together.
+    All are returned if one of them does more than replace, modify, skip or retry one task, because such changes belong
+    together.
     """
     begun: set[TaskId] = set()
     for entry in (live.entries[task_id] for task_id in target_task_ids(changes) if task_id in live.entries):

@@ -20,10 +20,11 @@ _MAX_EXAMINED_TASKS: Final = 100
 
 
 class ToolBreakers:
-    """Opens the breakers of a run's tools, has one task try a tool again after a while, and closes its breaker on success.
+    """Opens a tool's breaker after repeated failures, has one task try the tool later, and closes the breaker on success.
 
-    What is counted is folded by the live plan, so that a resumed run goes on where it was; opening, trial and closing
-    are changes of the tool's availability, on record like any other. Only tools that the plan describes have a breaker.
+    The trial comes after the setting `cooldown`, which doubles with every trial that fails. The live plan counts the
+    failures when it folds records, so a resumed run goes on where it was. Opening, trial and closing are changes of the
+    tool's availability, recorded like any other. Only tools that the plan describes have a breaker.
 
     Args:
         life: the run.

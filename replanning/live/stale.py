@@ -14,7 +14,11 @@ from replanning.plan.types import TaskId
 
 
 class StaleResult(NamedTuple):
-    """Causes of a stale result, as in `ResultsStale`, and whether `on_stale` demands that the task is done again."""
+    """Why a result is stale, and whether `on_stale` demands that the task is done again.
+
+    A cause is a key of the context that the task read (`context.KEY`), or the root of the lineage of a stale task whose
+    result it used.
+    """
 
     causes: tuple[str, ...]
     redo: bool
@@ -23,9 +27,10 @@ class StaleResult(NamedTuple):
 def stale_results(live: TaskGraph) -> dict[TaskId, StaleResult]:
     """Return the finished tasks whose results are stale, in the order of the plan.
 
-    These are the tasks that read a key of the context that has another value now, and their finished dependents. Also
-    the finished dependents of a task that is done again, unless they began after it was done again. A task that changed
-    the context itself does not become stale through its dependencies, whose results may be the reason for its change.
+    A task's result is stale if the task read a key of the context whose value has changed since, or depends on a task
+    with a stale result, or on one that is done again, unless it began after that was done. A task that changed the
+    context itself does not become stale through its dependencies: their results may be the reason for its change.
+    Earlier values of the context are compared by their hashes; they are not kept.
     """
     found: dict[TaskId, StaleResult] = {}
     # A task whose dependents are examined, the task whose result reaches them, and whether they are to be done again.
@@ -86,8 +91,9 @@ def outdated_keys(live: TaskGraph, entry: TaskEntry) -> list[str]:
 def followers(live: TaskGraph, redone: Collection[TaskId]) -> dict[TaskId, list[TaskId]]:
     """Return the tasks that have to wait for tasks that are done again, with the dependencies that they need in addition.
 
-    These are their waiting dependents, and those among them that depend on others, also indirectly through tasks that
-    are kept. A task that depends on one only through kept tasks would not wait for it, and gets it as a dependency.
+    They are the waiting dependents of the tasks done again, and the tasks done again that depend on others of them. A
+    task that depends on one of them only through finished or running tasks that are kept would not wait for it, so it
+    gets that one as an additional dependency.
     """
     found: dict[TaskId, list[TaskId]] = {}
     for task_id in redone:

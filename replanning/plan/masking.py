@@ -73,7 +73,7 @@ def mask(text: str, find: Callable[[str], list[Span]]) -> str:
 def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
     """Return the texts to search for secrets known by value: each stripped, and each of its longer lines.
 
-    The same with escapes decoded, as `echo` prints them, is included, and in hexadecimal digits.
+    Each is also searched for with its escapes decoded, as `echo` prints them, and in hexadecimal digits.
 
     Args:
         values: the secrets.

@@ -143,7 +143,7 @@ def test_check_of_a_file_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_file_of_somebody_else(tmp_path: Path) -> None:
-    """Settings of a file that was found count only once it is trusted, where they name servers, plugins or folders."""
+    """Settings of a file that was found count only once it is trusted, where they name servers, plugins, patterns or folders."""
     plan = write_plan(tmp_path, {"good": "echo fine"}, "id: a, tool: good")
     file = tmp_path / ".replanning.yaml"
     file.write_text("replanning:\n  cooldown: 5\n  llm: {base_url: 'http://evil.example/v1'}\n  provider: [openai]\n")
@@ -167,6 +167,11 @@ def test_file_of_somebody_else(tmp_path: Path) -> None:
         )
         assert not asked
 
+    file.write_text("replanning: {provider: auto, judge: {provider: auto}}")
+    told = cli(tmp_path, "config", "show", code=2).stderr
+    assert "judge.provider: it does not count" in told
+    assert " provider: it does not count" not in told
+
     file.write_text(FILE)
     trusted = answer(tmp_path, "config", "trust")
     assert trusted == {"file": str(file.resolve()), "trusted": {"provider": ["repair", "openai"]}}
@@ -182,7 +187,7 @@ def test_trust_says_what_is_trusted(tmp_path: Path) -> None:
     """`config trust` lists the settings that count from now on, and refuses where there is no file."""
     assert "there is no settings file here" in cli(tmp_path, "config", "trust", code=2).stderr
     (tmp_path / "replanning.yaml").write_text("replanning: {cooldown: 5}")
-    told = "replanning.yaml needs no trust: it names no server, plugin or folder\n"
+    told = "replanning.yaml needs no trust: it sets no server, plugin, pattern or folder\n"
     assert cli(tmp_path, "config", "trust").stdout == told
     (tmp_path / "replanning.yaml").write_text("planning: {replanning: {enabled: 3}, history: {directory: /tmp/x}}")
     assert "planning.replanning.enabled" in cli(tmp_path, "config", "trust", code=2).stderr
