@@ -765,7 +765,7 @@ class TaskGraph:
         """
         try:
             return self.entries[task_id]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: what was given has no hash
             raise UnknownTask(task_id) from None
 
     def arguments(self, entry: TaskEntry) -> JsonObject:

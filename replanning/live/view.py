@@ -21,6 +21,7 @@ from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
 
@@ -129,13 +130,14 @@ class PlanView:
 
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return a tool, or None if the plan does not describe it."""
-        return self._live.tools.get(name) if name is not None else None
+        return self._live.tools.get(name) if isinstance(name, str) else None
 
     @property
     def capacity(self) -> Mapping[str, float]:
         """Current capacity of each resource."""
         return MappingProxyType(self._live.pool.capacity)
 
+    @checked
     def demand(self, task: Task) -> Mapping[str, float]:
         """Return the resources that a task takes."""
         return self._live.pool.demand(task)
@@ -172,6 +174,7 @@ class PlanView:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
         return ((_detached(entry.task, entry.shown_task), entry.state) for entry in self._live)
 
+    @checked
     def stuck(self, limit: int | None = None) -> tuple[TaskView, ...]:
         """Return the tasks that are FAILED or BLOCKED, at most `limit` of them."""
         return tuple(map(self.task, islice(self._live.stuck, limit)))
@@ -180,6 +183,7 @@ class PlanView:
         """Yield the tasks that are neither finished nor removed."""
         return map(self.task, [entry.id for entry in self._live if entry.state not in FINISHED])
 
+    @checked
     def context_readers(self, key: str) -> tuple[TaskView, ...]:
         """Return the tasks whose arguments or condition refer to a key of the context."""
         return tuple(map(self.task, self._live.dependency_index.context_readers.get(key, ())))
@@ -188,13 +192,18 @@ class PlanView:
         """Return the finished tasks whose results are stale, because the context has changed since they read it."""
         return stale_results(self._live)
 
+    @checked
     def followers(self, task_ids: Collection[TaskId]) -> Mapping[TaskId, Sequence[TaskId]]:
         """Return the tasks that have to wait for these if these are done again, each with the dependencies that it lacks.
 
         A task that depends on one of these only through tasks that are kept would not wait for it otherwise.
-        """
-        return followers(self._live, task_ids)
 
+        Raises:
+            UnknownTask: there never was such a task.
+        """
+        return followers(self._live, [self._live.entry(task_id).id for task_id in task_ids])
+
+    @checked
     def resource_users(self, name: str) -> Iterator[TaskView]:
         """Yield the unfinished tasks that use a tool or take a resource of this name."""
         return map(self.task, self._live.dependency_index.resource_users.get(name, ()))
@@ -217,12 +226,13 @@ class PlanView:
         Raises:
             NoResult: there is none yet.
         """
-        return self._live.results.output_of(task_id)
+        return self._live.results.output_of(self._live.entry(task_id).id)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
         return tuple(self.task(entry.id) for entry in self._live.entry(task_id).lineage())
 
+    @checked
     def strips_problem(
         self, changes: Sequence[PlanChange] = (), *, tasks: Collection[TaskId] = (), facts: Collection[str] = ()
     ) -> StripsProblem:
@@ -237,14 +247,17 @@ class PlanView:
         live = self._live
         return strips_problem(live, Draft(live, changes) if changes else None, tasks=tasks, facts=facts)
 
+    @checked
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """Return the reasons why changes cannot be applied; empty if they can."""
         return tuple(Draft(self._live, changes).problems)
 
+    @checked
     def with_changes(self, changes: Sequence[PlanChange]) -> DraftView:
         """Return the plan as valid changes would leave it."""
         return DraftView(self._live, changes)
 
+    @checked
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had and that is not in `taken`."""
         live, stem, number = self._live, _ID_SUFFIX.sub("", base)[:180], 2
@@ -298,6 +311,7 @@ class PlanView:
         """Number of tasks in each state, past ones included."""
         return MappingProxyType(self._live.counts)
 
+    @checked
     def evaluate(self, condition: str) -> bool:
         """Return whether a `when` expression holds now.
 
@@ -359,7 +373,7 @@ class DraftView:
             UnknownTask: there is no such task.
         """
         draft = self._draft
-        if task_id not in draft.new_tasks:
+        if not isinstance(task_id, str) or task_id not in draft.new_tasks:
             found = self._base.task(task_id)._replace(state=draft.state(task_id))
             return found._replace(task=_detached(draft.tasks[task_id])) if task_id in draft.tasks else found
         lineage = (task_id, *draft.ancestors(task_id))
@@ -380,16 +394,19 @@ class DraftView:
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
-        return (*map(self.task, reversed(list(self._draft.ancestors(task_id)))), self.task(task_id))
+        task = self.task(task_id)
+        return (*map(self.task, reversed(list(self._draft.ancestors(task.id)))), task)
 
     def strips_problem(self) -> StripsProblem:
         """Return the facts, the steps that would remain and the goal."""
         return strips_problem(self._base._live, self._draft)
 
+    @checked
     def check(self, changes: Sequence[PlanChange]) -> tuple[Problem, ...]:
         """Return the reasons why changes cannot be applied after the staged ones."""
         return self._base.check((*self._draft.changes, *changes))
 
+    @checked
     def unused_id(self, base: TaskId, taken: Container[TaskId] = ()) -> TaskId:
         """Return an id derived from another that no task has had or would have and that is not in `taken`."""
         used: set[TaskId] = set()

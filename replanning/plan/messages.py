@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from itertools import islice
 from types import UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -115,6 +115,8 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
     """Return whether a value, and what a collection contains, is what an annotation states."""
     kind = getattr(kind, "__supertype__", kind)  # of a NewType
     origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin is Annotated:
+        return _is_of_kind(value, parts[0])
     if origin in (Union, UnionType):
         return any(_is_of_kind(value, part) for part in parts)
     if origin is Literal:
