@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import stat
 import threading
 import time
 import zlib
@@ -118,6 +119,8 @@ class JsonlStore(RunStore):
             with file_lock(self._lease_path(run)) as guard:
                 if self._journal_path(run).exists():
                     raise run_already_exists(run)
+                if written := parse_lease_state(*read_lease_bytes(guard), self._lease_path(run)).records:
+                    raise journal_cut_off(self._journal_path(run), 0, written, self._lease_path(run))
                 write_lease_state(guard, LeaseState(1, owner, at + ttl, at))
                 self._journal_path(run).touch(_FILE_MODE)
         return Lease(run, 1, owner)
@@ -128,6 +131,7 @@ class JsonlStore(RunStore):
             if not is_lease_free(holder.owner, holder.until, at):
                 raise RunOwned(run, str(holder.owner))
             write_lease_state(guard, holder._replace(epoch=holder.epoch + 1, owner=owner, until=at + ttl))
+            self._close_journal(run)  # its files may have been replaced since an earlier lease
             return Lease(run, holder.epoch + 1, owner)
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
@@ -400,9 +404,18 @@ def file_lock(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
         os.close(guard)
 
 
+def _open_regular(path: Path, flags: int) -> int:
+    """Open a file of the store; what is no file in its place, such as a pipe, could keep its reader for ever."""
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, _FILE_MODE)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
 def _open_private(path: Path, flags: int) -> int:
     """Open a file of the store, and make it private to its user if others may use it, as with an earlier version."""
-    file = os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+    file = _open_regular(path, flags)
     if os.fstat(file).st_mode & 0o077:
         try:
             os.fchmod(file, _FILE_MODE)
@@ -417,7 +430,9 @@ def _lock(guard: int, path: Path, timeout: float) -> None:
     end = None
     while True:
         try:
-            return fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_status(guard, path)  # others lock the file that the path names
+            return
         except BlockingIOError as error:
             now = time.monotonic()
             if end is None:
@@ -429,10 +444,26 @@ def _lock(guard: int, path: Path, timeout: float) -> None:
             threading.Event().wait(0.001)
 
 
+def file_status(file: int, path: Path) -> os.stat_result:
+    """Return the status of an open file, if its path still names it.
+
+    Raises:
+        StoreError: it was removed or replaced.
+    """
+    status = os.fstat(file)
+    try:
+        named = os.stat(path)  # noqa: PTH116 - done for every record
+        if (named.st_ino, named.st_dev) == (status.st_ino, status.st_dev):
+            return status
+    except FileNotFoundError:
+        pass
+    raise StoreError(f"{path} was removed or replaced while it was in use, and records would be lost; put it back")
+
+
 def _read_lease_file(path: Path) -> tuple[bytes, bytes]:
     """Return the two lines of a lock file, to which its owner may be writing; empty if it is missing."""
     try:
-        guard = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        guard = _open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return b"", b""
     try:
@@ -530,7 +561,7 @@ def scan_complete_lines(file: int) -> tuple[int, int]:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the whole lines that a file has now, without an incomplete last one; none if it does not exist."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
         left = os.fstat(file.fileno()).st_size
         for line in file:
             left -= len(line)
@@ -556,17 +587,14 @@ class JournalFile:
 
     def append(self, lease: Lease, record: Record, line: bytes) -> None:
         """Append a record if the lease is current and the record follows the last one."""
-        _lock(self._lease_file, self._lease_path, LOOP_LOCK_TIMEOUT)
         try:
+            _lock(self._lease_file, self._lease_path, LOOP_LOCK_TIMEOUT)
             count, text = read_lease_bytes(self._lease_file)
             if text != self._lease_bytes:  # as it does once per renewal
                 self._epoch, self._lease_bytes = parse_lease_state(count, text, self._lease_path).epoch, text
             if self._epoch != lease.epoch:
                 raise lease_lost(lease)
-            status = os.fstat(self._file)
-            if not status.st_nlink:
-                problem = "was removed while its run was going on; further records would be lost"
-                raise StoreError(f"{self._path} {problem}")
+            status = file_status(self._file, self._path)
             if status.st_size != self._size:  # first of all, and where a killed owner left an incomplete line
                 self._last_seq, self._size = scan_complete_lines(self._file)
                 written = parse_lease_state(count, text, self._lease_path).records

@@ -4,6 +4,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 import zlib
 from contextlib import closing
@@ -200,11 +201,50 @@ def test_bad_lease_file(tmp_path, store, lease):
     assert [(info.run, info.owner) for info in store.runs()] == [(RUN, None)]
 
 
-def test_removed_journal(store, lease, journal):
-    """Whoever removes the journal of a run that is going on is told, instead of losing what comes."""
-    journal.unlink()
-    with pytest.raises(StoreError, match=r"run-1\.jsonl was removed while its run was going on"):
+@pytest.mark.parametrize("name", ["run-1.jsonl", ".run-1.lease"])
+@pytest.mark.parametrize("how", ["removed", "moved away", "replaced"])
+def test_file_in_use(tmp_path, store, lease, name, how):
+    """An owner whose journal or lock file is removed, moved or replaced writes nothing until the file is back."""
+    path, aside = tmp_path / name, tmp_path / "aside"
+    aside.hardlink_to(path)
+    path.unlink()
+    if how == "replaced":
+        shutil.copy(aside, path)
+    with pytest.raises(StoreError, match=rf"{name} was removed or replaced while it was in use"):
         store.append(lease, NEXT)
+    aside.replace(path)
+    assert list(store.read(RUN)) == RECORDS
+    store.append(lease, NEXT)
+    assert list(store.read(RUN)) == [*RECORDS, NEXT]
+
+
+def test_taken_over_without_the_lock_file(tmp_path, store, lease):
+    """An owner whose lock file is gone does not write beside the one that has taken the run over by a new one."""
+    (tmp_path / ".run-1.lease").unlink()
+    with closing(JsonlStore(tmp_path)) as other:
+        other.append(other.acquire(RUN, "you", 6.0, 5.0), NEXT)
+        with pytest.raises(StoreError, match=r"\.run-1\.lease was removed or replaced"):
+            store.append(lease, NEXT)
+        assert list(other.read(RUN)) == [*RECORDS, NEXT]
+
+
+def test_removed_journal(store, lease, journal):
+    """A run whose journal is gone is not begun anew while its lock file counts the records that are missing."""
+    journal.unlink()
+    with pytest.raises(JournalCorrupt, match=r"run-1\.jsonl ends after line 0, and 5 records were written"):
+        store.create(RUN, "me", 0.0, 5.0)
+    assert not journal.exists()
+
+
+@pytest.mark.parametrize("name", ["run-1.jsonl", ".run-1.lease", ".run-1.inbox"])
+def test_pipe_in_the_way(tmp_path, store, lease, name):
+    """A pipe in the place of a file is refused with its name; nothing waits until somebody writes to it."""
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(StoreError, match=rf"{name} cannot .*: it is not a regular file"):  # noqa: PT012
+        store.inbox(RUN)
+        list(store.read(RUN))
+    store.runs()
 
 
 def test_bad_messages(tmp_path, store, lease):
@@ -246,7 +286,7 @@ def test_something_in_the_way(tmp_path, store):
     with pytest.raises(StoreError, match="runs cannot take a new run: File exists; a file has the name of the folder"):
         JsonlStore(tmp_path / "runs").create(RUN, "me", 0.0, 5.0)
     (tmp_path / "run-1.jsonl").mkdir()
-    with pytest.raises(StoreError, match=r"run-1\.jsonl cannot be read: Is a directory"):
+    with pytest.raises(StoreError, match=r"run-1\.jsonl cannot be read: it is not a regular file"):
         list(store.read(RUN))
     (tmp_path / "run-2.jsonl").write_text('{"seq":1,"at":"now","kind":"run-opened","data":{"plan":"x"}}\n')
     (tmp_path / "run-3.jsonl").write_text('{"seq":1,"at":2,"kind":"run-opened","data":{"plan":"x"}}\n')
