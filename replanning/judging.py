@@ -155,7 +155,7 @@ class JudgedWork:
         alarm = life.timer.call_at(deadline, scope.cancel)
         try:
             with scope:
-                judgement = _validated_judgement(await isolate(judge.judge(request)))
+                judgement = _validated_judgement(await isolate(judge.judge, request))
         except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
             judgement = replace(judgement, reason=f"{type(error).__name__}: {error_message(error)}")
         finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dis import opname
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
 from typing import Any
 
 from replanning.errors import PluginError
@@ -15,7 +17,8 @@ def read_attribute(plugin: object, name: str, default: object = None) -> Any:  #
     """Return an attribute of a plugin; the default if there is none, or its code fails."""
     try:
         return getattr(plugin, name, default)
-    except (Exception, SystemExit):  # noqa: BLE001 - an attribute may be code of others
+    except BaseException as error:  # noqa: BLE001 - an attribute may be code of others
+        plugin_error(error)
         return default
 
 
@@ -23,6 +26,34 @@ def plugin_name(plugin: object) -> str:
     """Return the name of a plugin; that of its class if it has none."""
     name = read_attribute(plugin, "name")
     return name if isinstance(name, str) else type(plugin).__name__
+
+
+def plugin_error(error: BaseException) -> Exception:
+    """Return the error to report for what code of a plugin raised: an `Exception` itself, and one that names any other.
+
+    Raises:
+        BaseException: that code was interrupted.
+    """
+    if isinstance(error, Exception):
+        return error
+    if is_interruption(error):
+        raise error
+    contained = RuntimeError(f"it tried to end the program: {error!r}")
+    contained.__cause__ = error
+    return contained
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an exception is, or holds, a Ctrl-C or the end of a coroutine that no `raise` statement made."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_interruption, error.exceptions))
+    tb = error.__traceback__
+    if not isinstance(error, KeyboardInterrupt | GeneratorExit) or tb is None:
+        return False
+    while tb.tb_next is not None:
+        tb = tb.tb_next
+    in_handler = any(isinstance(value, FrameType) for value in tb.tb_frame.f_locals.values())  # of a signal
+    return in_handler or not opname[tb.tb_frame.f_code.co_code[tb.tb_lasti]].startswith("RAISE")
 
 
 @cache

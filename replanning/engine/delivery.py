@@ -13,7 +13,7 @@ import anyio.abc
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
 from replanning.plan.redaction import Redactor
-from replanning.plugins import plugin_name
+from replanning.plugins import plugin_error, plugin_name
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle
 from replanning.telemetry.exporter import Exporter
@@ -118,10 +118,15 @@ class _ExporterQueue:
         while self._queue:
             record = self._queue.popleft()
             try:
-                exported = self._exporter.export(self._lifecycle.run_id, record)
-                await (exported if self.detached else isolate(exported))  # the rest is handed over by the caller's task
-            except Exception as error:  # noqa: BLE001 - an exporter must not harm the run
-                self._record_failure("failed", describe_error(error))
+                export = self._exporter.export
+                if self.detached:  # the rest is handed over by the caller's task
+                    await export(self._lifecycle.run_id, record)
+                else:
+                    await isolate(export, self._lifecycle.run_id, record)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:  # noqa: BLE001 - an exporter must not harm the run
+                self._record_failure("failed", describe_error(plugin_error(error)))
 
     def _record_failure(self, kind: str, text: str) -> None:
         """Record a kind of failure once; log it where the journal takes no more records."""
@@ -142,7 +147,7 @@ async def close_exporters(exporters: Sequence[Exporter], clock: Clock, redactor:
         closed = False
         async with move_on_after(EXPORTER_TIMEOUT_SECONDS, clock):
             try:
-                await isolate(exporter.aclose())
+                await isolate(exporter.aclose)
             except Exception as error:  # noqa: BLE001 - likewise
                 text = redactor.text(describe_error(error))
                 _log.warning("exporter %r failed when it was closed: %s", plugin_name(exporter), text)

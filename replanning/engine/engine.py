@@ -48,7 +48,7 @@ from replanning.plan.messages import brief_repr, checked, join_names, require_in
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin
-from replanning.run.event_loop import describe_error
+from replanning.run.event_loop import describe_error, without_group
 from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
 from replanning.run.retries import IsTransient
@@ -515,9 +515,12 @@ async def run_workers(run: PlanRun, work: Work, max_concurrency: int) -> None:
     if max_concurrency == 1:
         await Worker(run, work).run()
         return
-    async with anyio.create_task_group() as group:
-        for _ in range(max_concurrency):
-            group.start_soon(Worker(run, work, in_own_task=True).run)
+    try:
+        async with anyio.create_task_group() as group:
+            for _ in range(max_concurrency):
+                group.start_soon(Worker(run, work, in_own_task=True).run)
+    except BaseExceptionGroup as error:
+        raise without_group(error) from None
 
 
 class ProviderRegistry:

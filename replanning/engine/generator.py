@@ -28,7 +28,7 @@ from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal
-from replanning.plugins import plugin_name, read_attribute
+from replanning.plugins import plugin_error, plugin_name, read_attribute
 from replanning.run.event_loop import describe_error, isolate
 from replanning.run.lifecycle import Lifecycle, RunMeter
 from replanning.run.run import require_async
@@ -394,8 +394,8 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         release = life.ledger.budget_tracker.reserve(estimate(request) if estimate is not None else Usage())
     except BudgetExceeded as error:
         return reply.settle(f"was not asked: {error}")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the estimate is the provider's code
-        return reply.settle(f"failed: {describe_error(error)}")
+    except BaseException as error:  # noqa: BLE001 - the estimate is the provider's code
+        return reply.settle(f"failed: {describe_error(plugin_error(error))}")
     scope = life.scope_type()
 
     def expire() -> None:
@@ -420,18 +420,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         with life.spans.provider_span(name) as answered:
             alternatives: list[Alternative] = []
             with scope:
-                answer: Any = reply.ask(request)
-                if not isinstance(answer, Awaitable):
-                    raise TypeError("`propose` is not async; write `async def propose(self, request)`")
-                given: Any = await isolate(answer)
-                several = isinstance(given, Iterable) and not isinstance(given, Alternative)
-                proposed = iter(given if several else [given])
-                alternatives = list(islice(proposed, MAX_PROPOSALS))
-                for alternative in alternatives:
-                    if not isinstance(alternative, Alternative):  # then none of them is taken
-                        raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
-                if next(proposed, None) is not None:
-                    reply.add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
+                alternatives = await isolate(_collect, reply, request)
             if not reply.settled.is_set():
                 reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
@@ -443,9 +432,24 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.settle(f"failed: {str(error).removeprefix(f'{name}: ')}")
     except Exception as error:  # noqa: BLE001 - a failing provider is contained
         reply.settle(f"failed: {describe_error(error)}")
-    except SystemExit as error:  # of a generator that it returned; what it awaits is isolated
-        reply.settle(f"failed: it tried to end the program: {error!r}")
     finally:
         alarm.cancel()
         release()
         reply.settled.set()
+
+
+async def _collect(reply: ProviderReply, request: ReplanRequest) -> list[Alternative]:
+    """Return the proposals of a provider, which may come from a generator."""
+    answer: Any = reply.ask(request)
+    if not isinstance(answer, Awaitable):
+        raise TypeError("`propose` is not async; write `async def propose(self, request)`")
+    given: Any = await answer
+    several = isinstance(given, Iterable) and not isinstance(given, Alternative)
+    proposed = iter(given if several else [given])
+    alternatives = list(islice(proposed, MAX_PROPOSALS))
+    for alternative in alternatives:
+        if not isinstance(alternative, Alternative):  # then none of them is taken
+            raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
+    if next(proposed, None) is not None:
+        reply.add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
+    return alternatives

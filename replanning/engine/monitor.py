@@ -30,7 +30,7 @@ from replanning.journal.records import (
 from replanning.live.view import PlanView
 from replanning.plan.messages import checked, require_instance
 from replanning.plan.types import RunId
-from replanning.plugins import load_plugin, plugin_name
+from replanning.plugins import load_plugin, plugin_error, plugin_name
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import ATTEMPT_ENDS, Lifecycle, ResumeState
 
@@ -136,10 +136,8 @@ class PlanMonitor:
             async for event in watch.receive:
                 for handler in self.handlers(type(event)):
                     try:
-                        answer = handler(event)
-                        if inspect.isawaitable(answer):
-                            await isolate(answer)
-                    except (Exception, SystemExit) as error:  # noqa: BLE001 - a listener must not harm the run
+                        await isolate(_call, handler, event)
+                    except Exception as error:  # noqa: BLE001 - a listener must not harm the run
                         # The record of a listener that fails at records of failures would call it again, without end.
                         if not isinstance(event, ErrorContained):
                             watch.record_failure(f"listener {getattr(handler, '__qualname__', handler)!r}", error)
@@ -149,6 +147,12 @@ class PlanMonitor:
         """Return the handlers of a type of event, in the order of the types for which they are registered."""
         names = [self._event_names[base] for base in event_type.__mro__ if base in self._event_names]
         return [handler for name in names for handler in self._emitter.listeners(name)]
+
+
+async def _call(handler: Callable[[object], Awaitable[None] | None], event: object) -> None:
+    answer = handler(event)
+    if inspect.isawaitable(answer):
+        await answer
 
 
 class RunWatch:
@@ -227,8 +231,8 @@ class RunWatch:
                     require_instance("detect", detected, TriggerEvent, "triggers")
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a detector must not harm the run
-                self.record_failure(f"detector {plugin_name(detector)!r}", error)
+            except BaseException as error:  # noqa: BLE001 - a detector must not harm the run
+                self.record_failure(f"detector {plugin_name(detector)!r}", plugin_error(error))
 
     def _fire(self, detected: Trigger, at: float) -> None:
         """Record a trigger, and drop it if the same is waiting."""

@@ -317,7 +317,7 @@ class Questions:
                 if question.id not in life.ledger.open_questions:
                     return
                 try:
-                    answer = await isolate(gate.ask(question))
+                    answer = await isolate(gate.ask, question)
                     while True:
                         await life.wait_for_store()
                         try:
@@ -342,7 +342,7 @@ class Questions:
             return
         life.commit_or_defer(QuestionReminded(question.id))
         try:
-            await isolate(gate.remind(question))
+            await isolate(gate.remind, question)
         except Exception as error:  # noqa: BLE001 - likewise
             if life.end is None:
                 life.record_error("gate reminder", error)

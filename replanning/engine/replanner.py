@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from typing import Final
 
@@ -36,7 +37,8 @@ from replanning.live.graph import TaskEntry
 from replanning.live.states import SATISFIED
 from replanning.live.view import PlanView
 from replanning.plan.types import QuestionId, ReplanId, TriggerId
-from replanning.run.event_loop import yielding
+from replanning.plugins import plugin_error
+from replanning.run.event_loop import isolate, yielding
 from replanning.run.lifecycle import Lifecycle
 
 _ROUNDS_PER_CHECKPOINT: Final = 8
@@ -313,12 +315,13 @@ class Replanner:
                         triggers = [t for t in triggers if life.end is None and not self._drop_if_stale(t)]
                     if triggers:
                         last = attempt == MAX_STALE_VIEWS
-                        ranked = await self._generator.generate(triggers, life, began=began, last=last)
+                        generate = partial(self._generator.generate, triggers, life, began=began, last=last)
+                        ranked = await isolate(generate)
                     break
                 except StaleView:
                     continue
-                except Exception as error:  # noqa: BLE001 - handled below, in the order of the groups
-                    failure = error
+                except Exception as unexpected:  # noqa: BLE001 - handled below, in the order of the groups
+                    failure = unexpected
                     break
             await turns.wait(index)
             try:
@@ -332,7 +335,8 @@ class Replanner:
                     else:
                         with life.batch():
                             self._decide(replan, triggers, ranked, began)
-            except Exception as error:  # noqa: BLE001 - the engine never makes things worse
+            except BaseException as raised:  # noqa: BLE001 - the engine never makes things worse
+                error = plugin_error(raised)
                 if isinstance(error, StoreError | NotRunning) and not isinstance(error, RecordNotSerializable):
                     turns.error = error
                 else:

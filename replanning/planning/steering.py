@@ -145,7 +145,7 @@ class Steering:
         while True:
             wait = POLL_SECONDS if self._planning.run is not None else 1.0
             try:
-                await isolate(self.poll())
+                await isolate(self.poll)
             except Exception as error:  # noqa: BLE001 - the issue is not part of the run
                 failures += 1
                 problem = f"comments cannot be read: {error_message(error)}"

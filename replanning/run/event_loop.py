@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock, Thread, get_ident
-from typing import ClassVar, Final, ParamSpec, TypeVar
+from typing import ClassVar, Final, ParamSpec, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.from_thread
@@ -18,10 +18,13 @@ import anyio.lowlevel
 
 from replanning.environment import Clock
 from replanning.errors import NotRunning, ReplanningError
+from replanning.plugins import plugin_error
 
 ResultT = TypeVar("ResultT")
 
 Parameters = ParamSpec("Parameters")
+
+ArgumentsT = TypeVarTuple("ArgumentsT")
 
 
 class CancelledWithin(Exception):
@@ -30,22 +33,33 @@ class CancelledWithin(Exception):
     MESSAGE: ClassVar[str] = "something that it waited for was cancelled"
 
 
-async def isolate(answer: Awaitable[ResultT]) -> ResultT:
-    """Await users' code, in a task that only the library cancels.
+async def isolate(function: Callable[[*ArgumentsT], Awaitable[ResultT]], *args: *ArgumentsT) -> ResultT:
+    """Call users' code and await it, in a task that only the library cancels.
 
     Raises:
         CancelledWithin: it raised a cancellation although this task is not being cancelled. Let through, that would
             end everything beside it as well.
-        RuntimeError: it raised SystemExit, which would end the program.
+        RuntimeError: it raised what would end the program, such as SystemExit.
     """
     try:
-        return await answer
-    except SystemExit as error:
-        raise RuntimeError(f"it tried to end the program: {error!r}") from error
+        return await function(*args)
     except anyio.get_cancelled_exc_class() as error:
         if is_cancelled():
             raise
         raise CancelledWithin(CancelledWithin.MESSAGE) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise plugin_error(error) from error
+
+
+def without_group(error: BaseException) -> BaseException:
+    """Return the KeyboardInterrupt or SystemExit that ended a group of tasks, or else the error itself."""
+    exits: BaseException | None = error
+    while isinstance(exits, BaseExceptionGroup):
+        found = exits.subgroup((KeyboardInterrupt, SystemExit))
+        exits = None if found is None else found.exceptions[0]
+    return exits or error
 
 
 def is_cancelled() -> bool:
@@ -57,7 +71,8 @@ def describe_error(error: BaseException) -> str:
     """Return the message of an error of the library, and the `repr` of any other, even one whose `repr` fails."""
     try:
         return str(error) if isinstance(error, ReplanningError) else repr(error)
-    except Exception:  # noqa: BLE001 - it is users' code
+    except BaseException as problem:  # noqa: BLE001 - it is users' code
+        plugin_error(problem)
         return f"{type(error).__name__}, which cannot be shown"
 
 
@@ -65,7 +80,8 @@ def error_message(error: BaseException) -> str:
     """Return the message of an error, or its description where the message is empty or fails."""
     try:
         return str(error) or describe_error(error)
-    except Exception:  # noqa: BLE001 - it is users' code
+    except BaseException as problem:  # noqa: BLE001 - it is users' code
+        plugin_error(problem)
         return describe_error(error)
 
 

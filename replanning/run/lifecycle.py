@@ -72,6 +72,7 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
+from replanning.plugins import plugin_error
 from replanning.run.event_loop import LoopThread, Timer, describe_error
 from replanning.run.retries import (
     MAX_MESSAGE_CHARS,
@@ -172,6 +173,7 @@ class Lifecycle:
         evaluator: evaluates the plan after every task.
         is_replanning: whether something is being decided, so that the run is not at its end.
         checks_deferred: whether the end of the run is looked for later, see `batch`.
+        inbox_problem: the last failure of the inbox, which is reported once.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
 
@@ -221,6 +223,7 @@ class Lifecycle:
         self.resume_state: ResumeState | None = None
         self.started_at = records[0].at
         self.checks_deferred = False
+        self.inbox_problem = ""
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
@@ -355,9 +358,9 @@ class Lifecycle:
                 if (took := self.clock.now() - began) > MAX_EVALUATION_SECONDS:
                     raise TimeoutError(f"it took {took:g} s, and {MAX_EVALUATION_SECONDS:g} s are allowed")
                 return evaluation
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - an evaluator must not harm the run
+            except BaseException as error:  # noqa: BLE001 - an evaluator must not harm the run
                 self.evaluator = PlanEvaluator()
-                self.record_error("evaluator", error)
+                self.record_error("evaluator", plugin_error(error))
         return self.evaluator.evaluate(view, past)
 
     @contextmanager
@@ -923,8 +926,9 @@ def _serialise_output(
     if codec is not None:
         try:
             output = codec(output)
-        except Exception as error:  # every error of a codec is a failure of the attempt
-            raise OutputError(f"the codec failed for {type(output).__name__}: {describe_error(error)}") from error
+        except BaseException as error:  # every error of a codec is a failure of the attempt
+            problem = describe_error(plugin_error(error))
+            raise OutputError(f"the codec failed for {type(output).__name__}: {problem}") from error
     try:
         value, size = to_plain_json(output)
     except RecordNotSerializable:

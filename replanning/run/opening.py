@@ -51,7 +51,8 @@ from replanning.plan.messages import brief_repr, require_instance
 from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
-from replanning.run.event_loop import StepWrapper, gc_paused, yielding
+from replanning.plugins import plugin_error
+from replanning.run.event_loop import StepWrapper, describe_error, gc_paused, without_group, yielding
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient
@@ -478,6 +479,8 @@ async def run_services(
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
                     await before_close()
             group.cancel_scope.cancel()
+    except BaseExceptionGroup as group_error:
+        raise without_group(group_error) from None
     finally:
         await life.loop.close()
         left.set()
@@ -526,7 +529,10 @@ def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_ki
     life = run._lifecycle
     try:
         messages = life.store.inbox(run.id)
-    except Exception:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
+    except BaseException as error:  # noqa: BLE001 - a third party's store may raise anything; read again at the next poll
+        if (problem := describe_error(plugin_error(error))) != life.inbox_problem:
+            life.inbox_problem = problem
+            life.record_error("inbox", problem)
         return
     if not messages:  # the run may have come to its end, and be edited by the caller that has resumed it
         return

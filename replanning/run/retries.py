@@ -18,6 +18,7 @@ from replanning.errors import NotAccepted, StoreError, TransientError
 from replanning.journal.records import Failure
 from replanning.live.graph import TaskEntry
 from replanning.plan.redaction import Redactor
+from replanning.plugins import plugin_error
 from replanning.run.event_loop import describe_error, error_message
 from replanning.settings import Settings
 
@@ -114,8 +115,9 @@ def failure_from(
         if len(error.args) == 1 and message == repr(error.args[0]):  # a key says little without its KeyError
             message = f"{type(error).__name__}: {message}"
         transient = _may_pass(error, retry_on, idempotent, is_transient)
-    except Exception as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
-        transient, message = False, f"{message} (whether it may pass cannot be told: {describe_error(problem)})"
+    except BaseException as problem:  # noqa: BLE001 - the predicate and the attributes of exceptions are users' code
+        told = describe_error(plugin_error(problem))
+        transient, message = False, f"{message} (whether it may pass cannot be told: {told})"
     return Failure(type(error).__name__, message, transient, traceback=format_traceback(error))
 
 

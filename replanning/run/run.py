@@ -52,6 +52,7 @@ from replanning.plan.messages import NameSuggester, brief_repr, checked, require
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
+from replanning.plugins import is_interruption
 from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
 from replanning.run.lifecycle import Lifecycle, RunMeter
 from replanning.run.processes import host_id, process_start_time
@@ -792,7 +793,7 @@ class Attempt:
             if not self.cancelled:
                 life.succeeded(self.id, self.output)
             return True
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) or (isinstance(error, GeneratorExit) and not is_interruption(error)):
             if not self._not_started:
                 life.failed(self.id, error)
             return True
@@ -904,7 +905,7 @@ class Worker:
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of work; false where it is not a failure of the work but a cancellation from outside."""
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) or (isinstance(error, GeneratorExit) and not is_interruption(error)):
             self._lifecycle.failed(self.id, error)
             return True
         if self._in_own_task and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():

@@ -1,28 +1,46 @@
-"""Providers, detectors and listeners that flood, hang or try to end the program."""
+"""Parts of an engine that flood, hang or try to end the program."""
 
 import itertools
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import pytest
 
-from replanning import Alternative, PlanMonitor, ReplanningEngine, ReplanRequest, Task
+from replanning import (
+    Alternative,
+    AlternativeGenerator,
+    PlanEvaluation,
+    PlanEvaluator,
+    PlanMonitor,
+    ReplanningEngine,
+    ReplanRequest,
+    Task,
+    TaskContext,
+)
 from replanning.changes import SkipTask
+from replanning.decision import Answer, Question
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
     DecisionMade,
     ErrorContained,
+    InboxMessage,
+    MemoryStore,
+    Record,
     RecordBody,
     TaskFailed,
     Trigger,
     Usage,
 )
+from replanning.judging import JudgedWork, Judgement, JudgeRequest
 from replanning.live import PlanView
+from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
-from tests.support.runs import alternative, bodies, failing, make_engine, plan
+from tests.support.runs import alternative, bodies, environment, failing, make_engine, plan
 
 PLAN = plan(Task(id="a"))
 
@@ -80,63 +98,172 @@ async def test_provider_that_waits_in_a_thread(clock: VirtualClock) -> None:
     assert (body.candidates, body.notes) == ((), ("stubborn did not answer in time",))
 
 
-class Exiting:
-    """A part of an engine that tries to end the program wherever it is called."""
+class Raising(PlanEvaluator):
+    """Every part of an engine; one of them raises an exception of some kind where it is called."""
 
-    name = "exiting"
+    name = "raising"
     observes: tuple[type[RecordBody], ...] = (AttemptFailed,)
+    clock: VirtualClock
 
-    async def propose(self, request: ReplanRequest) -> list[Alternative]:
-        """Propose nothing."""
-        raise SystemExit(3)
+    def __init__(self, part: str = "", kind: Callable[[], BaseException] = Exception) -> None:
+        self._part = part
+        self._kind = kind
+
+    def _play(self, part: str, value: Any = None) -> Any:
+        if self._part == part:
+            raise self._kind()
+        return value
+
+    async def propose(self, request: ReplanRequest) -> Any:
+        """Propose to skip the task, from a generator."""
+        self._play("provider")
+        return (self._play("generator", skip()) for _ in range(1))
 
     def estimate(self, request: ReplanRequest) -> Usage:
         """Estimate nothing."""
-        raise SystemExit(3)
+        self._play("estimate")
+        return Usage()
+
+    async def ask(self, question: Question) -> Answer:
+        """Approve."""
+        self._play("gate")
+        return Answer("approve")
+
+    async def remind(self, question: Question) -> None:
+        """Remind of nothing."""
 
     def detect(self, observation: object, view: PlanView) -> list[Trigger]:
         """Detect nothing."""
-        raise SystemExit(3)
+        self._play("detector")
+        return []
 
     async def listen(self, body: TaskFailed) -> None:
         """Hear nothing."""
-        raise SystemExit(3)
+        self._play("listener")
 
     def hear(self, body: TaskFailed) -> None:
         """Hear nothing."""
-        raise SystemExit(3)
+        self._play("handler")
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Nothing passes."""
+        self._play("predicate")
+        return False
+
+    async def judge(self, request: JudgeRequest) -> Judgement:
+        """Accept everything."""
+        self._play("judge")
+        return Judgement(True)
+
+    def evaluate(self, *args: Any) -> PlanEvaluation:
+        """Evaluate the plan."""
+        return self._play("evaluator", super().evaluate(*args))
+
+    async def work(self, task: Task, context: TaskContext) -> object:
+        """Fail at one task."""
+        self._play("work")
+        if task.id == "a":
+            raise ValueError("a is broken")
+        await self.clock.sleep(1.0)  # the inbox is read meanwhile
+        return task.id
 
 
-async def test_parts_that_try_to_end_the_program() -> None:
-    """SystemExit of a part beside the work is contained and reported like any other error."""
-    part = Exiting()
-    engine = ReplanningEngine([part], monitor=PlanMonitor(["task-failed", part]))
-    engine.monitor.on(TaskFailed, part.listen)
-    engine.monitor.on(TaskFailed, part.hear)
-    result = await engine.execute(PLAN, failing("a"))
-    reports = [body.where for body in bodies(engine.store, result.run, ErrorContained)]
-    assert sorted(reports) == ["detector 'exiting'", "listener 'Exiting.hear'", "listener 'Exiting.listen'"]
-    (body,) = bodies(engine.store, result.run, AlternativesConsidered)
-    assert "SystemExit(3)" in body.notes[0]
+class RaisingExporter(Exporter):
+    """An exporter that raises wherever it is called."""
+
+    def __init__(self, part: Raising) -> None:
+        self._part = part
+
+    async def export(self, run: str, record: Record) -> None:
+        """Export nothing."""
+        self._part._play("exporter")
+
+    async def aclose(self) -> None:
+        """Close nothing."""
+        self._part._play("closing")
 
 
-async def test_generator_that_tries_to_end_the_program() -> None:
-    """SystemExit of a generator of proposals is contained and reported, like that of the provider itself."""
+class RaisingGenerator(AlternativeGenerator):
+    """A path generator that raises when it is asked."""
 
-    def make() -> Iterator[Alternative]:
-        """Make one proposal, then try to end the program."""
-        yield skip()
-        raise SystemExit(3)
+    async def generate(self, *args: Any, **options: Any) -> Any:
+        """Generate nothing."""
+        (provider,) = self.path_generator.providers
+        provider._play("path generator")  # type: ignore[attr-defined]
+        return await super().generate(*args, **options)
 
-    body = await considered(make_engine(lambda request: make()))  # type: ignore[arg-type, return-value]
-    assert body.candidates == ()
-    assert "SystemExit(3)" in body.notes[0]
+
+class RaisingStore(MemoryStore):
+    """A durable store whose inbox raises."""
+
+    durable = True
+    part: Raising
+
+    def inbox(self, run: str) -> list[InboxMessage]:
+        """Find nothing."""
+        self.part._play("inbox")
+        return []
+
+
+PLACES = {
+    "provider": "",
+    "generator": "",
+    "estimate": "",
+    "gate": "gate",
+    "detector": "detector 'raising'",
+    "listener": "listener 'Raising.listen'",
+    "handler": "listener 'Raising.hear'",
+    "evaluator": "evaluator",
+    "exporter": "exporter 'RaisingExporter'",
+    "closing": "",
+    "predicate": "",
+    "path generator": "replanning",
+    "judge": "",
+    "inbox": "inbox",
+    "codec": "",
+    "work": "",
+}
+"""The parts of an engine, and where their errors are reported if not in notes, failures or the log."""
+
+KINDS = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, RecursionError, MemoryError)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, lambda: BaseExceptionGroup("", [KeyboardInterrupt()])])
+@pytest.mark.parametrize("part", PLACES)
+async def test_parts_that_raise(part: str, kind: Any, clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever a part of an engine raises is contained and reported, and the run goes on."""
+    if part == "work" and kind not in KINDS[2:]:
+        return  # those of work end the program, see `test_exits_go_through`
+    raising, store = Raising(part, kind), RaisingStore()
+    store.part, raising.clock = raising, clock
+    engine = ReplanningEngine(
+        RaisingGenerator([raising]),
+        gate=raising,
+        store=store,
+        exporters=[RaisingExporter(raising)],
+        settings={"alternatives": {"require_approval": True}, "judge": {"enabled": True}},
+        monitor=PlanMonitor(["task-failed", raising]),
+        evaluator=raising,
+        is_transient=raising.is_transient,
+        codec=lambda output: raising._play("codec", output),
+        environment=environment(clock),
+    )
+    engine.monitor.on(TaskFailed, raising.listen)
+    engine.monitor.on(TaskFailed, raising.hear)
+    engine.monitor.on(PlanEvaluation, lambda evaluation: None)
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), JudgedWork(raising.work, raising))
+    await engine.aclose()
+    reported = {body.where: body.error for body in bodies(store, result.run, ErrorContained)}
+    notes = [str(body) for body in bodies(store, result.run, AlternativesConsidered, AttemptFailed)]
+    told = reported.get(PLACES[part], "") if PLACES[part] else "".join(notes) + caplog.text
+    assert type(kind()).__name__ in told
+    assert result.status in ("succeeded", "failed", "needs_human")
 
 
 async def test_detector_without_end() -> None:
     """A detector that makes triggers without end fires none, which is reported."""
 
-    class Endless(Exiting):
+    class Endless(Raising):
         def detect(self, observation: object, view: PlanView) -> Any:
             """Make triggers without end."""
             return (TaskFailed(tasks=("a",), cause=f"cause {n}") for n in itertools.count())
@@ -145,3 +272,29 @@ async def test_detector_without_end() -> None:
     result = await engine.execute(PLAN, failing("a"))
     (report,) = bodies(engine.store, result.run, ErrorContained)
     assert "it made more than 1000 triggers of one record" in report.error
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("part", ["provider", "work", "detector", "exporter"])
+def test_interrupt_while_a_part_runs(part: str, backend: str) -> None:
+    """Ctrl-C while a part runs is no fault of it: it ends the program, and the run can be resumed."""
+    pressed = iter([signal.SIGINT])
+
+    def press() -> RuntimeError:
+        for number in pressed:
+            signal.raise_signal(number)
+        return RuntimeError()  # on asyncio, the first Ctrl-C cancels the main task and raises nothing
+
+    raising, store = Raising(part, press), MemoryStore()
+    exporter, monitor = RaisingExporter(raising), PlanMonitor(["task-failed", raising])
+
+    async def work(task: Task, context: TaskContext) -> object:
+        return await (anyio.sleep_forever() if task.id == "b" else raising.work(task, context))
+
+    async def main() -> None:
+        engine = ReplanningEngine([raising], monitor=monitor, store=store, exporters=[exporter])
+        await engine.execute(plan(Task(id="b"), Task(id="a")), work)
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(main, backend=backend)
+    assert [info.status for info in store.runs()] == ["paused"]
