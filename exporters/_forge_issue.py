@@ -21,6 +21,7 @@ from replanning.exporters._forge import (
     AUTHORSHIP_MARKER,
     ForgeComment,
     ForgeError,
+    find_marker,
     is_same_text,
     parse_time,
     strip_authorship,
@@ -72,6 +73,9 @@ _MAX_RATE_LIMIT_WAIT: Final = 3_600.0
 _MAX_HEADER_DIGITS: Final = 15
 """Longest number accepted in a header."""
 
+_SETTLE_SECONDS: Final = 60.0
+"""Seconds for which a comment that was cut off while it was sent may still arrive, so that it is not sent again."""
+
 _RATE_LIMIT_PHRASES: Final = ("rate limit", "abuse detection", "too many requests")
 
 _STATUS_REASONS: Final[Mapping[int, str]] = {
@@ -102,6 +106,13 @@ class ApiResponse(NamedTuple):
     status: int
     headers: httpx.Headers
     data: bytes
+
+
+class _UnconfirmedPost(NamedTuple):
+    """A comment that may have arrived: the ids of the comments before it, and until when it may still arrive."""
+
+    earlier: frozenset[str]
+    may_arrive_until: float
 
 
 _SLASH_COMMAND: Final = re.compile(r"^([^\S\n]*)/", re.MULTILINE)
@@ -223,7 +234,7 @@ class ForgeIssue(ABC):
         self._page_cache: dict[str, Page] = {}
         self._own_login: str | None = None  # None until it was asked for, empty if unknown
         self._posted_ids: set[str] = set()
-        self._unconfirmed: dict[str, frozenset[str]] = {}
+        self._unconfirmed: dict[str, _UnconfirmedPost] = {}  # by marker, or by text without one
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} at {self._url} {'with' if self._token else 'without'} a token>"
@@ -384,23 +395,26 @@ class ForgeIssue(ABC):
     async def post(self, body: str) -> str:
         """Write a new comment and return its id.
 
-        A comment that may have arrived without a response, now or when the same text was last tried, is searched for
-        among the comments that are new since then, and sent again only if it is missing.
+        A comment that may have arrived without a response, now or when one with the same marker or text was last tried,
+        is searched for among the comments that are new since then, and sent again only if it is missing. One that was
+        cut off while the forge was at it is not sent again for a minute.
 
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
         """
         async with self._call():
             await self._login()
-            text = self._prepared(body)
-            maybe_written = text in self._unconfirmed
+            clock, text, marker = self._environment.clock, self._prepared(body), find_marker(body)
+            key = str(marker or text)
+            maybe_written = key in self._unconfirmed
             first_page = self._first_page_url(self._comments_path)
             if not maybe_written:
-                path = httpx.URL(first_page).path
-                cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == path]
+                listed = httpx.URL(first_page).path
+                cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == listed]
                 pages = cached or [await self._list_entries(self._comments_path)]
-                self._unconfirmed[text] = frozenset(text_at(entry, "id") for page in pages for entry in page)
-            earlier = self._unconfirmed[text]  # the comments as last read
+                ids = frozenset(text_at(entry, "id") for page in pages for entry in page)
+                self._unconfirmed[key] = _UnconfirmedPost(ids, 0.0)
+            unconfirmed = self._unconfirmed[key]
 
             async def find_existing() -> JsonObject | None:
                 """Return the comment, read with one try for each page."""
@@ -408,13 +422,20 @@ class ForgeIssue(ABC):
                 for _ in range(MAX_COMMENTS // PAGE_SIZE):
                     page = await self._get_page(url, once=True)
                     for entry in page.entries:
+                        found = text_at(entry, "body")
                         is_own = not self._own_login or text_at(entry, *self._author_path) == self._own_login
-                        is_new = text_at(entry, "id") not in earlier | self._posted_ids
-                        if is_own and is_new and is_same_text(text_at(entry, "body"), text):
+                        is_new = text_at(entry, "id") not in unconfirmed.earlier | self._posted_ids
+                        is_same = find_marker(found) == marker if marker else is_same_text(found, text)
+                        if is_own and is_new and is_same:
+                            if not is_same_text(found, text):  # an earlier text of the comment has arrived
+                                method, path = self._edit_request(text_at(entry, "id"))
+                                await self._send(method, self._url + path, body={"body": text})
                             return entry
                     url = page.next_url
                     if not url:
                         break
+                if clock.now() < unconfirmed.may_arrive_until:
+                    raise ForgeError(f"{self._label}: no response in time, but the comment may still arrive")
                 return None
 
             try:
@@ -427,9 +448,12 @@ class ForgeIssue(ABC):
                 )
             except ForgeError as error:
                 if error.final:
-                    del self._unconfirmed[text]
+                    del self._unconfirmed[key]
                 raise
-            del self._unconfirmed[text]
+            except anyio.get_cancelled_exc_class():
+                self._unconfirmed[key] = unconfirmed._replace(may_arrive_until=clock.now() + _SETTLE_SECONDS)
+                raise
+            del self._unconfirmed[key]
             comment = text_at(entry, "id")
             self._posted_ids.add(comment)
             self._own_login = self._own_login or text_at(entry, *self._author_path)

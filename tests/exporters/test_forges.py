@@ -125,6 +125,35 @@ async def test_a_post_given_up_is_looked_for_later(fake, forge):
     assert fake.count("POST") == 1
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_slow_post_is_not_sent_twice(fake, clock, arrives):
+    """A post that was cut off while the forge was at it, even with an older text, is sent again only after a minute."""
+    sent: list[httpx.Request] = []
+
+    async def slow(request: httpx.Request) -> httpx.Response:
+        if request.method != "POST" or len(sent) > 1:
+            return fake.answer(request)
+        sent.append(request)
+        await clock.sleep(float("inf"))
+        raise AssertionError("it never wakes up")
+
+    forge = on(fake, clock, transport=httpx.MockTransport(slow), timeout=5)
+    mark = Marker("checklist", "r")
+    with pytest.raises(ForgeError, match="no response within 5 s"):
+        await forge.post(f"0 of 2\n\n{mark}")
+    with pytest.raises(ForgeError, match="may still arrive"):
+        await forge.post(f"1 of 2\n\n{mark}")
+    if arrives:
+        fake.answer(sent[0])
+    else:
+        await clock.sleep(60)
+        sent.append(sent[0])  # the forge is fast now
+    posted = await forge.post(f"2 of 2\n\n{mark}")
+    assert [(str(one["id"]), one["body"]) for one in fake.comments] == [
+        (posted, f"2 of 2\n\n{mark}{AUTHORSHIP_MARKER}")
+    ]
+
+
 async def test_an_edit_is_repeated(fake, forge):
     """An edit whose connection was cut is made again: that does no harm."""
     posted = await forge.post("one")
