@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
-from replanning.history.wording import format_time
+from replanning.history.wording import format_duration, format_time, format_usage
 from replanning.journal import AttemptSucceeded, PlanningNoted, PlanRevised, QuestionAsked, Record, RunEnded, RunOpened
 from replanning.plan import JsonObject, Redactor, RunId
-from replanning.planning import ReplanType
+from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS
 from replanning.planning.manager import ReplanNote
 from replanning.planning.state import PlanningProgress, PlanProgress, PlanStep
@@ -102,7 +102,9 @@ class NoticeKind(StrEnum):
     DONE = "done"
     FAILED = "failed"
     OVERRIDDEN = "overridden"
+    DECLINED = "declined"
     QUESTION = "question"
+    FINISHED = "finished"
     ENDED = "ended"
 
 
@@ -114,7 +116,9 @@ HEADINGS: Final = MappingProxyType(
         NoticeKind.DONE: "✅ Plan Revision Done",
         NoticeKind.FAILED: "❌ Plan Revision Failed",
         NoticeKind.OVERRIDDEN: "⚠️ Plan Revision Overridden by a Limit",
+        NoticeKind.DECLINED: "🚫 Plan Revision Declined by a Person",
         NoticeKind.QUESTION: "🙋 Decision Needed",
+        NoticeKind.FINISHED: "🏁 Execution Finished",
         NoticeKind.ENDED: "⛔ Execution Ended without Success",
     }
 )
@@ -175,20 +179,47 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
     """
     body = record.body
     if isinstance(body, PlanningNoted) and body.type == "replan":
-        yield from _replan_notices(ReplanNote.model_validate(body.data, strict=False), record.at)
+        yield from _replan_notices(ReplanNote.model_validate(body.data, strict=False), record.at, progress)
     elif isinstance(body, QuestionAsked):
         yield _question_notice(body, record.at, progress)
-    elif isinstance(body, RunEnded) and body.status in ("failed", "aborted"):
-        completion = progress.state.completion
-
-        def build(limit: int) -> Paragraphs:
-            reason = markdown_field("Reason", body.reason, limit)
-            return (f"**Status**: {body.status}", reason, *_stop_paragraphs(completion, limit))
-
-        yield Notice(NoticeKind.ENDED, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
+    elif isinstance(body, RunEnded) and body.status in ("succeeded", "failed", "aborted"):
+        yield _closing_notice(body, record, progress)
 
 
-def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
+def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) -> Notice:
+    """Return the notice about the end of a run: outcome, criteria, changes and cost."""
+    state = progress.state
+    completion, criteria, actions = state.completion or {}, progress.success_criteria(), progress.finished_actions()
+    verdict = state.latest.decision if state.latest is not None and state.latest.phase is Phase.REFLECTION else None
+    result, rate = (getattr(verdict, name, None) for name in ("evaluation_result", "achievement_rate"))
+    if body.status != "succeeded":
+        met = "not all"
+    elif completion.get("status") == "accepted":
+        met = "a person has accepted the result"
+    elif completion.get("status") != "success":
+        met = "not judged"
+    else:
+        met = f"{'all' if result in (None, 'success') else 'in part'}, as the model judges"
+    met += f", {rate:.0f} %" if rate is not None and body.status == "succeeded" else ""
+    revisions = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
+    cost = f"{format_usage(progress.spent)}, {format_duration(record.at - progress.opened_at)}"
+
+    def build(limit: int) -> Paragraphs:
+        return (
+            markdown_field("Outcome", body.status, limit),
+            markdown_field("Reason", body.reason, limit),
+            *_stop_paragraphs(completion, limit),
+            *([markdown_list("Criteria Met", criteria, limit, after=f" ({met})")] if criteria else ()),
+            markdown_list("Changes", actions, limit),
+            markdown_field("Plan Revisions", revisions, limit),
+            markdown_field("Cost", cost, limit),
+        )
+
+    kind = NoticeKind.FINISHED if body.status == "succeeded" else NoticeKind.ENDED
+    return Notice(kind, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
+
+
+def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> Iterator[Notice]:
     """Yield the notice about a step of a replan, if there is one."""
     considered, record = note.considered, note.record
     decision = considered.decision if considered is not None else None
@@ -238,8 +269,23 @@ def _replan_notices(note: ReplanNote, at: float) -> Iterator[Notice]:
         kind = NoticeKind.FAILED if failed else NoticeKind.DONE
         yield Notice(kind, record.replan_id, at, f"{decision.replan_type} {record.error}".strip(), done)
     elif not record.executed and record.override_reason is not None:
-        declined = considered.ruling.kind == "ask"
-        why = f"{record.reason}; a person was asked and declined" if declined else record.reason
+        held = [
+            one
+            for one in progress.state.held.values()
+            if one.considered is not None
+            and one.considered.replan_id == considered.replan_id
+            and one.verdict == "reject"
+        ]
+        by = held[-1].by if held and considered.ruling.kind == "ask" else ""
+        if by and by != "timeout":
+
+            def declined(limit: int) -> Paragraphs:
+                asked = markdown_field("Asked because", record.reason, limit)
+                return (*reasons(limit), markdown_field("Declined by", by, limit), asked)
+
+            yield Notice(NoticeKind.DECLINED, record.replan_id, at, f"{decision.replan_type}: by {by}", declined)
+            return
+        why = f"{record.reason}; nobody has agreed to it" if considered.ruling.kind == "ask" else record.reason
 
         def overridden(limit: int) -> Paragraphs:
             rule = markdown_field("Rule", why, limit)

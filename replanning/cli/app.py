@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "why": "history",
         "diff": "history",
         "pending": "status",
+        "notify": "history",
         "history prune": "history",
     },
     "Decide about runs": {"approve": "status", "reject": "status", "modify": "status", "request": "status"},

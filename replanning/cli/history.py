@@ -1,12 +1,14 @@
-"""The history of a run: the commands `history`, `why`, `diff` and `history prune`."""
+"""The history of a run: the commands `history`, `why`, `diff`, `notify` and `history prune`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Final, Literal, get_args
 
+import anyio
 import typer
 
 from replanning.cli.app import (
@@ -14,6 +16,7 @@ from replanning.cli.app import (
     DIFF_STYLES,
     JsonOption,
     Program,
+    RunArgument,
     SettingsOption,
     StoreOption,
     console,
@@ -24,8 +27,17 @@ from replanning.cli.app import (
     print_message,
     refuse,
 )
-from replanning.cli.lookup import command_line, existing_store, find_run, read_settings, split_run
-from replanning.errors import ReplanningError
+from replanning.cli.lookup import (
+    command_line,
+    existing_store,
+    find_run,
+    forge_target,
+    open_notifiers,
+    read_settings,
+    split_run,
+)
+from replanning.environment import SystemClock
+from replanning.errors import Problem, ReplanningError, SettingsError
 from replanning.history import (
     PlanEdit,
     Prediction,
@@ -39,11 +51,14 @@ from replanning.history import (
 from replanning.history.events import calibrate_sources
 from replanning.history.export import edit_json, event_json, history_json, summary_json
 from replanning.history.reports import calibration_lines, revision_diffs
+from replanning.history.status import is_owner_alive
 from replanning.history.wording import pluralise, stale_line
-from replanning.journal import RunStore
+from replanning.journal import RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
+from replanning.planning import request_of
 from replanning.plugins import installed_plugins
+from replanning.telemetry import Exporter, ExporterContext
 
 commands = Program()
 
@@ -261,6 +276,61 @@ def _print_report(text: str) -> None:
     for line in text.rstrip("\n").split("\n"):
         marked = line[2:3].strip() in ("", *_REPORT_STYLES)
         out.print(line, style=_REPORT_STYLES.get(line.strip()[:1], "") if marked else "")
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning notify fix-12    below the issue that the run is about",
+        "replanning notify fix-12 --to notices.md --to github=owner/repo#12",
+        codes="0 everything is there · 1 there is no such run, or a notice could not be posted · 2 wrong usage or store",
+    )
+)
+def notify(
+    run: RunArgument,
+    *,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="PLACE",
+            help="A Markdown file or a folder, github=owner/repo#12 or gitlab=group/project!7; by default the issue of"
+            " the run; repeat for several.",
+        ),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Post the notices about a run that are missing, and its checklist; what is there already is not repeated."""
+    with existing_store(store) as opened:
+        info = find_run(opened, run)
+        if is_owner_alive(info):
+            refuse(f"run {info.run!r} is running; its own process posts the notices")
+        records = list(opened.read(info.run))
+        body = records[0].body
+        request = request_of(body.plan) if isinstance(body, RunOpened) else None
+        if not to and (request is None or not request.issue_id):
+            problem = (
+                f"run {info.run!r} belongs to no issue; name a file, github=owner/repo#12 or gitlab=group/project!7"
+            )
+            raise SettingsError([Problem("--to", problem)])
+        exporters = open_notifiers(to or [forge_target(request.issue_id if request is not None else "")], "--to")
+        context = ExporterContext(opened, SystemClock())
+
+        async def post(exporter: Exporter) -> None:
+            exporter.attach(context)
+            with suppress(ReplanningError):  # closing tries again, and raises
+                await exporter.export(info.run, records[-1])
+            await exporter.aclose()
+
+        problems = list[str]()
+        for exporter in exporters:
+            try:
+                anyio.run(post, exporter)
+            except ReplanningError as error:
+                problems.append(str(error))
+            else:
+                print_message(f"{getattr(exporter, 'endpoint', exporter.name)} has all notices about run {info.run}")
+        if problems:
+            refuse("; ".join(problems))
 
 
 @commands.command(

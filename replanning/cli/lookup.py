@@ -255,8 +255,18 @@ class IssueNotifier(Protocol):
     forge: object
 
 
-def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
+def forge_target(issue: str) -> str:
+    """Return the target of an issue for `--notify`: `github=…` or `gitlab=…`."""
+    is_gitlab = issue.startswith("gitlab:") or "!" in issue or "/-/" in issue
+    return f"{'gitlab' if is_gitlab else 'github'}={issue}"
+
+
+def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exporter]:
     """Return the exporters for `--notify` options, one for each place.
+
+    Args:
+        targets: values of the options.
+        option: name of the option, for messages.
 
     Raises:
         SettingsError: an option names no exporter, or its target cannot be written.
@@ -266,20 +276,20 @@ def open_notifiers(targets: Sequence[str]) -> list[Exporter]:
     for target in map(str.strip, targets):
         name, _, place = target.partition("=")
         if not target:
-            raise SettingsError([Problem("--notify", "name a file, console, or github=owner/repo#12")])
+            raise SettingsError([Problem(option, "name a file, console, or github=owner/repo#12")])
         if place and name not in FORGES and name.isidentifier():  # more likely a slip than the name of a file
             expected = f"expected {' or '.join(f'{forge}=…' for forge in FORGES)}; for a file write {'./' + target!r}"
-            raise SettingsError([Problem("--notify", f"{name!r} is not a forge; {expected}")])
+            raise SettingsError([Problem(option, f"{name!r} is not a forge; {expected}")])
         exporter: Exporter
         if target == "console":
             exporter = load_plugin("exporters", "notices-console")()
         elif name in FORGES:
-            exporter = create_exporter(name, place, "--notify")
+            exporter = create_exporter(name, place, option)
         else:
-            exporter = create_exporter("notices", target, "--notify")
+            exporter = create_exporter("notices", target, option)
         write_error = getattr(exporter, "write_error", str)  # optional
         if problem := write_error():
-            raise SettingsError([Problem("--notify", problem)])
+            raise SettingsError([Problem(option, problem)])
         endpoint = str(getattr(exporter, "endpoint", ""))  # forges, other than file systems, ignore capitals
         key = endpoint.lower() if exporter.name in FORGES else os.path.realpath(endpoint)
         exporters.setdefault((exporter.name, key), exporter)

@@ -275,7 +275,7 @@ def _read_job(
             raise SettingsError([Problem(place, f"{what} {problem}")])
         return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
     name = issue.strip()
-    family = "gitlab" if name.startswith("gitlab:") or "!" in name or "/-/" in name else "github"
+    family = lookup.forge_target(name).partition("=")[0]
     exporter = lookup.create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
     if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):
         raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])

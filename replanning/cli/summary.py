@@ -280,6 +280,8 @@ class RunSummary:
             yield self._command("diff", run), "the plan before and after"
         elif failed:
             yield self._command("why", run), "the alternatives that were considered, and why the plan was kept"
+        if self._unsent:
+            yield self._command("notify", run, "--to", "PLACE"), "posts what is missing, and nothing twice"
         if failed:
             again = self._command("resume", run, *self._resume_options, "--from", "REVISION")
             yield again, "a new run from a revision of this one (0 is the original plan), once the cause is gone"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Self, TypeVar
 
@@ -20,6 +20,8 @@ from replanning.journal.records import (
     ResourceUpdated,
     RunEnded,
     RunOpened,
+    Usage,
+    UsageCharged,
 )
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
@@ -166,6 +168,7 @@ class TaskHold(_StateModel):
         risk: possible harm of an approval, for which a free-text answer does not count as approval; empty if none.
         due: end of the waiting time, in seconds since the epoch.
         verdict: the answer; empty before.
+        by: who gave it.
         considered: the decision that the question is about.
     """
 
@@ -178,6 +181,7 @@ class TaskHold(_StateModel):
     risk: str = ""
     due: float | None = None
     verdict: str = ""
+    by: str = ""
     considered: Consideration | None = None
 
     @property
@@ -310,7 +314,7 @@ class PlanningState(_StateModel):
                         self.questions[question] = task
             case QuestionAnswered() as answer if answer.question in self.questions:
                 held = self.held[self.questions[answer.question]]
-                held.verdict = answer.verdict
+                held.verdict, held.by = answer.verdict, answer.by
                 if held.why == "clarification" and held.is_approved and answer.comment:
                     self.clarified.append(Clarification(questions=held.questions, answer=answer.comment))
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as end:
@@ -396,11 +400,19 @@ class PlanningProgress:
     """Progress of the plans of a run, folded from its journal.
 
     A task counts as done if it or its replacement succeeded; a failed or skipped one does not.
+
+    Attributes:
+        state: the state of planning mode.
+        run_opened: the first record.
+        opened_at: its time, in seconds since the epoch.
+        spent: calls, tokens and money that the run has used.
     """
 
     def __init__(self) -> None:
         self.state = PlanningState()
         self.run_opened: RunOpened | None = None
+        self.opened_at = 0.0
+        self.spent = Usage()
         self._live: LivePlan | None = None
         self._created_at: dict[str, float] = {}
         self._superseded_steps: dict[str, tuple[PlanStep, ...]] = {}
@@ -414,7 +426,7 @@ class PlanningProgress:
         """Apply a record; they come in order, and begin with the first."""
         body = record.body
         if isinstance(body, RunOpened):
-            self.run_opened, self._live = body, LivePlan(body.plan)
+            self.run_opened, self.opened_at, self._live = body, record.at, LivePlan(body.plan)
         elif self._live is not None:
             self._live.fold(record)
         if isinstance(body, PlanningNoted) and body.type == "plan":
@@ -422,7 +434,27 @@ class PlanningProgress:
             if old is not None and old.task != task:
                 self._superseded_steps[old.task] = self._steps(old)
             self._created_at[task] = record.at
+        if isinstance(body, UsageCharged):
+            self.spent += body.usage
         self.state.fold(record)
+
+    def finished_actions(self) -> list[str]:
+        """Return the actions that have succeeded, also those of earlier plans, each with its tool and purpose."""
+        actions, live, descriptions = list[str](), self._live, self._descriptions()
+        for task, succeeded in self.state.actions.items():
+            if succeeded and live is not None and task in live:
+                entry = live.entry(TaskId(task))
+                name, tool = self.state.name_of(entry.root), tool_name(entry.task)
+                used = f" ({tool})" if tool and tool != name else ""
+                text = _step_text(name, entry.task, descriptions)
+                actions.append(f"{name}{used}{f': {text}' if text else ''}")
+        return actions
+
+    def success_criteria(self) -> list[str]:
+        """Return the criteria of the goal as the model understands it, or as it was stated."""
+        understood = self.state.phase_output(Phase.GOAL_UNDERSTANDING).get("success_criteria")
+        stated = self._live.goal.success_criteria if self._live is not None else ()
+        return [str(one) for one in (understood if isinstance(understood, list) and understood else stated)]
 
     @property
     def plans(self) -> tuple[PlanProgress, ...]:
@@ -441,20 +473,26 @@ class PlanningProgress:
             value = value.get(name, {}) if isinstance(value, dict) else {}
         return value is not False
 
+    def _descriptions(self) -> dict[str, str]:
+        """Return the descriptions of the subtasks; the newest count."""
+        return {one.id: one.description for plan in self.state.plans for one in plan.decomposition.subtasks}
+
     def _steps(self, plan: PlanVersion) -> tuple[PlanStep, ...]:
-        live, steps, subtasks = self._live, list[PlanStep](), dict[str, str]()
-        for version in self.state.plans:  # the newest counts
-            subtasks |= {subtask.id: subtask.description for subtask in version.decomposition.subtasks}
+        live, steps, descriptions = self._live, list[PlanStep](), self._descriptions()
         for name, task in plan.tasks.items():
             if live is None or task not in live:  # the plan is made, but not installed yet
-                steps.append(PlanStep(name, subtasks.get(name, ""), done=False))
+                steps.append(PlanStep(name, descriptions.get(name, ""), done=False))
                 continue
             entry = live.entry(TaskId(task))
-            subtask, purpose = PlanningTask.of(entry.task).subtask or name, entry.task.goal or ""
-            description = subtasks.get(subtask, "")
-            text = (description or purpose) if subtask == name else (purpose or description)
-            steps.append(PlanStep(name, text, is_action_done(live, entry)))
+            steps.append(PlanStep(name, _step_text(name, entry.task, descriptions), is_action_done(live, entry)))
         return tuple(steps)
+
+
+def _step_text(name: str, task: Task, descriptions: Mapping[str, str]) -> str:
+    """Return the description of an action: that of its subtask, or its purpose if the subtask has several."""
+    subtask, purpose = PlanningTask.of(task).subtask or name, task.goal or ""
+    description = descriptions.get(subtask, "")
+    return (description or purpose) if subtask == name else (purpose or description)
 
 
 Output = TypeVar("Output", bound=BaseModel)

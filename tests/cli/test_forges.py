@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from replanning.journal import SqliteStore
+from replanning.journal.owner import owner_id
+from replanning.plan import RunId
 from tests.support.cli import answer, cli, planning_server, process, write_tools
 from tests.support.forges import TOKEN, FakeForge, FakeGitHub, FakeGitLab, Fault, served
 from tests.support.llm_server import LLMRequest
@@ -83,7 +86,7 @@ def test_an_issue_that_is_named_twice(folder: Path) -> None:
     with world(fake) as (environ, _):
         page = f"{fake.site}/octo/repo/issues/12"
         cli(folder, *SOLVE, "--issue", page, "--notify", f"github={page}", "--notify", "github=octo/repo#12", **environ)
-    assert [body.partition("\n")[0] for body in fake.texts()] == ["## 📋 Execution Plan"]
+    assert [body.partition("\n")[0] for body in fake.texts()] == ["## 📋 Execution Plan", "## 🏁 Execution Finished"]
 
 
 @pytest.mark.slow
@@ -157,6 +160,36 @@ def test_an_issue_that_cannot_be_read(folder: Path, issue: str, token: str, faul
 
 
 @both
+def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issue: str) -> None:
+    """Notices that a forge did not take are sent by `notify` after the end of the run, once, and the summary says so."""
+    fake = kind()
+    with world(fake) as (environ, _):
+        fake.faults = [Fault("POST", 403, message="the issue is locked") for _ in range(50)]
+        done = cli(folder, *SOLVE, "--issue", issue, **environ)
+        assert "replanning notify r --to" in done.stdout
+        assert "the issue is locked" in cli(folder, "notify", "r", code=1, **environ).stderr
+        fake.faults.clear()
+        said = [cli(folder, "notify", "r", **environ).stderr for _ in range(2)]
+        assert said == [f"{issue} has all notices about run r\n"] * 2
+        assert [body.partition("\n")[0] for body in fake.texts()] == [
+            "## 📋 Execution Plan",
+            "## 🏁 Execution Finished",
+        ]
+        cli(folder, "notify", "r", "--to", "news.md", **environ)
+    assert "**Criteria Met** (all, as the model judges):" in (folder / "news.md").read_text()
+
+
+def test_notices_that_cannot_be_sent_later(folder: Path) -> None:
+    """Without an issue a place must be named, and notices of a run that is running are left to its process."""
+    with planning_server() as server:
+        cli(folder, *SOLVE, "--goal", "Tell people", **server.environ())
+    assert "--to: run 'r' belongs to no issue; name" in cli(folder, "notify", "r", code=2).stderr
+    with closing(SqliteStore(folder / ".replanning" / "history.db")) as store:
+        store.acquire(RunId("r"), owner_id(), 4_000_000_000.0, 10.0)
+        assert "is running" in cli(folder, "notify", "r", "--to", "news.md", code=1).stderr
+
+
+@both
 def test_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge], issue: str) -> None:
     """A run succeeds although nothing can be written on its issue; people and programs learn what is missing."""
     fake = kind()
@@ -167,7 +200,7 @@ def test_a_forge_that_fails_harms_no_run(folder: Path, kind: type[FakeForge], is
         done = process(folder, *SOLVE[:-1], "other", "--issue", issue, **environ)
     assert (good["status"], good["unsent"], bad["status"]) == ("succeeded", [], "succeeded")
     (said,) = bad["unsent"]
-    assert said.startswith("the latest checklist could not be posted to")
+    assert said.startswith("1 notice and the latest checklist could not be posted to")
     assert "the issue is locked" in said
     assert "the issue is locked" in done.stderr
-    assert "missing  the latest checklist could not be posted to" in done.stdout
+    assert "missing  1 notice and the latest checklist could not be posted to" in done.stdout

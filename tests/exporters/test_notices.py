@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -20,20 +21,21 @@ from replanning.cli.lookup import open_notifiers
 from replanning.exporters._forge import MAX_COMMENT_CHARS, ForgeError, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
 from replanning.exporters.notices import ConsoleNotifier, FileForge, FileNotifier
-from replanning.journal import PlanningNoted, Record
+from replanning.journal import MemoryStore, PlanningNoted, Record
 from replanning.plan import JsonObject, RunId
 from replanning.plan.types import JsonValue
 from replanning.telemetry import ExporterContext
+from replanning.testing import ScriptedGate, VirtualClock
 from tests.support.cli import cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
-from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, marks, read
-from tests.support.planning import Model, Replies, action, go_on, replan
+from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, marks, planner, read
+from tests.support.planning import Model, Replies, action, eve, go_on, replan, run, summary
 from tests.support.resume import cut
 
 
 async def test_six_moments() -> None:
     """A replan is told of when it is decided, started, done, failed or overridden, and when something must be clarified."""
-    told = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))}
+    told = {notice.kind for notice in notices(await carried_out(EVENTFUL, failing=2))} - {NoticeKind.FINISHED}
     six = list(NoticeKind)[:6]
     assert told == {*six} - {NoticeKind.FAILED}
     assert [HEADINGS[kind] for kind in six] == [
@@ -125,12 +127,78 @@ async def test_overridden() -> None:
     assert "**Revision**: action_regeneration" in body
 
 
+@pytest.mark.parametrize(
+    ("gate", "kind", "told"),
+    [
+        (eve("reject"), NoticeKind.DECLINED, "**Declined by**: eve"),
+        (None, NoticeKind.OVERRIDDEN, "**Rule**: its confidence is 0.4, below 0.5; nobody has agreed to it"),
+    ],
+)
+async def test_a_refusal(gate: ScriptedGate | None, kind: NoticeKind, told: str) -> None:
+    """A replan that a person refuses is called declined, with who refused it; a question that runs out is not."""
+    unsure = {"decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())}
+    store = MemoryStore()
+    await run(unsure, gate=gate, run_id=RUN, store=store)
+    if gate is None:
+        async with VirtualClock() as clock:
+            again = planner(unsure, clock, store=store)
+            again.engine.answer(f"{RUN}.q1", "reject", by="timeout")
+            await again.execute_with_planning(RUN)
+    body = the(list(store.read(RUN)), kind)
+    assert HEADINGS[kind] in body
+    assert told in body
+    assert "**Revision**: task_redecomposition" in body
+
+
+async def test_the_end() -> None:
+    """A run that ends is told of with its outcome, the criteria that are met, what it has done, and its cost."""
+    records = await carried_out({"decision:reflection": go_on(evaluation_result="success", achievement_rate=100)})
+    *lines, cost, _, _, _, _ = the(records, NoticeKind.FINISHED).splitlines()
+    assert re.fullmatch(r"\*\*Cost\*\*: 8 calls, \d+ tokens, 0 money, plus usage without a known price, 0 ms", cost)
+    assert lines == [
+        "## 🏁 Execution Finished",
+        "",
+        "**Outcome**: succeeded",
+        "",
+        "**Reason**: every required task is done",
+        "",
+        "**Criteria Met** (all, as the model judges, 100 %):",
+        "- everybody knows",
+        "",
+        "**Changes**:",
+        "- write: Write it",
+        "- post: Post it",
+        "",
+        "**Plan Revisions**: 0, replans: 0",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decision", "achieved", "gate", "met"),
+    [
+        (
+            go_on(evaluation_result="partial_success", achievement_rate=60),
+            True,
+            None,
+            "in part, as the model judges, 60 %",
+        ),
+        (go_on(), False, eve("approve"), "a person has accepted the result"),
+    ],
+)
+async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, gate: ScriptedGate | None, met: str):
+    """Criteria that are met in part, or of which only a person's acceptance is known, are not called met."""
+    planning, *_ = await run({"completion": summary(achieved=achieved), "decision:reflection": decision}, gate=gate)
+    records = list(planning.engine.store.read(planning.result.run))
+    assert f"**Criteria Met** ({met}):" in the(records, NoticeKind.FINISHED)
+
+
 async def test_what_ends_badly_is_told() -> None:
     """A run that is given up is told of, with the reason and how things stand, and without headings of nothing."""
     records = await carried_out({"decision:execution": go_on()}, failing=9)
     body = the(records, NoticeKind.ENDED)
     assert (
-        "## ⛔ Execution Ended without Success\n\n**Status**: aborted\n\n**Reason**: write failed, and no decision helps"
+        "## ⛔ Execution Ended without Success\n\n**Outcome**: aborted\n\n**Reason**: write failed, and no decision helps"
         in body
     )
     assert "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
@@ -328,6 +396,7 @@ async def test_console_lines() -> None:
         "✅ Plan Revision Done: retry",
         "📋 Progress: 1/2 (50%) complete",
         "📋 Progress: 2/2 (100%) complete",
+        "🏁 Execution Finished: succeeded: every required task is done",
     ]
 
 
@@ -382,6 +451,7 @@ def test_a_run_that_was_killed_goes_on_in_the_same_file(tmp_path: Path) -> None:
         "started",
         "done",
         "question",
+        "finished",
     ]
     assert read(after[0].body).ticks == (True,)
     assert (read(after[0].body).calls, after[0].id) == ((), before[0].id)

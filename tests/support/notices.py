@@ -246,6 +246,10 @@ def marks(issue: Issue) -> list[Marker]:
 
 
 def marks_and_texts(issue: Issue) -> dict[Marker, str]:
-    """The comments by their marks."""
+    """The comments by their marks; those about a record without its number, as failures of exporters are records too."""
     assert len(set(marks(issue))) == len(issue.kept)
-    return {mark: one.body for mark, one in zip(marks(issue), issue.kept, strict=True)}
+    numbered = re.compile(r"record-\d+")
+    return {
+        mark._replace(subject=numbered.sub("record", mark.subject)): numbered.sub("record", one.body)
+        for mark, one in zip(marks(issue), issue.kept, strict=True)
+    }
