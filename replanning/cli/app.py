@@ -64,6 +64,11 @@ DIFF_STYLES: Final = {"+": "green", "-": "red"}
 _CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """With the marks that turn the direction of writing."""
 
+_CONTROL_CODES: Final = {
+    ord(character): f"\\x{ord(character):02x}" if character <= "\xff" else f"\\u{ord(character):04x}"
+    for character in _CONTROL_CHARACTERS.findall("".join(map(chr, range(0x206A))))
+}
+
 
 class ExitCode(IntEnum):
     """Result of a command, for the program that started it."""
@@ -105,10 +110,7 @@ def print_json(value: object) -> None:
 
 def escape_control(text: str) -> str:
     """Return text from tools and plans with control characters, which could steer the terminal, shown as codes."""
-    return _CONTROL_CHARACTERS.sub(
-        lambda match: f"\\x{ord(match[0]):02x}" if match[0] <= "\xff" else f"\\u{ord(match[0]):04x}",
-        text.replace("\r\n", "\n"),
-    )
+    return text.replace("\r\n", "\n").translate(_CONTROL_CODES)
 
 
 def fail(message: str, code: ExitCode = ExitCode.USAGE) -> NoReturn:

@@ -75,7 +75,7 @@ _MAX_OUTCOMES_BYTES: Final = 1 << 18
 """Size of the file of outcomes at which it is rotated; the file rotated before is then deleted."""
 
 _RECORD_LINE: Final = re.compile(
-    rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*(.*)\}\s*', re.DOTALL
+    rb'\{\s*"seq":\s*(\d+),\s*"at":\s*([-+.\deE]+),\s*"kind":\s*"([a-z-]+)",\s*"data":\s*+(.*)\}\s*', re.DOTALL
 )
 
 _CHECKSUM: Final = re.compile(rb"(\d+)\}\s*")

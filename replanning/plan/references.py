@@ -276,23 +276,30 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     if inner is None:
         raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
     readings = []
-    if inner.startswith("context.") and (path := _parse_path(inner.removeprefix("context"))):
+    parsed: dict[int, JsonPath | None] = {}
+    if inner.startswith("context.") and (path := _parse_path(inner, len("context"), parsed)):
         readings.append(Reference(inner, None, path))
-    for found in () if readings else _OUTPUT.finditer(inner, 0, MAX_NAME_CHARS + len(".output[")):
-        path = _parse_path(inner[found.end() :])
+    outputs = [] if readings else list(_OUTPUT.finditer(inner, 0, MAX_NAME_CHARS + len(".output[")))
+    for found in reversed(outputs):
+        path = _parse_path(inner, found.end(), parsed)
         if path is not None and found.start():
             readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
         raise ExpressionError(f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself")
-    return readings[::-1]
+    return readings
 
 
-def _parse_path(text: str) -> JsonPath | None:
-    """Return the steps of a text such as `.files[0].name`; None if it is no path."""
+def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> JsonPath | None:
+    """Return the steps of a text such as `.files[0].name` from `start`; None if it is no path.
+
+    The result is added to `parsed`, which holds those of later starts: most paths end like one of them.
+    """
     steps: list[str | int] = []
-    end = 0
-    while match := _PATH_STEP.match(text, end):
+    end = start
+    while end not in parsed and (match := _PATH_STEP.match(text, end)):
         steps.append(int(match[2]) if match[2] else match[1] or match[3] or match[4])
         end = match.end()
-    return tuple(steps) if end == len(text) else None
+    rest = parsed.get(end, () if end == len(text) else None)
+    parsed[start] = None if rest is None else (*steps, *rest)
+    return parsed[start]
