@@ -256,6 +256,9 @@ class ToolSpec(StrictModel):
     cost: NonNegativeFloat | None = Field(default=None, description="What one use costs, to compare tools.")
     available: StrictBool = Field(default=True, description="Whether it can be used now.")
     transient: Items[StrictInt] = Field(default=(), description="Exit codes or HTTP statuses that may pass on a retry.")
+    accepted: Items[StrictInt] = Field(
+        default=(), description="Exit codes other than 0, or HTTP statuses, that are results and not failures."
+    )
     dangerous: StrictBool = Field(
         default=False, description="Whether a person must agree before it is put into a plan."
     )

@@ -16,6 +16,7 @@ from replanning.live.view import PlanView, TaskView
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.decisions import (
+    ExecutionDecision,
     Phase,
     ReplanCause,
     ReplanDecision,
@@ -26,7 +27,7 @@ from replanning.planning.decisions import (
 from replanning.planning.manager import MODEL_UNAVAILABLE_ERRORS, Consideration
 from replanning.planning.outputs import ActionPlan, Reflection, ReflectionReply
 from replanning.planning.session import PlanningFailed, PlanningHeld, PlanningSession
-from replanning.planning.state import HoldReason, TaskHold, action_data, question_about
+from replanning.planning.state import TaskHold, action_data
 from replanning.planning.tasks import (
     PLANNING_PHASES,
     PlanningTask,
@@ -187,9 +188,14 @@ class _Recovery:
                 session.record_intervention(reason, once=True)
                 return None
             if held.target is not None and not held.is_replan_approval:
-                changes = self._replan_changes(task, held.target, held.text, replan="assumed")
+                replan = held.considered.replan_id if held.considered is not None else ""
+                changes = self._replan_changes(task, held.target, held.text, replan=replan)
                 return _alternative(changes, "there is no answer")
-            # Not the change that the question was about, because that one was not approved.
+            if held.is_replan_approval:  # not the change that the question was about: that one was not approved
+                _, cause = self._prompt_data(task, task.failure.message if task.failure is not None else "")
+                retry = self._decide_retry(task, cause, ())
+                if not retry.ruling.is_followed or (await session.execute_replan(retry)).problem:
+                    return self._escalate(task, f"there is no answer to: {held.text}; {retry.ruling.reason}")
             notes = PlanningTask.of(task.task).model_copy(update={"assumed": held.text})
             changed: dict[str, object] = {
                 "id": self._request.view.unused_id(task.id),
@@ -239,12 +245,17 @@ class _Recovery:
 
     async def _follow_decision(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
         session, ruling, decision = self._session, considered.ruling, considered.decision
-        waits = session.config.escalation.on_no_alternative in (None, "wait")
+        waits_for_person = session.config.escalation.on_no_alternative == "wait"
+        waits = waits_for_person or session.config.escalation.on_no_alternative is None
         if considered.model_unavailable and waits and task.attempts < _MAX_ATTEMPTS:
             question = f"once the model can be asked: try {task.id!r} again?"
-            retry = _alternative([RetryTask(task_id=task.id)], question)
-            return self._ask_person(task, retry, "intervention", f"{considered.problem}; {question}")
-        if not ruling.questions and (decision is None or not ruling.is_followed):
+            risk = self._risk_of(task, retries=True)
+            text = "\n".join(filter(None, [f"{considered.problem}; {question}", risk]))
+            with suppress(PlanningHeld):
+                session.hold(task.id, "intervention", text, risk=risk)
+            return _alternative([RetryTask(task_id=task.id)], question, ask=text)
+        harmless = considered.sees_no_harm(session.manager.limits) and not (session.interactive or waits_for_person)
+        if not (harmless or ruling.questions) and (decision is None or not ruling.is_followed):
             return await self._reflect(task, considered, data)
         settings, subject = session.settings.reflection, f"{task.id}#{task.attempts}"
         reflected = any(one.get("task") == subject for one in session.state.reflections)
@@ -261,14 +272,20 @@ class _Recovery:
             reply = ReflectionReply(reflection=reflection).model_dump(mode="json", exclude_none=True)
             session.note("reflection", {"task": subject, "action": name, **reply})
         reason = ruling.reason if decision is None else replan_reason(decision)
+        if harmless:
+            reason = f"the model decides that the failure is harmless: {reason}"
+            return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         retries = decision is None or decision.replan_type in (ReplanType.RETRY, ReplanType.NONE)
         target = decision.target_phase if decision is not None and ruling.is_followed and not retries else None
         asks = bool(ruling.questions) or ruling.kind == "ask"
+        if asks and not ruling.is_followed and task.state in STUCK:  # the answer leads to another try
+            considered = self._decide_retry(task, considered.cause, ruling.questions)
+            if not considered.ruling.is_followed:
+                return self._escalate(task, f"{reason}; {considered.ruling.reason}")
         changes = self._replan_changes(task, target, reason, replan=considered.replan_id, asks=asks)
         alternative = _alternative(changes, reason)
         if asks:
-            why, text = question_about(considered, "do it")
-            return self._ask_person(task, alternative, why, text, considered=considered, target=target)
+            return await self._ask_about_decision(task, considered, alternative)
         problem = await self._record_replan(considered, alternative)
         if not problem:
             return alternative
@@ -277,27 +294,36 @@ class _Recovery:
             return await self._follow_decision(task, other, data)
         return self._escalate(task, f"the replan failed: {problem}")
 
-    def _ask_person(
-        self,
-        task: TaskView,
-        alternative: Alternative,
-        why: HoldReason,
-        text: str,
-        *,
-        considered: Consideration | None = None,
-        target: Phase | None = None,
+    async def _ask_about_decision(
+        self, task: TaskView, considered: Consideration, alternative: Alternative
     ) -> Alternative:
         """Hold the task, and return the alternative with the question that a person must answer before it is applied."""
-        tool = tool_name(task.task)
-        spec = self._session.tools.get(tool)
-        retries = any(change.kind == "retry" for change in alternative.changes)
-        risk = f"it uses {tool!r} again, which may do harm" if retries and spec is not None and spec.dangerous else ""
+        risk = self._risk_of(task, retries=any(change.kind == "retry" for change in alternative.changes))
+        try:
+            await self._session.ask_about_decision(task.id, considered, "do it", risk=risk)
+        except PlanningHeld as question:
+            return alternative.model_copy(update={"ask": str(question)})
+
+    def _risk_of(self, task: TaskView, *, retries: bool) -> str:
+        """Return the harm that running a failed action again may do; empty if there is none."""
         if task.failure is not None and task.failure.kind in ("timeout", "interrupted") and not task.task.idempotent:
-            risk = f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
-        text = f"{text}\n{risk}" if risk else text
-        with suppress(PlanningHeld):
-            self._session.hold(task.id, why, text, target=target, considered=considered, risk=risk)
-        return alternative.model_copy(update={"ask": text})
+            return f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
+        spec = self._session.tools.get(tool_name(task.task))
+        harmful = retries and spec is not None and spec.dangerous
+        return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
+
+    def _decide_retry(self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]) -> Consideration:
+        """Decide to try a failed action again with an answer, or an assumption in its place; it counts as a retry."""
+        decision = ExecutionDecision(
+            replan_needed=True,
+            confidence=1,
+            reasoning=f"{task.id} is tried again with the answer, or what is assumed in its place",
+            replan_type=ReplanType.RETRY,
+            clarification_needed=bool(questions),
+            clarification_questions=questions,
+        )
+        subject = f"{task.id}#{task.attempts}~again"
+        return self._session.decide_by_rule(subject, decision, cause, questions=questions)
 
     async def _reflect(self, task: TaskView, considered: Consideration, data: JsonObject) -> Alternative | None:
         """Have the model reflect on a failure without a usable decision, which may revise the plan."""

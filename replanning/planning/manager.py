@@ -86,6 +86,15 @@ class Consideration(RecordModel):
         """The decision, normalised."""
         return self.normalised[0]
 
+    def sees_no_harm(self, limits: ReplanLimits) -> bool:
+        """Return whether the model, asked once, is sure that the run can go on as it is, without contradicting itself."""
+        decision, asked_again = self.decision, self.instead_of is not None
+        if decision is None or asked_again or self.ruling.kind != "continue" or self.ruling.questions:
+            return False
+        fatal = getattr(decision, "error_classification", None) == "fatal"
+        wanted = (self.llm_decision or {}).get("replan_needed") is not False
+        return not (fatal or wanted) and decision.confidence >= limits.immediate_threshold
+
 
 class ReplanNote(RecordModel):
     """Step of a replan, to be journaled before it takes effect; a resumed run continues from the newest."""
@@ -247,6 +256,18 @@ class ReplanManager:
             return first
         questions = first.ruling.questions
         return await self.escalate(first, prompt_data, first.ruling.reason, questions=questions) or first
+
+    def decide(self, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()) -> Consideration:
+        """Rule on a decision that follows from a rule, for which no model is asked; it counts like any other.
+
+        Args:
+            decision: the decision.
+            cause: the action and error that it is about.
+            questions: questions of an earlier decision that are still to be asked, and are counted already.
+        """
+        response = DecisionResponse(decision)
+        ruling = self._ruling(response, cause, questions)
+        return self._conclude(decision.phase, cause, response, ruling, began=self._clock.now())
 
     async def escalate(
         self, refused: Consideration, prompt_data: JsonObject, reason: str, *, questions: tuple[str, ...] = ()

@@ -83,6 +83,7 @@ class Action(_ReplyModel):
         purpose: its purpose.
         expected_outcome: the sign of success.
         fallback_strategy: the name of another tool, or advice in words.
+        may_fail: whether a failure of the tool is a result to go on with, such as that of a test before it is fixed.
     """
 
     task_id: _Id
@@ -92,6 +93,7 @@ class Action(_ReplyModel):
     purpose: _Text = ""
     expected_outcome: _Text = ""
     fallback_strategy: _Text | None = None
+    may_fail: bool = False
 
 
 class ActionPlan(_ReplyModel):

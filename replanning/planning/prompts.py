@@ -363,6 +363,7 @@ def _tool_data(tool: ToolSpec) -> JsonObject:
             "needs": list(tool.needs),
             "produces": list(tool.produces),
             "cost": tool.cost,
+            "accepted": list(tool.accepted),
             "dangerous": tool.dangerous or None,
         }
     )

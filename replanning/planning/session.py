@@ -16,7 +16,14 @@ from replanning.llm.quoting import is_truncated
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
-from replanning.planning.decisions import DecisionRecord, Phase, ReplanCause, ReplanLimits
+from replanning.planning.decisions import (
+    DecisionRecord,
+    Phase,
+    ReplanCause,
+    ReplanDecision,
+    ReplanLimits,
+    ReplanType,
+)
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
 from replanning.planning.outputs import intervention_data
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
@@ -28,6 +35,7 @@ from replanning.planning.state import (
     action_outcomes,
     executed_actions,
     progress_data,
+    question_text,
     request_of,
 )
 from replanning.planning.tasks import PlanningTask, is_tool_loop
@@ -197,6 +205,16 @@ class PlanningSession:
         self.record_consideration(task, considered)
         return considered
 
+    def decide_by_rule(
+        self, task: str, decision: ReplanDecision, cause: ReplanCause, *, questions: tuple[str, ...] = ()
+    ) -> Consideration:
+        """Make a decision that needs no model, unless it was made before an interruption."""
+        considered = self.state.judged.get(task)
+        if considered is None:
+            considered = self.manager.decide(decision, cause, questions=questions)
+            self.record_consideration(task, considered)
+        return considered
+
     def record_consideration(self, task: str, considered: Consideration) -> None:
         """Journal a decision about a task."""
         self.note("judged", {"task": task, "considered": considered.model_dump(mode="json")})
@@ -228,6 +246,29 @@ class PlanningSession:
                 self.manager.record_decision(considered, executed=False)
 
     # People
+
+    async def ask_about_decision(
+        self,
+        task: TaskId,
+        considered: Consideration,
+        proposal: str,
+        *,
+        otherwise: Phase | None = None,
+        risk: str = "",
+    ) -> NoReturn:
+        """Have a person answer the questions of a decision, or approve its replan, by raising PlanningHeld.
+
+        A replan that needs no approval is counted before the question, so that none runs uncounted after the answer. If
+        it is not to be executed, or a limit was reached meanwhile, the phase `otherwise` is repeated after the answer.
+        """
+        ruling, decision = considered.ruling, considered.decision
+        asks, target = ruling.kind == "ask", otherwise
+        counted = ruling.is_executable and (await self.execute_replan(considered)).executed
+        if decision is not None and (asks or counted) and decision.replan_type is not ReplanType.RETRY:
+            target = decision.target_phase
+        text = f"{question_text(considered, proposal)}\n{risk}" if risk else question_text(considered, proposal)
+        why: HoldReason = "clarification" if ruling.questions else "approval"
+        self.hold(task, why, text, target=target, considered=considered, risk=risk)
 
     def hold(
         self,

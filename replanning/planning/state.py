@@ -200,12 +200,12 @@ class TaskHold(_StateModel):
         return self.considered is not None and self.considered.ruling.kind == "ask"
 
 
-def question_about(considered: Consideration, proposal: str) -> tuple[HoldReason, str]:
-    """Return why a person is asked about a decision, and the question: that of the model, or one for approval."""
+def question_text(considered: Consideration, proposal: str) -> str:
+    """Return the question to a person about a decision: those of the model, or one for approval."""
     ruling, decision = considered.ruling, considered.decision
     if ruling.questions:
-        return "clarification", "\n".join(ruling.questions)
-    return "approval", f"{'' if decision is None else replan_reason(decision)} ({ruling.reason}); {proposal}?"
+        return "\n".join(ruling.questions)
+    return f"{'' if decision is None else replan_reason(decision)} ({ruling.reason}); {proposal}?"
 
 
 class Clarification(_StateModel):

@@ -68,6 +68,7 @@ class PlanningTask(BaseModel):
         missing: the arguments that the model is asked for when the action begins.
         subtask: the subtask that the action serves.
         fallback_of: the task that the action replaced as its declared fallback.
+        may_fail: whether a failure of its tool is a result to go on with.
         unapproved: whether the action was only planned, so that no person approved its dangerous tools.
     """
 
@@ -92,6 +93,7 @@ class PlanningTask(BaseModel):
     expected_outcome: str = ""
     fallback_strategy: str = ""
     fallback_of: str = ""
+    may_fail: bool = False
     unapproved: bool = False
 
     @classmethod
@@ -401,6 +403,7 @@ def compile_action_plan(
                 action_type=action.action_type,
                 expected_outcome=action.expected_outcome,
                 fallback_strategy=action.fallback_strategy or "",
+                may_fail=action.may_fail,
             )
             arguments = rename_references(action.arguments, resolve, done)
             # A strategy may begin with a tool, as in `write_file: from scratch`.

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from replanning.changes import AddTask, ModifyTask, PlanChange, SkipTask
-from replanning.errors import BudgetExceeded, LLMError, LLMResponseInvalid, PlanError, Problem
+from replanning.errors import (
+    BudgetExceeded,
+    LLMError,
+    LLMResponseInvalid,
+    PlanError,
+    Problem,
+    ToolError,
+    TransientError,
+)
 from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
@@ -41,7 +49,6 @@ from replanning.planning.state import (
     PlanVersion,
     action_data,
     action_outcomes,
-    question_about,
     validate_output,
 )
 from replanning.planning.tasks import (
@@ -66,6 +73,7 @@ from replanning.planning.tasks import (
     tool_use_problems,
 )
 from replanning.run.run import TaskContext, Work
+from replanning.tools.errors import CommandFailed, HttpStatusFailed, McpToolFailed
 
 _COARSER_INSTRUCTION: Final = "it cannot be divided as it is: divide more coarsely, and only what is possible"
 
@@ -405,7 +413,10 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
     await session.settle_approvals()
     state = session.state
     if notes.asks:
-        await _ask_person(session, task, state.judged[task.id])
+        considered = state.judged[task.id]
+        if considered.ruling.questions or considered.ruling.kind == "ask":
+            await session.ask_about_decision(task.id, considered, "replan")
+        session.escalate(task.id, considered.ruling.reason)
         return {}
     output = state.outputs.get(notes.accept or task.id)
     if output is None and not accepted:
@@ -503,30 +514,12 @@ def _prompt_data(session: PlanningSession, task: Task, output: JsonObject) -> Js
     return data
 
 
-async def _ask_person(session: PlanningSession, task: Task, considered: Consideration) -> None:
-    """Have a person approve a replan during the execution, or answer questions; return to keep the plan."""
-    ruling, decision = considered.ruling, considered.decision
-    if ruling.needs_escalation and not ruling.questions:
-        session.escalate(task.id, ruling.reason)
-        return
-    replans = decision is not None and decision.replan_type not in (ReplanType.RETRY, ReplanType.NONE)
-    target = decision.target_phase if decision is not None and replans and not ruling.needs_escalation else None
-    if ruling.is_executable and target is not None:
-        await session.execute_replan(considered)
-    elif ruling.is_executable or (ruling.kind == "ask" and target is None):
-        session.manager.record_skipped(considered)
-    session.hold(task.id, *question_about(considered, "replan"), target=target, considered=considered)
-
-
 async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, considered: Consideration) -> bool:
     """Apply the decision after a phase; return whether the phase is repeated."""
     ruling, decision = considered.ruling, considered.decision
     asks = decision is not None and decision.replan_type is ReplanType.CLARIFICATION_REQUEST
     if ruling.questions or ruling.kind == "ask":
-        if ruling.is_executable:
-            await session.execute_replan(considered)
-        target = decision.target_phase if decision is not None and ruling.is_followed and not asks else phase
-        session.hold(task.id, *question_about(considered, "replan"), target=target, considered=considered)
+        await session.ask_about_decision(task.id, considered, "replan", otherwise=phase)
     if ruling.needs_escalation and asks:  # the limit of questions is reached: the rest is assumed
         session.record_assumptions(getattr(decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS)
     elif ruling.needs_escalation:
@@ -619,8 +612,11 @@ async def reflect(session: PlanningSession, subject: str, name: str, data: JsonO
     return Reflection(action_id=name, status="partial", evaluation=why, plan_revision_needed=True)
 
 
-def reported_failure(output: JsonValue) -> str:
-    """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none."""
+def reported_failure(output: JsonValue, accepted: Container[int] = (), *, is_nested: bool = False) -> str:
+    """Return the failure that an output reports in a field such as `error` or `exit_code`; empty if it reports none.
+
+    Accepted exit codes are no failures. JSON that a command prints, or a server answers with, is looked at as well.
+    """
     if isinstance(output, str) and len(output) <= 100_000 and output.lstrip().startswith("{"):
         try:
             output = json.loads(output)
@@ -631,9 +627,13 @@ def reported_failure(output: JsonValue) -> str:
     for name, value in output.items():
         wrong = (name in ("ok", "success") and value is False) or (name in ("isError", "is_error") and value is True)
         is_exit_code = name in ("exit_code", "exit_status", "returncode") and type(value) is int
-        if wrong or (is_exit_code and value != 0) or (name == "error" and value not in (None, "", False, [], {}, 0)):
+        failed = is_exit_code and value != 0 and value not in accepted
+        if wrong or failed or (name == "error" and value not in (None, "", False, [], {}, 0)):
             return f"{name} is {json.dumps(value)[:500]}"
-    return ""
+    if is_nested:
+        return ""
+    inner = output.get("json", output.get("text", output.get("stdout")))
+    return reported_failure(inner, accepted, is_nested=True)
 
 
 def _require_approval(session: PlanningSession, task: Task, tool: str, arguments: JsonObject) -> None:
@@ -642,10 +642,19 @@ def _require_approval(session: PlanningSession, task: Task, tool: str, arguments
     session.hold(task.id, "dangerous", text)
 
 
+def _failure_output(failure: Exception) -> JsonObject:
+    """Return the output of an action whose failure is expected."""
+    output: JsonObject = {"error": str(failure)}
+    if isinstance(failure, CommandFailed):
+        output |= {"exit_code": failure.exit_code, "stdout": failure.stdout, "stderr": failure.stderr}
+    return output
+
+
 async def run_action(session: PlanningSession, work: Work, task: Task, context: TaskContext) -> object:
     """Execute an action; `work` uses its tool.
 
-    The model reflects on every few actions, and on one whose output reports a failure.
+    The model reflects on every few actions, and on one whose output reports a failure. If the action may fail, the
+    failure of its tool is its output.
 
     Raises:
         ToolNotAllowed: its tool is not among the tools of the run.
@@ -655,7 +664,17 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     """
     ready = await _resolve_task(session, task, context) if is_action(task) else task  # else a person added it
     context.arguments = ready.arguments
-    output = await work(ready, context)
+    may_fail = PlanningTask.of(task).may_fail
+    try:
+        output = await work(ready, context)
+    except Exception as failure:
+        # Of tools that could not be used at all, or may work in a moment, nothing was expected.
+        ran = not isinstance(failure, ToolError) or isinstance(
+            failure, CommandFailed | HttpStatusFailed | McpToolFailed
+        )
+        if not (may_fail and ran) or isinstance(failure, TransientError):
+            raise
+        output = _failure_output(failure)
     if session.tool_loop_only:
         return output
     name = session.state.name_of(session.run.live.entry(task.id).root)
@@ -664,7 +683,8 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
     number = done + 1 + len(session.tasks_in_reflection)
     due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
-    error = reported_failure(json_output)
+    spec = session.tools.get(tool_name(task))
+    error = "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
     if due or error or every:
         session.tasks_in_reflection.add(task.id)
         try:
@@ -741,14 +761,15 @@ async def _decide(session: PlanningSession, task: Task, context: TaskContext, na
     decision, ruling = considered.decision, considered.ruling
     notes = PlanningTask(lineage=lineage if cause.error else "")
     retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
-    if ruling.questions or ruling.needs_escalation or (asks and not retries):
+    if asks and retries and not cause.error:  # a successful action is not repeated on a guess
+        session.manager.record_decision(considered, executed=False)
+    followed = ruling.is_executable or (asks and bool(cause.error))
+    if (ruling.questions and not (retries and followed)) or ruling.needs_escalation or (asks and not retries):
         new = human_task(live, depends_on=[task.id], notes=notes.model_copy(update={"asks": considered.replan_id}))
         session.record_consideration(new.id, considered)
         session.run.apply([AddTask(task=new, before=_pending_tasks(live))], reason="a person is asked how to go on")
         return
-    if asks and not cause.error:  # a successful action is not repeated on a guess
-        session.manager.record_decision(considered, executed=False)
-    if decision is None or not (ruling.is_executable or (asks and cause.error)):
+    if decision is None or not followed:
         return
     if retries:
         session.record_consideration(context.attempt_id, considered)

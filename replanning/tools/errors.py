@@ -5,7 +5,7 @@
     ├── InvalidTool                    the description of the tool cannot be run
     ├── InvalidArguments               the arguments do not fit the tool
     ├── ToolUnavailable                a program, module or variable it needs is not here
-    ├── CommandFailed                  a command ended with an exit code other than 0
+    ├── CommandFailed                  a command ended with an exit code that is a failure
     │   └── TransientCommandFailed     ... with one that the tool declares as transient
     ├── HttpStatusFailed               a server answered with an error
     │   └── TransientHttpStatusFailed  ... which may pass
@@ -88,7 +88,7 @@ class ToolUnavailable(ToolError):
 
 
 class CommandFailed(ToolError):
-    """A command ended with an exit code other than 0 (128 and the number of the signal that ended it).
+    """A command ended with an exit code that is a failure (128 and the number of the signal that ended it).
 
     Attributes:
         stderr: the end of what it wrote there.

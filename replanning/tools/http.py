@@ -231,7 +231,7 @@ class HttpToolRunner:
             text.encode()
         except (LookupError, ValueError):
             text, is_decodable = body.decode(errors="replace"), False
-        if not response.is_success:
+        if not response.is_success and status not in call.tool.accepted:
             is_transient = is_transient_status(status) or status in call.tool.transient
             advice = ""
             if response.has_redirect_location:

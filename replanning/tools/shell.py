@@ -49,7 +49,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
         InvalidTool: the command cannot be run.
         InvalidArguments: an argument cannot be a word of the command.
         ToolUnavailable: the program or the working directory is not there.
-        CommandFailed: the exit code is not 0.
+        CommandFailed: the exit code is not 0, nor one that the tool accepts.
         ToolOutputTooLarge: it printed too much.
         OSError: it cannot be started now, but perhaps later.
     """
@@ -72,7 +72,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
         reason = f"it cannot be started: {error.strerror or error}"
         raise ToolUnavailable(tool.name, f"{_SHELL} with its command and arguments", reason) from error
     stdout, stderr = (stream.decode(errors="replace") for stream in streams)
-    if exit_code != 0:
+    if exit_code != 0 and exit_code not in tool.accepted:
         stdout, stderr = call.secrets.redact(stdout), call.secrets.redact(stderr)
         if exit_code in tool.transient:
             raise TransientCommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
@@ -81,7 +81,7 @@ async def run_shell(call: ToolCall) -> JsonValue:
             need = f"the program {missing[-1]!r}, which is not on the PATH"
             raise ToolUnavailable(tool.name, need, "install it, or use another tool")
         raise CommandFailed(tool.name, tool.command or "", exit_code, stderr, stdout)
-    output: JsonObject = {"exit_code": 0, "stdout": stdout.rstrip("\r\n"), "stderr": stderr.rstrip("\r\n")}
+    output: JsonObject = {"exit_code": exit_code, "stdout": stdout.rstrip("\r\n"), "stderr": stderr.rstrip("\r\n")}
     whole, last = stdout.strip(), stdout.rstrip("\r\n").rpartition("\n")[2].strip()
     said = parse_json(whole) if whole[:1] in {"{", "["} else None
     if said is None and last[:1] == "{":

@@ -287,8 +287,8 @@ async def test_the_model_may_keep_the_previous_output(phase):
 
 
 async def test_a_failed_action_is_not_skipped():
-    """If the model decides on nothing after a failure and no person can be asked, the run ends with the reason."""
-    planning, _, _ = await run({}, Desk({"write": [MISSING]}))
+    """If the model is not sure to do without a failed action and no person can be asked, the run ends with the reason."""
+    planning, _, _ = await run({"decision:execution": go_on(confidence=0.7)}, Desk({"write": [MISSING]}))
     assert planning.result.status == "aborted"
     assert "write failed, and no decision helps" in planning.result.reason
 
@@ -316,6 +316,31 @@ async def test_an_unanswered_question_about_an_action_is_assumed(kind):
     (assumed,) = planning.state.clarified
     assert (assumed.questions, assumed.answer) == (("Which?",), "")
     assert "there is no answer: Which?" in assumed.assumptions
+
+
+ASKED_AGAIN = [
+    # what the model wants each time, its limit, and the uses of the tool and the replans that are left
+    ("retry", {"execution": {"max_action_retries": 1}}, 2, ["retry"]),
+    ("none", {"execution": {"max_action_retries": 1}}, 2, ["retry"]),
+    ("partial_replan", {"execution": {"max_partial_replans": 1, "max_action_retries": 0}}, 2, ["partial_replan"]),
+    ("retry", {"global": {"max_total_replans": 1}}, 2, ["retry"]),
+]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize(("kind", "limits", "uses", "replans"), ASKED_AGAIN)
+async def test_a_replan_beside_a_question_counts(kind, limits, uses, replans, answered):
+    """A replan after a failure passes the limits and is on record also if its answer, or its assumption, comes first."""
+    asks = go_on(replan_needed=kind != "none", replan_type=kind, **WHICH)
+    settings = {"planning": {"replanning": {"goal_understanding": {"max_clarification_requests": 9}, **limits}}}
+    gate = eve(*["approve"] * 9, comment="this one") if answered else None
+    replies = {"decision:execution": asks, "revision": revision(action("write", "write"), action("post", "post"))}
+    planning, _, desk = await run(replies, Desk({"write": [MISSING] * 9}), settings, gate)
+
+    assert desk.tools == ["write"] * uses + (["post"] if answered else [])
+    records = [one for one in planning.state.records if one.executed]
+    assert [str(one.replan_type) for one in records] == replans
+    assert planning.state.counts.total == 1
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -47,6 +47,7 @@ ACTIONS = [
         "purpose": "find what fails",
         "expected_outcome": "a list of failures",
         "fallback_strategy": "read_file: the log has it",
+        "may_fail": True,
     },
     {"task_id": "fix", "tool": "read_file", "arguments": {"path": "${look.output.path}"}},
     {"task_id": "fix", "tool": "write_file", "arguments": {"path": "a.py"}, "fallback_strategy": "ask somebody"},
@@ -222,6 +223,7 @@ def test_a_task_keeps_what_its_action_said():
         "action_type": "check",
         "expected_outcome": "a list of failures",
         "fallback_strategy": "read_file: the log has it",
+        "may_fail": True,
         "tool": "run",
     }
     told = fix.metadata["planning"]

@@ -8,10 +8,11 @@ import pytest
 
 from replanning import Settings, TransientError
 from replanning.errors import LLMUnavailable
-from replanning.journal import MemoryStore, Usage
+from replanning.journal import MemoryStore, PlanRevised, Usage
 from replanning.llm import Completion
 from replanning.planning import PlanningCoordinator
 from replanning.testing import ScriptedLLM, VirtualClock, returns, virtual_environment
+from replanning.tools.errors import CommandFailed, ToolUnavailable
 from tests.support.invariants import invariant_violations
 from tests.support.planning import (
     ACTIONS,
@@ -232,7 +233,9 @@ async def test_an_unsure_replan_with_a_question(phase, kind, results, settings, 
 
     assert planning.result.status == "succeeded"
     assert (("v2.more", "shout") in desk.used) is answered
-    assert planning.state.counts.total == answered
+    assert executed(planning.state) == (
+        [kind] if answered else ["retry"] if MISSING in results.get("write", ()) else []
+    )
     (record,) = [record for record in planning.state.records if record.replan_type == kind]
     assert (record.executed, record.override_reason) == ((True, None) if answered else (False, "confidence"))
 
@@ -432,6 +435,7 @@ async def test_a_failure_that_the_decision_answers_is_not_asked_about_twice():
 async def test_a_decision_that_does_not_help_leads_to_a_reflection():
     """A decision that does not help after an error is followed by a reflection, which may revise the plan."""
     replies = {
+        "decision:execution": go_on(confidence=0.5),
         "reflection": thought("failure", revise=True),
         "decision:reflection": (replan("plan_revision"), go_on()),
         "revision": revision(action("write", "shout"), action("post", "post")),
@@ -448,7 +452,7 @@ async def test_a_decision_that_does_not_help_leads_to_a_reflection():
 @pytest.mark.parametrize("reflection", [{"trigger_on_error": False}, {"enabled": False}])
 async def test_reflection_on_error_can_be_switched_off(reflection):
     """Without reflection on errors, only the decision counts, and no reflection is recorded."""
-    replies = {"reflection": thought("failure", revise=True)}
+    replies = {"decision:execution": go_on(confidence=0.5), "reflection": thought("failure", revise=True)}
     planning, model, _ = await run(replies, Desk({"write": [MISSING]}), reflecting(**reflection))
 
     assert planning.result.status != "succeeded"
@@ -457,7 +461,17 @@ async def test_reflection_on_error_can_be_switched_off(reflection):
 
 
 @pytest.mark.parametrize(
-    "output", [{"ok": False}, {"isError": True, "text": "x"}, '{"error": "no paper"}', {"exit_code": 2}]
+    "output",
+    [
+        {"ok": False},
+        {"isError": True, "text": "x"},
+        '{"error": "no paper"}',
+        {"exit_code": 2},
+        {"exit_code": 0, "stdout": '{"ok": false}', "stderr": "", "json": {"ok": False}},  # of a command
+        {"text": '{"success": false}', "json": {"success": False}},  # of an MCP server
+        {"status": 200, "headers": {}, "json": {"error": "no paper"}},
+        {"exit_code": 0, "stdout": '{"error": "no paper"}'},
+    ],
 )
 async def test_an_output_that_states_a_failure_is_unexpected(output):
     """An output with a failure in a field leads to a reflection, and the tool may be used again."""
@@ -469,7 +483,18 @@ async def test_an_output_that_states_a_failure_is_unexpected(output):
 
 
 @pytest.mark.parametrize(
-    "output", [{"ok": False}, None, "", [], "error: no paper", {"error": None, "ok": True, "exit_code": 0}, "{"]
+    "output",
+    [
+        {"ok": False},
+        None,
+        "",
+        [],
+        "error: no paper",
+        {"error": None, "ok": True, "exit_code": 0},
+        "{",
+        {"exit_code": 0, "stdout": "ok: false", "stderr": "error"},
+        {"text": "none", "json": {"results": [{"ok": False}]}},
+    ],
 )
 async def test_an_output_that_is_approved_or_states_no_failure_goes_on(output):
     """An unexpected output costs one call if the reflection approves it; an empty one, or the mere word error, none."""
@@ -479,6 +504,67 @@ async def test_an_output_that_is_approved_or_states_no_failure_goes_on(output):
     assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
     assert model.asked.count("reflection") == (output == {"ok": False})
     assert "decision:execution" not in model.asked
+
+
+async def test_an_accepted_exit_code_is_expected():
+    """An exit code that the tool accepts is no reason for a reflection."""
+    tools = [tool.model_copy(update={"accepted": (1,)}) for tool in TOOLS]
+    planning, model, desk = await run(desk=Desk({"write": [{"exit_code": 1, "stdout": ""}]}), tools=tools)
+
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
+    assert not {"reflection", "decision:execution"} & {*model.asked}
+
+
+FAILING_TEST = CommandFailed("write", "pytest", 1, "", "1 failed")
+
+
+async def test_a_failure_that_the_plan_expects_is_the_output():
+    """The failure of an action that may fail is its output, which later actions may use; no decision is made about it."""
+    last = {"task_id": "post", "tool": "post", "arguments": {"text": "${write.output.stdout}"}}
+    replies = {"action_sequence": actions(action("write", "write", may_fail=True), last)}
+    planning, model, desk = await run(replies, Desk({"write": [FAILING_TEST]}))
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.calls[-1] == ("post", "post", {"text": "1 failed"})
+    assert not {"reflection", "decision:execution"} & {*model.asked}
+
+
+@pytest.mark.parametrize("error", [ToolUnavailable("write", "pytest", "install it"), TransientError("busy")])
+async def test_a_tool_that_cannot_be_used_is_never_expected(error):
+    """A tool that is not there, or may work in a moment, fails also where a failure of it is expected."""
+    replies = {"action_sequence": actions(action("write", "write", may_fail=True), action("post", "post"))}
+    _, model, desk = await run(replies, Desk({"write": [error]}), {"retry": {"max_attempts": 1}})
+
+    assert "decision:execution" in model.asked
+    assert desk.tools[0] == "write"
+
+
+async def test_a_harmless_failure_is_skipped_with_its_reason():
+    """Without a gate, a failure that the model is sure to be harmless skips the action, with the reason on record."""
+    replies = {"decision:execution": go_on(reasoning="nobody reads it")}
+    planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
+
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
+    assert planning.run.live.entry("write").state == "SKIPPED"
+    revised = [one.body.reason for one in planning.run.records() if isinstance(one.body, PlanRevised)]
+    assert revised[-1].startswith("the model decides that the failure is harmless: nobody reads it")
+    assert planning.state.reflections[0]["reflection"]["evaluation"] == "nobody reads it"
+    assert model.asked.count("reflection") == 0
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        go_on(confidence=0.7),
+        go_on(error_classification="fatal"),
+        go_on(replan_needed=True),
+        (replan("retry", confidence=0.1), go_on()),
+    ],
+)
+async def test_a_failure_that_is_not_surely_harmless_ends_the_run(decision):
+    """An unsure or contradictory decision to go on after a failure does not skip the action."""
+    planning, _, desk = await run({"decision:execution": decision}, Desk({"write": [MISSING]}))
+    assert (planning.result.status, desk.tools) == ("aborted", ["write"])
 
 
 @pytest.mark.parametrize(("interval", "expected"), [(0, 0), (1, 2), (2, 1), (3, 0)])

@@ -217,6 +217,15 @@ async def test_statuses(server: HttpServer, statuses: tuple[int, ...], declared:
         assert (caught.value.status, isinstance(caught.value, TransientError)) == (status, transient)
 
 
+async def test_accepted_statuses(server: HttpServer):
+    """A status that the tool accepts is a result, also one that could pass."""
+    for status in (404, 503):
+        server.answer_json({"found": False}, status=status)
+        output = await use(http(server.url, accepted=[404, 503]))
+        assert isinstance(output, dict)
+        assert (output["status"], output["json"]) == (status, {"found": False})
+
+
 async def test_failure_says_what_the_server_said(server: HttpServer):
     """The error names tool, request, status, request id and the answer, without secrets."""
     server.answer_json("bad key s3cr3t, header was literal-9", status=503, x_request_id="r-1", retry_after="2")

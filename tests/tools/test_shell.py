@@ -217,6 +217,14 @@ async def test_failures(command: str, message: str, transient: bool):
     assert isinstance(caught.value, ToolError)
 
 
+async def test_accepted_exit_codes():
+    """An exit code that the tool accepts is a result, which the output states; any other is a failure."""
+    output = await use(shell("echo none; exit 1", accepted=[1], transient=[1]))
+    assert output == {"exit_code": 1, "stdout": "none", "stderr": ""}
+    with pytest.raises(CommandFailed):
+        await use(shell("exit 2", accepted=[1]))
+
+
 @pytest.mark.parametrize("command", ["no-such-program --flag", "true && no-such-program", "echo a\nno-such-program"])
 async def test_missing_program(command: str):
     """A program that is not there is named, and trying again is not suggested."""
