@@ -373,7 +373,7 @@ class DraftView:
             UnknownTask: there is no such task.
         """
         draft = self._draft
-        if not isinstance(task_id, str) or task_id not in draft.new_tasks:
+        if not isinstance(task_id, str) or task_id not in draft.new_tasks:  # type: ignore[redundant-expr]  # callers err
             found = self._base.task(task_id)._replace(state=draft.state(task_id))
             return found._replace(task=_detached(draft.tasks[task_id])) if task_id in draft.tasks else found
         lineage = (task_id, *draft.ancestors(task_id))
