@@ -138,7 +138,7 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
         return origin is object or issubclass(origin, str | bytes)
     if isinstance(value, tuple) and origin is tuple and parts and parts[-1] is not Ellipsis:
         return len(value) == len(parts) and all(map(_is_of_kind, value, parts))
-    if isinstance(value, Mapping) and parts:
+    if isinstance(value, Mapping) and len(parts) == 2:
         return all(_is_of_kind(key, parts[0]) and _is_of_kind(item, parts[1]) for key, item in value.items())
     return not parts or not isinstance(value, Collection) or all(_is_of_kind(item, parts[0]) for item in value)
 

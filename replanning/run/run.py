@@ -447,7 +447,7 @@ class PlanRun:
         if self._lifecycle.loop.closed:
             raise NotRunning(f"run {self.id!r} was left, so nothing more is recorded; resume it to go on")
         self._lifecycle.commit_or_defer(body)
-        if isinstance(body, ContextUpdated) and self.live.redoes_stale:
+        if isinstance(body, ContextUpdated) and self.live.redoes_stale and self._lifecycle.end is None:
             self._lifecycle.record_stale_results()
         self._lifecycle.after_observation()
 

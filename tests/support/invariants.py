@@ -1,6 +1,7 @@
 """What every run promises, checked from its journal alone, with none of the code that runs plans."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ class TaskModel:
     replacements: list[str] = field(default_factory=list)
     output: JsonValue = None
     condition_value: bool | None = None
+    redone: bool = False
+    reads: dict[str, list[JsonValue]] = field(default_factory=dict)
+    seen: dict[str, list[JsonValue]] = field(default_factory=dict)
 
 
 class RunModel:
@@ -50,6 +54,8 @@ class RunModel:
         self.aborted = False
         self.ended = False
         self.places = {task.id: (task.priority, number) for number, task in enumerate(plan.tasks)}
+        self.context = dict(plan.context)
+        self.changed_keys = set[str]()
 
     def is_satisfied(self, task_id: str) -> bool:
         model = self.tasks[task_id]
@@ -62,8 +68,8 @@ class RunModel:
 
     def result(self, task_id: str) -> JsonValue:
         model = self.tasks[task_id]
-        if model.state != "replaced":
-            return model.output if model.state == "done" else None
+        if model.state != "replaced" or (model.redone and not self.is_satisfied(task_id)):
+            return model.output if model.state == "done" or model.redone else None
         if len(model.sinks) == 1:
             return self.result(model.sinks[0])
         return {sink: self.result(sink) for sink in model.sinks}
@@ -83,6 +89,42 @@ class RunModel:
             if model.required and model.root == task_id and model.state != "removed" and not self.is_satisfied(task_id)
         ]
 
+    def certainly_stale(self) -> set[str]:
+        """Finished tasks that read a value of the context which it does not have any more, and finished dependents."""
+        found = set[str]()
+        for task_id, model in self.tasks.items():  # each after those that it depends on, or examined again
+            outdated = any(self.context.get(key) not in values for key, values in model.reads.items())
+            if model.state == "done" and outdated and self._policy(model) != "ignore":
+                found.add(task_id)
+        return self._with_dependents(found, ("done",))
+
+    def possibly_stale(self) -> set[str]:
+        """Tasks of which a reading, a reference or a condition names a changed key, tasks done again, and dependents."""
+        found = {i for i, m in self.tasks.items() if m.redone or not self.changed_keys.isdisjoint(_context_keys(m))}
+        return self._with_dependents(found, tuple({model.state for model in self.tasks.values()}))
+
+    def _policy(self, model: TaskModel) -> str:
+        return model.task.on_stale or self.plan.on_stale
+
+    def _with_dependents(self, found: set[str], states: tuple[str, ...]) -> set[str]:
+        dependents: dict[str, list[str]] = {}
+        for task_id, model in self.tasks.items():
+            for dep in model.task.depends_on:
+                for leaf in {dep, *self._leaves(dep)}:
+                    dependents.setdefault(leaf, []).append(task_id)
+        stack = list(found)
+        while stack:
+            for task_id in dependents.get(stack.pop(), ()):
+                model = self.tasks[task_id]
+                if task_id not in found and model.state in states and self._policy(model) != "ignore":
+                    found.add(task_id)
+                    stack.append(task_id)
+        return found
+
+    def _leaves(self, task_id: str) -> set[str]:
+        model = self.tasks[task_id]
+        return set().union(*map(self._leaves, model.sinks)) if model.state == "replaced" else {task_id}
+
     def open_questions(self, task_id: str) -> list[str]:
         return [question for question, holds in self.holds.items() if task_id in holds]
 
@@ -95,9 +137,11 @@ class RunModel:
                 task.state, task.attempt = "running", body.attempt
                 task.attempts += 1
                 task.tries_since_reset += 1
+                task.seen = {key: [value] for key, value in self.context.items()}
             case journal.AttemptSucceeded():
                 task = self.tasks[body.task]
                 task.state, task.attempt, task.output = "done", None, body.output
+                task.reads = {key: task.seen.get(key, [None]) for key in body.reads or ()}
             case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
                 task = self.tasks[body.task]
                 task.state, task.attempt = "failed" if body.retry_at is None else "waiting", None
@@ -116,6 +160,12 @@ class RunModel:
                     self.available[body.name] = body.available
                 if body.capacity is not None:
                     self.capacity[body.name] = body.capacity
+            case journal.ContextUpdated():
+                self.context |= body.changes
+                self.changed_keys |= body.changes.keys()
+                for key, value in body.changes.items():
+                    for task_id in self.running():
+                        self.tasks[task_id].seen.setdefault(key, []).append(value)
             case journal.GoalChanged():
                 self.goal = body.goal
             case journal.DecisionMade():
@@ -188,9 +238,16 @@ class RunModel:
             depends_on = (*(inherited if new.isdisjoint(task.depends_on) else ()), *task.depends_on)
             self._bring_in(task.model_copy(update={"depends_on": depends_on}), original.root)
         needed = {dep for task in change.tasks for dep in task.depends_on}
+        original.redone = original.redone or original.state in ("done", "skipped")
         original.state = "replaced"
         original.replacements += [task.id for task in change.tasks]
         original.sinks = tuple(task.id for task in change.tasks if task.id not in needed)
+
+
+def _context_keys(model: TaskModel) -> set[str]:
+    """The keys of the context that a task has read, or refers to."""
+    references = f"{model.task.arguments} {model.task.when}"
+    return {*model.reads, *re.findall(r"context\.(\w+)", references)}
 
 
 def _changed_tasks(changes: Sequence[PlanChange]) -> list[tuple[str, PlanChange]]:
@@ -408,7 +465,8 @@ class _InvariantChecker:
                 stopped.add(task)
             else:
                 self._require(state != "running", f"a {change.kind} disturbs {task!r}, which is running")
-            self._require(state != "done" or annotates, f"a {change.kind} changes {task!r}, which is done")
+            redoes = change.kind == "replace" and task in model.possibly_stale()
+            self._require(state != "done" or annotates or redoes, f"a {change.kind} changes {task!r}, which is done")
         if body.replan is None:
             return
         self._require(
@@ -477,6 +535,8 @@ def snapshot(live: LivePlan, at: float) -> dict[str, Any]:
     for task_id, fields in found.pop("tasks").items():
         if fields["state"] is not TaskState.DONE or not fields["recoverable"]:
             fields["output"] = None
+        if fields["state"] is TaskState.RUNNING:  # what it reads is on record when it succeeds
+            fields["reads"] = None
         found |= {f"task {task_id!r} {name}": v for name, v in fields.items() if name not in _UNRECORDED_FIELDS}
     return found
 

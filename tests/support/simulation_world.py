@@ -204,6 +204,17 @@ def _condition(rng: Random, needed: list[str]) -> str:
     return "context.missing" if rng.random() < 0.05 else rng.choice(CONDITIONS)
 
 
+def with_stale_results(rng: Random, plan: Plan) -> Plan:
+    """The plan, with what is to become of stale results."""
+    document = plan.model_dump(mode="json", exclude_unset=True)
+    document["on_stale"] = rng.choice(["redo", "redo", "redo", "warn", "ignore"])
+    for task in document["tasks"]:
+        if rng.random() < 0.15:
+            task["on_stale"] = rng.choice(["redo", "warn", "ignore"])
+        task["idempotent"] = task.get("idempotent", False) or rng.random() < 0.9
+    return Plan.model_validate(document)
+
+
 # Changes of a running plan: sensible ones, and all the nonsense that a model or a person may propose
 
 WAITING = (TaskState.PENDING, TaskState.READY, TaskState.BACKOFF)
@@ -392,6 +403,13 @@ class World:
         self.failing = rng.choice([0.0, 0.1, 0.3])
         self.eventful = rng.choice([0, 0, 1, 3, 6])
         self.providers = rng.choice([["repair"], ["random"], ["random", "repair"], ["random", "other"]])
+        # Draws of their own, so that other seeds stay what they were.
+        self.reading = (rng := self.rng("stale results")).random() < 0.2
+        if self.reading:
+            self.features.add("work that reads the context")
+            self.plan = with_stale_results(rng, self.plan)
+            self.eventful, self.failing = max(self.eventful, 3), min(self.failing, 0.1)
+            self.providers = rng.choice([["repair"], ["repair"], self.providers])
         self.clock: VirtualClock
         self.records: RunStore
         self.opened: ReplanningEngine
@@ -496,6 +514,8 @@ class World:
             await self.clock.sleep(left)
             raise OSError(28, "the disk is full") if self.seed % 2 else ConnectionError(f"{task.id} lost its peer")
         await self.clock.sleep(rng.choice(TIMES))
+        if self.reading and (chance := self.rng("reads", task.id)).random() < 0.7:
+            context.context.get(chance.choice(["level", "flag"]))
         broken = self.rng("broken", task.id)
         if broken.random() < self.failing:  # always in the same way, as a rule
             errors = [RuntimeError(f"no {self.secret}"), TimeoutError("too slow"), ValueError(f"no {rng.random()}")]
@@ -533,7 +553,7 @@ class World:
 
     def happening(self, rng: Random, engine: ReplanningEngine, run: PlanRun) -> None:
         """Let one thing happen."""
-        kind = rng.choice(HAPPENINGS)
+        kind = rng.choice((*HAPPENINGS, *(["context"] * 15 if self.reading else [])))
         if kind == "context":
             values: JsonObject = {"level": rng.randrange(6), "flag": rng.random() < 0.5, "note": self.secret}
             run.change_context({(name := rng.choice(list(values))): values[name]})

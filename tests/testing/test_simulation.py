@@ -79,6 +79,9 @@ def features_of(records: Sequence[journal.Record]) -> set[str]:
         f"ends {b.status}" for b in bodies if isinstance(b, journal.RunEnded)
     }
     found |= {"revision of a replan" for b in bodies if isinstance(b, journal.PlanRevised) and b.replan}
+    done = {b.task for b in bodies if isinstance(b, journal.AttemptSucceeded)}
+    revised = [change for b in bodies if isinstance(b, journal.PlanRevised) for change in b.changes]
+    found |= {"stale results redone" for change in revised if change.kind == "replace" and change.task_id in done}
     found |= {"burst of 3 failures or more" for most in failures if most >= 3}
     found |= {"several replans in one round" for most in rounds if most > 1}
     return found
@@ -193,10 +196,16 @@ def problems_of(world: World, records: Sequence[journal.Record]) -> list[str]:
         *_misled(world, records),
         *_overspent(records),
         *_lingers(world, records),
+        *(f"record {r.seq}: {r.body}" for r in records if _is_fault_of_ours(r.body)),
         *([f"{world.repeated} were executed twice"] if world.repeated else []),
         *([f"{world.crowded} took more resources than there are"] if world.crowded else []),
         *(f"record {r.seq} has a secret" for r in records if world.secret == SECRET and SECRET in text(r)),
     ]
+
+
+def _is_fault_of_ours(body: journal.RecordBody) -> bool:
+    """Whether an error was contained that no part of the simulated world has raised."""
+    return isinstance(body, journal.ErrorContained) and body.where.startswith(("detector", "evaluator", "replanning"))
 
 
 def _lingers(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
@@ -248,11 +257,20 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     if seen:
         yield f"work was done for {list(seen)}, which never started according to the journal"
     yield from _wrong_outputs(model, world.run.result.outputs)
+    stale = set(world.run.result.stale)
+    if missing := model.certainly_stale() - stale:
+        yield f"the results of {sorted(missing)} are stale, and the run does not say so"
+    if wrong := stale - model.possibly_stale():
+        yield f"the results of {sorted(wrong)} are called stale, and nothing that they come from has changed"
 
 
 def _wrong_outputs(model: RunModel, outputs: Mapping[str, object]) -> Iterator[str]:
     """The result has the outputs of what was done, under the ids of the original tasks."""
-    expected = {i: model.result(i) for i, task in model.tasks.items() if task.root == i and model.is_satisfied(i)}
+    expected = {
+        i: model.result(i)
+        for i, task in model.tasks.items()
+        if task.root == i and (task.redone or model.is_satisfied(i))
+    }
     for task_id in dict.fromkeys([*expected, *outputs]):
         if LOST in repr(expected.get(task_id)):
             continue
