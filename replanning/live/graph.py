@@ -359,7 +359,7 @@ class TaskResults(Mapping[str, JsonValue]):
                 continue
             if entry.state is TaskState.DONE and entry.recoverable:
                 outputs[entry.id] = entry.output
-            elif entry.satisfied:
+            elif entry.satisfied or entry.redone:
                 with suppress(NoResult):
                     outputs[entry.id] = self.output_of(entry.id)
         return outputs

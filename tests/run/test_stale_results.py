@@ -290,3 +290,30 @@ async def test_nothing_can_be_done() -> None:
     assert (result.status, result.outputs["a"], list(result.stale)) == ("succeeded", "en", ["a"])
     [decision] = engine.history(result.run).events
     assert (decision.decision, "'press' is unavailable" in decision.reason) == ("keep", True)
+
+
+async def test_what_fails_the_second_time_keeps_its_output() -> None:
+    """The output of a task counts, for its dependents and in the result, until the task is done again; it may never be."""
+
+    async def work(task: Task, context: TaskContext) -> object:
+        if task.id == "a~2":
+            raise ValueError("no paper")
+        return await switch(task, context)
+
+    document = plan(Task(id="a", idempotent=True), Task(id="switch"), context={"language": "en"}, on_stale="redo")
+    result = await execute(document, work)
+    assert (result.status, result.outputs) == ("failed", {"a": "en", "switch": "de"})
+
+
+async def test_change_after_the_end() -> None:
+    """A context that changes after the end of a run is recorded, and nothing follows from it."""
+    store = MemoryStore()
+    async with make_engine("repair", store=store).open(plan(Task(id="a"), context={"x": 1}, on_stale="redo")) as run:
+        await perform(run, lambda task, context: read_x(context))
+        run.change_context({"x": 2})
+    assert [record.body.kind for record in store.read(run.id)][-2:] == ["run-ended", "context-updated"]
+
+
+async def read_x(context: TaskContext) -> object:
+    """Read a value of the context."""
+    return context.context["x"]
