@@ -195,13 +195,16 @@ class Ledger:
 
     def fold(self, record: Record) -> None:
         """Apply a journal record; records that do not concern replanning are ignored."""
-        body, at = record.body, record.at
-        if type(body) not in LEDGER_RECORDS:
+        _, at, body = record
+        kind = type(body)
+        if kind is AttemptSucceeded:  # the most frequent
+            self.sought_in_vain.clear()
+        if kind is AttemptSucceeded or kind not in LEDGER_RECORDS:
             if self.open_questions:
                 self._update_waiting(at)
             return
         match body:
-            case AttemptSucceeded() | ContextUpdated() | FactsObserved() | ResourceUpdated():
+            case ContextUpdated() | FactsObserved() | ResourceUpdated():
                 self.sought_in_vain.clear()
             case TriggerFired():
                 self.triggers[body.trigger.id] = body.trigger
@@ -304,7 +307,7 @@ class Ledger:
             case _:
                 assert isinstance(body, RunEnded)
                 self.run_end = body
-        if type(body) in _REPLAN_RECORDS:
+        if kind in _REPLAN_RECORDS:
             self.recent_records.append(body)
         self._update_waiting(at)
 

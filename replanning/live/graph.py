@@ -272,7 +272,7 @@ class Deadlines:
         heap = self._heap
         if len(heap) >= self._compact_at:
             # Most attempts end long before their deadlines, which would pile up.
-            heap[:] = [item for item in heap if self._is_current(item[0], item[2], item[3])]
+            heap[:] = [i for i in heap if i[2].attempt == i[3] and self._is_current(i[0], i[2], i[3])]
             heapq.heapify(heap)
             self._compact_at = max(_MIN_COMPACTION_SIZE, 2 * len(heap))
         self._sequence += 1
@@ -918,7 +918,7 @@ class TaskGraph:
 
     def end_attempt(self, entry: TaskEntry, *, succeeded: bool | None = None) -> None:
         """End the running attempt of a task, if it has one: count its outcome, if it has any, and release its resources."""
-        entry.attempt, entry.deadline = None, None
+        entry.attempt = entry.deadline = entry.effects = None
         if not succeeded:
             entry.reads, entry.changed_context = None, False
         if entry.reserved is not None:

@@ -218,8 +218,9 @@ class LivePlan(TaskGraph):
             assert isinstance(body, PlanRevised)
             self._apply_revision(body, draft, at)
             return
-        handler = PLAN_RECORD_HANDLERS.get(type(body))
-        if handler is not None and not (isinstance(body, DecisionMade) and not body.blocks):
+        kind = type(body)
+        handler = PLAN_RECORD_HANDLERS.get(kind)
+        if handler is not None and (kind is not DecisionMade or body.blocks):  # type: ignore[union-attr]
             self.version += 1
             if self.strips_problems:
                 self.strips_problems.clear()
@@ -227,26 +228,24 @@ class LivePlan(TaskGraph):
 
     def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
         entry = self.entries.get(body.task) or self.entry(body.task)
-        name = entry.fields["tool"]
-        tool = self.tools.get(name) if name is not None else None
-        effects = None
-        if tool is not None and (tool.adds or tool.removes or tool.produces):
-            with suppress(ExpressionError, PlanError):  # otherwise they are unknown
-                result_of = self.results.output_of
-                arguments = resolve_references(entry.task.arguments, context=self.context, result_of=result_of)
-                effects = tool.additions(arguments), tool.deletions(arguments)
         self.transition(entry, _START)
         if self.counts[_RUNNING] == 1:
             self._busy_since = at
-        if tool is not None and self.closed_world:
-            self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
+        name = entry.fields["tool"]
+        if name is not None and (tool := self.tools.get(name)) is not None:
+            if tool.adds or tool.removes or tool.produces:
+                with suppress(ExpressionError, PlanError):  # otherwise they are unknown
+                    result_of = self.results.output_of
+                    arguments = resolve_references(entry.task.arguments, context=self.context, result_of=result_of)
+                    entry.effects = tool.additions(arguments), tool.deletions(arguments)
+            if self.closed_world:
+                self.running_actions[entry.id] = self.dependency_index.ground(entry.task)[0]
         if entry.claim:
             entry.claim = 0
             self.claimed_count -= 1
         elif self.pool.limited:  # it was not handed out
             entry.reserved = self.pool.demand(entry.task)
             self.pool.acquire(entry.reserved)
-        entry.effects = effects
         entry.attempt = body.attempt
         entry.attempts = body.number
         entry.attempts_in_round += 1
@@ -263,13 +262,15 @@ class LivePlan(TaskGraph):
         if entry.attempt != body.attempt:
             raise IllegalTransition(entry.state, _SUCCEED, _stale_attempt_subject(body))
         self.transition(entry, _SUCCEED)
+        effects = entry.effects
         self.end_attempt(entry, succeeded=True)
         if body.recoverable:
             entry.output = body.output
         entry.recoverable = body.recoverable
-        entry.failure, entry.failures = None, 0
+        if entry.failure is not None:
+            entry.failure, entry.failures = None, 0
         reads = entry.reads = body.reads
-        if reads:
+        if reads is not None:
             for key in reads:
                 self.context_history.readers.setdefault(key, {})[entry.id] = None
         entry.duration = duration = at - entry.started_at
@@ -284,9 +285,8 @@ class LivePlan(TaskGraph):
         self.busy_seconds += at - self._busy_since
         self._busy_since = at
         self.recent_ends.append(True)
-        if entry.effects is not None:
-            self._change_facts(*entry.effects)
-            entry.effects = None
+        if effects is not None:
+            self._change_facts(*effects)
         self.satisfy_dependents(entry)
 
     def _on_attempt_failed(self, body: AttemptFailed | AttemptTimedOut | AttemptInterrupted, at: float) -> None:
@@ -301,7 +301,6 @@ class LivePlan(TaskGraph):
         self._count_failure(entry, failure)
         self.end_attempt(entry, succeeded=False)
         entry.failure = failure
-        entry.effects = None
         entry.duration = at - entry.started_at
         if not isinstance(body, AttemptInterrupted):  # the process may have been gone for long
             self.busy_seconds += at - self._busy_since

@@ -264,7 +264,8 @@ class Lifecycle:
         at = self.clock.now()
         if at < self._last_record_at:  # noqa: PLR1730 - max() takes five times as long, for every record
             at = self._last_record_at
-        record = _new_tuple(Record, (self.seq + 1, at, body))  # as Record(…), in little more than half the time
+        seq = self.seq + 1
+        record = _new_tuple(Record, (seq, at, body))  # as Record(…), in little more than half the time
         if not self.unjournaled:
             try:
                 self.store.append(self.lease, record)
@@ -281,17 +282,14 @@ class Lifecycle:
                         raise
                     raise StoreError(f"the store failed: {describe_error(error)}") from error
                 self.unjournaled = True  # a journal with a gap cannot be replayed, so nothing more is written to it
-        self.seq += 1
+        self.seq = seq
         self._last_record_at = at
         self.live.fold(record, draft)
         # Before the observers, which commit records that follow from this one: listeners hear them in order.
-        if self.listeners:
-            for listener in self.listeners:
-                listener(record)
-        observers = self.observers.get(type(body))
-        if observers:
-            for observer in observers:
-                observer(record)
+        for listener in self.listeners:
+            listener(record)
+        for observer in self.observers.get(type(body), ()):
+            observer(record)
         return record
 
     def commit_or_defer(self, body: RecordBody) -> None:
