@@ -36,14 +36,15 @@ from replanning.cli.display import Display
 from replanning.cli.gate import create_gate
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
-from replanning.engine.engine import run_workers
+from replanning.engine.engine import DECOMPOSER_PLUGIN, ProviderSpec, run_workers
 from replanning.errors import PlanError, Problem, ReplanningError, SettingsError, ToolError
 from replanning.journal import RunOpened
 from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
-from replanning.llm import create_llm_provider
+from replanning.llm import LLMProvider, create_llm_provider
 from replanning.plan.messages import brief_repr
 from replanning.plan.reading import locate_problems
 from replanning.plan.types import JsonObject, JsonValue, RunId
+from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.call import ToolCall
@@ -231,6 +232,12 @@ def _carry_out(
     environment = Environment()
     display = Display(environment.clock, settings.budget, quiet=options.quiet)
     run: PlanRun | None = None
+    providers: list[ProviderSpec] = []
+    judge_model = create_judge_model(settings)
+    if settings.enabled:
+        providers += dict.fromkeys(options.providers or settings.provider)
+    if judge_model is not None:
+        providers.append(load_plugin("providers", DECOMPOSER_PLUGIN)(judge_model))
 
     async def work() -> None:
         nonlocal run
@@ -245,11 +252,9 @@ def _carry_out(
         async with AsyncExitStack() as stack:
             rules = RuleJudge(executor.check)
             judge: Judge = rules
-            if settings.judge.provider is not None and settings.enabled and settings.judge.enabled:
-                redactor = redactor_for(settings)
-                model = create_llm_provider(settings.judge.provider, settings=settings, redactor=redactor)
-                display.judge_model = await stack.enter_async_context(model)
-                judge = LLMJudge(model, rules)
+            if judge_model is not None:
+                display.judge_model = await stack.enter_async_context(judge_model)
+                judge = LLMJudge(judge_model, rules)
             await stack.enter_async_context(executor)
             found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
             run = await stack.enter_async_context(open_run(engine, found))
@@ -263,7 +268,7 @@ def _carry_out(
 
     with closing(lookup.open_store(options.store)) as store:
         engine = ReplanningEngine(
-            list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
+            providers,
             settings=settings,
             mode="observe" if options.observe else "act",
             gate=create_gate(options, store, display),
@@ -274,6 +279,17 @@ def _carry_out(
         interrupted = anyio.run(run_until_stopped, work, engine, display, lambda: run)
         assert run is not None
         return RunSummary(run, options, engine, display.elapsed, interrupted=interrupted)
+
+
+def create_judge_model(settings: Settings) -> LLMProvider | None:
+    """Return the language model that judges results; None if the settings name none, or judging is off.
+
+    Raises:
+        NoLLMProvider: it cannot be used.
+    """
+    if settings.judge.provider is None or not (settings.enabled and settings.judge.enabled):
+        return None
+    return create_llm_provider(settings.judge.provider, settings=settings, redactor=redactor_for(settings))
 
 
 async def run_context_shell(call: ToolCall) -> JsonValue:

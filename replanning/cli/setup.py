@@ -27,7 +27,7 @@ from replanning.cli.app import (
 )
 from replanning.cli.lookup import read_settings
 from replanning.config import FILES, find_file, load_settings, misspelt, trust_file, values
-from replanning.engine.engine import LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
+from replanning.engine.engine import DECOMPOSER_PLUGIN, LLM_PROVIDER_PLUGIN, REPAIR_PLUGIN
 from replanning.errors import NoLLMProvider, PluginError, ReplanningError, SettingsError
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
@@ -207,6 +207,7 @@ def providers(
             clients = create_clients(name, settings=loaded) if name == AUTO or is_llm(name) else []
             for number, client in enumerate(clients):
                 selected.setdefault(client.name, (client, "fallback" if number else "used"))
+    needs_model = (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN)
     plugins: list[PluginStatus] = []
     models: list[tuple[PluginStatus, LLMProvider]] = []  # those that can be asked
     for group in PLUGIN_GROUPS:
@@ -233,7 +234,7 @@ def providers(
                         models.append((plugin, client))
                     continue
                 create, loadable = load_plugin(group, point.name), True
-                if group in ("providers", "triggers") and point.name != LLM_PROVIDER_PLUGIN:  # which needs a model
+                if group in ("providers", "triggers") and point.name not in needs_model:
                     create()
                 elif group == "exporters":
                     anyio.run(create().aclose)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -31,11 +31,12 @@ from replanning.cli.display import Display
 from replanning.cli.gate import create_gate
 from replanning.cli.narrator import Line
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import parse_context_options, run_context_shell, run_until_stopped
+from replanning.cli.run import create_judge_model, parse_context_options, run_context_shell, run_until_stopped
 from replanning.cli.summary import RunSummary, current_entries
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
+from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
 from replanning.plan.json_values import as_object
@@ -51,6 +52,7 @@ from replanning.planning import (
 from replanning.planning.steering import Issue
 from replanning.planning.tasks import describe_tool_use, is_tool_loop, may_do_harm, phase_of
 from replanning.run.opening import redactor_for
+from replanning.run.run import Work
 from replanning.tools import ToolExecutor, check_machine
 from replanning.tools.danger import danger_reason
 
@@ -462,16 +464,23 @@ def _run_planning(
     model = create_llm_provider(
         job.llm or AUTO, settings=settings, environment=environment, redactor=redactor_for(settings)
     )
+    judge_model = create_judge_model(settings)
     on_issue = any(target.partition("=")[0] in lookup.FORGES for target in options.notify or ())
     reads_replies = on_issue and options.ask != "never"
 
     async def execute() -> tuple[PlanningCoordinator, bool]:
-        async with ToolExecutor(
-            job.tools,
-            default_timeout=settings.timeout.task,
-            output_limit=settings.max_output,
-            kinds={"shell": run_context_shell},
-        ) as executor:
+        async with AsyncExitStack() as stack:
+            executor = ToolExecutor(
+                job.tools,
+                default_timeout=settings.timeout.task,
+                output_limit=settings.max_output,
+                kinds={"shell": run_context_shell},
+            )
+            await stack.enter_async_context(executor)
+            use_tool: Work = executor
+            if judge_model is not None:
+                display.judge_model = await stack.enter_async_context(judge_model)
+                use_tool = JudgedWork(executor, LLMJudge(judge_model))
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
@@ -481,7 +490,7 @@ def _run_planning(
                 model,
                 library,
                 _with_past_executions(job.request, settings),
-                work=executor,
+                work=use_tool,
                 gate=create_gate(options, store, display, remote_answers=reads_replies),
                 store=store,
                 exporters=[

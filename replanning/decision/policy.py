@@ -295,11 +295,24 @@ class ReplanPolicy:
         for tool in (view.tool(task.tool) for task in tasks_to_run(alternative.changes, view)):
             if tool is not None and tool.dangerous:
                 return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement")
-        if total < threshold:
+        if total < threshold and not _divides_rejected(alternative, view):
             return ask("low-confidence", f"confidence {total:.2f} is below {threshold:g}")
         if any(change.kind == "abort" for change in alternative.changes):
             return Decision("abort", "confident", alternative.reason, index)
-        return Decision("execute", "confident", f"confidence {total:.2f} is at least {threshold:g}", index)
+        least = threshold if total >= threshold else settings.min_confidence  # a judge has asked for it
+        return Decision("execute", "confident", f"confidence {total:.2f} is at least {least:g}", index)
+
+
+def _divides_rejected(alternative: Alternative, view: PlanView) -> bool:
+    """Return whether an alternative only divides tasks whose results a judge rejected, which has asked for it."""
+
+    def is_division(change: PlanChange) -> bool:
+        if not isinstance(change, ReplaceTask) or len(change.tasks) < 2:
+            return False
+        failure = view.task(change.task_id).failure
+        return failure is not None and failure.kind == "rejected"
+
+    return all(map(is_division, alternative.changes))
 
 
 def _unsafe_retry(alternative: Alternative, triggers: Sequence[Trigger], view: PlanView) -> TaskId | None:

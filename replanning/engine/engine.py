@@ -29,6 +29,7 @@ from replanning.errors import (
     ChangeRejected,
     NoLLMProvider,
     NotRunning,
+    PluginError,
     RecordNotSerializable,
     ReplanningError,
     StaleAnswer,
@@ -67,6 +68,9 @@ REPAIR_PLUGIN: Final = "repair"
 
 LLM_PROVIDER_PLUGIN: Final = "llm"
 """The plugin that turns a language model into a provider of alternatives."""
+
+DECOMPOSER_PLUGIN: Final = "decompose"
+"""The plugin that turns a language model into a provider that divides tasks whose results a judge rejected."""
 
 _CLOSE_SECONDS: Final = 2.0
 
@@ -564,6 +568,10 @@ class ProviderRegistry:
                     raise
                 self._models.append(model)
                 provider = load_plugin("providers", LLM_PROVIDER_PLUGIN)(model)
+            elif spec in (LLM_PROVIDER_PLUGIN, DECOMPOSER_PLUGIN):
+                raise PluginError(
+                    f"provider {spec!r}: it needs a language model; name the model instead, such as openai"
+                )
             elif isinstance(spec, str):
                 provider = load_plugin("providers", spec)()
             elif isinstance(spec, LLMProvider):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from replanning.plan.types import JsonValue
 from replanning.tools import InvalidArguments, ToolExecutor, ToolTimedOut, ToolUnavailable
-from tests.support.cli import answer, cli, lines, write_plan, write_settings
-from tests.support.llm_server import ScriptedLLMServer
+from tests.support.cli import answer, cli, lines, planned, write_plan, write_settings, write_tools
+from tests.support.llm_server import LLMRequest, ScriptedLLMServer
+from tests.support.planning import Model
 from tests.support.tools import Attempt, shell, task
 
 
@@ -100,6 +103,47 @@ def test_model_judges_on_the_command_line(graded: Path) -> None:
     assert "the results of tasks are shown to openai (" in done.stderr
     assert "write is not finished and is run again: say please" in done.stderr
     assert answer(graded, "status", "r")["spent"]["calls"] == 2
+
+
+def test_judge_that_wants_smaller_tasks(tmp_path: Path) -> None:
+    """A task that a judge finds too large is divided by the same model, and its parts are judged as well."""
+    write_settings(tmp_path, judge={"provider": "openai"})
+    write_plan(tmp_path, {"write": "echo {text} >> said.txt"}, "id: all, tool: write, arguments: {text: all}")
+    parts: list[JsonValue] = [{"id": name, "tool": "write", "arguments": {"text": name}} for name in ("one", "two")]
+    replies: list[JsonValue] = [
+        {"success": False, "should_replan": True, "reason": "too large"},
+        {"reason": "one at a time", "confidence": 0.8, "tasks": parts},
+        {"success": True},
+        {"success": True},
+    ]
+    with ScriptedLLMServer(replies) as server:
+        cli(tmp_path, "run", "plan.yaml", "--replan-provider", "repair", **server.environ())
+    assert sorted(lines(tmp_path / "said.txt")) == ["all", "one", "two"]
+
+
+@pytest.mark.parametrize("name", ["decompose", "llm"])
+def test_provider_that_needs_a_model(graded: Path, name: str) -> None:
+    """A provider that works with a language model cannot be named in place of the model."""
+    told = cli(graded, "run", "plan.yaml", "--replan-provider", name, "--settings", os.devnull, code=2).stderr
+    assert "it needs a language model; name the model" in told
+
+
+def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
+    """In planning mode a model that the settings name judges each action, which is done again with its feedback."""
+    write_settings(tmp_path, judge={"provider": "openai"})
+    write_tools(tmp_path, {"name": "write", "kind": "shell", "command": 'echo "$REPLANNING_FEEDBACK" >> said.txt'})
+    verdicts = [{"success": False, "should_continue": True, "feedback": "say please"}, {"success": True}]
+    model = Model(planned({"task_id": "write", "tool": "write", "expected_outcome": "a polite greeting"}))
+
+    def reply(request: LLMRequest) -> str:
+        asks = "should_continue" in request.prompt and "a polite greeting" in request.prompt
+        return json.dumps(verdicts.pop(0) if asks else model(request.prompt))
+
+    words = ("solve", "--goal", "Greet", "--tools", "tools.yaml", "--llm", "openai")
+    with ScriptedLLMServer(reply) as server:
+        done = cli(tmp_path, *words, **server.environ())
+    assert lines(tmp_path / "said.txt") == ["", "say please"]
+    assert "the results of tasks are shown to openai (" in done.stderr
 
 
 @pytest.mark.parametrize("off", ["enabled", "--no-replan"])

@@ -1,12 +1,13 @@
 """Work is judged before it counts as done."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning import Budget, PlanRun, ReplanningEngine, Settings, Task
+from replanning import Budget, PlanRun, ReplanningEngine, Settings, Task, ToolSpec
 from replanning.changes import AbortRun, ReplaceTask
 from replanning.errors import LLMRequestRejected, LLMUnavailable, NotAccepted, TransientError
 from replanning.journal import AttemptFailed, UsageCharged
@@ -273,6 +274,27 @@ async def test_smaller_tasks_take_the_place(clock: VirtualClock) -> None:
     assert played.run.replanning_info("a2") == (1, 3, "a", (), "one step at a time")
 
 
+@pytest.mark.parametrize("confidence", [0.7, 0.95])
+@pytest.mark.parametrize("count", [2, 5])
+async def test_three_divisions(confidence: float, count: int, clock: VirtualClock) -> None:
+    """With default settings a task is divided three times, each time into two to five tasks; the fourth is its limit."""
+
+    def step(name: str, before: Sequence[str] = ()) -> JsonObject:
+        return {"id": name, "tool": "write", "arguments": {"text": name}, "depends_on": [*before]}
+
+    def division(parent: str) -> JsonObject:
+        names = [f"{parent}{number}" for number in range(1, count + 1)]
+        tasks = [step(name, names[:place][-1:]) for place, name in enumerate(names)]
+        return {"reason": f"{parent} in steps", "confidence": confidence, "tasks": [*tasks]}
+
+    model, names = llm(clock, *map(division, ["a", "a1", "a11"])), ("a", "a1", "a11", "a111")
+    wanted = plan(Task.model_validate(step("a")), tools=(ToolSpec(name="write", parameters={"text": "string"}),))
+    played = await play(Scripted(*[OTHERWISE] * 3, *[DONE] * (3 * count)), wanted, planner=model, clock=clock)
+    assert played.run.result.status == "succeeded"
+    assert [played.states[name] for name in names] == ["REPLACED_BY_REPLAN"] * 3 + ["DONE"]
+    assert [played.run.replanning_info(name)[0] for name in names] == [0, 1, 2, 3]
+
+
 async def test_limit_before_the_planner(clock: VirtualClock) -> None:
     """A task whose lineage has reached its limit is blocked with that reason, without a request to the planner."""
     model = llm(clock, SMALLER)
@@ -292,7 +314,7 @@ async def test_prompt_of_the_planner(clock: VirtualClock) -> None:
     assert len(prompt) <= 12_000
     for words in ("tests pass", "src/core", "too large", "missing: the tests", "region", '"attempts": 1', "[cut: "):
         assert words in prompt
-    assert "three to five" in prompt
+    assert "two to five" in prompt
 
 
 @pytest.mark.parametrize(
@@ -301,7 +323,7 @@ async def test_prompt_of_the_planner(clock: VirtualClock) -> None:
         (LLMUnavailable("busy"), "busy"),
         (hangs(), "answer"),
         ("no idea", "no JSON"),
-        ({**SMALLER, "tasks": [{"id": "only"}]}, "at least 3 items"),
+        ({**SMALLER, "tasks": [{"id": "only"}]}, "at least 2 items"),
         ({**SMALLER, "tasks": [{"id": "b"}, {"id": "c"}, {"id": "d"}]}, "b"),
     ],
 )
