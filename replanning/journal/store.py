@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -211,9 +212,16 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
         if len(name) > 1 and name.replace("-", "_").isidentifier() and path:  # one letter may be a drive
             hint = f"installed are: {', '.join(installed)}; for a file write {'./' + text!r}"
             raise StoreError(f"no store {name!r} is installed; {hint}")
-        name, path = "jsonl" if text.endswith((".jsonl", "/")) or _is_folder(text) else "sqlite", text
+        folder = Path(text).expanduser().resolve() if text and _is_folder(text) else None
+        name, path = "jsonl" if text.endswith((".jsonl", "/")) or folder else "sqlite", text
+        home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
+        if folder and folder in {Path.cwd(), home, Path("/")} and not any(folder.glob("*.jsonl")):
+            raise StoreError(
+                f"{text!r} cannot be a store: it is a folder of other files; name a file or a folder in it"
+            )
     if name in BUILTIN_STORES and path:
         _is_folder(path)
+        path = str(Path(path).expanduser()) if path.startswith("~") else path
     if name in BUILTIN_STORES and bool(path.strip()) == (name == "memory"):
         raise StoreError(f"{text!r} cannot be a store; expected a SQLite file, a folder, memory, or PLUGIN:PLACE")
     return name, path
@@ -226,10 +234,10 @@ def _is_folder(path: str) -> bool:
         StoreError: it can name nothing, such as a path that is too long.
     """
     try:
-        return S_ISDIR(Path(path).stat().st_mode)
+        return S_ISDIR(Path(path).expanduser().stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last for the home of an unknown user
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"{truncate(path, 81)!r} cannot be a store: {reason}") from error
 
@@ -239,7 +247,7 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
 
     Args:
         place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files; or
-            `PLUGIN:PLACE` for an installed store of that name.
+            `PLUGIN:PLACE` for an installed store of that name. A leading `~` stands for the home folder.
 
     Raises:
         StoreError: the place cannot be used.

@@ -319,6 +319,31 @@ async def test_impossible_places(place):
         ReplanningEngine(store=place)
 
 
+def test_home(tmp_path, monkeypatch):
+    """A leading `~` that no shell has replaced names the home folder; the home of nobody is refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "folder").mkdir()
+    stores = [journal.open_store(f"{place}") for place in ("~/runs.db", "sqlite:~/more.db", "~/folder", "~/new.jsonl")]
+    places = [("Sqlite", "runs.db"), ("Sqlite", "more.db"), ("Jsonl", "folder"), ("Jsonl", "new.jsonl")]
+    assert list(map(repr, stores)) == [f"<{kind}Store {str(tmp_path / name)!r}>" for kind, name in places]
+    with pytest.raises(StoreError, match=r"'~nobody-here/runs\.db' cannot be a store: Could not determine home"):
+        journal.open_store("~nobody-here/runs.db")
+
+
+def test_folder_of_other_files(tmp_path, monkeypatch):
+    """The root, the home folder and the working directory are no stores, unless runs are in them or they are meant."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    for place in ("/", ".", "./", "~", str(tmp_path)):
+        with pytest.raises(
+            StoreError, match=f"'{place}' cannot be a store: it is a folder of other files; name a file"
+        ):
+            ReplanningEngine(store=place)
+    JsonlStore(".").create(RUN, "me", 0.0, 5.0)
+    assert [journal.open_store(place).runs()[0].run for place in (".", "jsonl:.")] == [RUN, RUN]
+
+
 async def test_folder_that_cannot_be(tmp_path):
     """An engine on a store whose folder cannot be raises an error of the store, and no other."""
     with pytest.raises(StoreError, match="File name too long"):
