@@ -26,7 +26,6 @@ from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record
 from replanning.journal.store import (
-    LOCK_TIMEOUT,
     LOOP_LOCK_TIMEOUT,
     CurrentRunStatus,
     InboxMessage,
@@ -39,6 +38,7 @@ from replanning.journal.store import (
     encode_body,
     is_valid_run_id,
     lease_lost,
+    lock_timeout,
     record_out_of_order,
     run_already_exists,
     to_json_line,
@@ -178,7 +178,7 @@ class JsonlStore(RunStore):
         """Append a line to the inbox of the run."""
         self._existing_journal(run)
         # Not with the lock of the run, for which its owner would have to wait.
-        with self._operation(f"take a message for run {run!r}"), file_lock(self._inbox_lock_path):
+        with self._operation(f"take a message for run {run!r}"), file_lock(self._inbox_lock_path, LOOP_LOCK_TIMEOUT):
             last = max((number for number, _ in _read_inbox(self._inbox_path(run))), default=0)
             line = to_json_line({**_message_fields(message), "id": last + 1})
             append_lines(self._inbox_path(run), _with_checksum(line))
@@ -193,8 +193,8 @@ class JsonlStore(RunStore):
         """Replace the inbox by one without these messages."""
         with (
             self._operation(f"discard messages for run {lease.run!r}"),
-            self._locked_owned_run(lease, LOOP_LOCK_TIMEOUT),
-            file_lock(self._inbox_lock_path, LOOP_LOCK_TIMEOUT),
+            self._locked_owned_run(lease),
+            file_lock(self._inbox_lock_path),
         ):
             inbox = self._inbox_path(lease.run)
             entries = _read_inbox(inbox)
@@ -289,18 +289,18 @@ class JsonlStore(RunStore):
                 journal.close()
 
     @contextmanager
-    def _locked_run(self, run: RunId, timeout: float = LOCK_TIMEOUT) -> Iterator[tuple[int, LeaseState]]:
+    def _locked_run(self, run: RunId) -> Iterator[tuple[int, LeaseState]]:
         """Lock a run for the block; yields its lock file and lease."""
         self._existing_journal(run)
-        with file_lock(self._lease_path(run), timeout) as guard:
+        with file_lock(self._lease_path(run)) as guard:
             yield guard, parse_lease_state(*read_lease_bytes(guard), self._lease_path(run))
 
     @contextmanager
-    def _locked_owned_run(self, lease: Lease, timeout: float = LOCK_TIMEOUT) -> Iterator[tuple[int, LeaseState]]:
+    def _locked_owned_run(self, lease: Lease) -> Iterator[tuple[int, LeaseState]]:
         """Lock a run for the block, if the lease is current."""
         if not self._journal_path(lease.run).exists():
             raise lease_lost(lease)
-        with self._locked_run(lease.run, timeout) as (guard, holder):
+        with self._locked_run(lease.run) as (guard, holder):
             if holder.epoch != lease.epoch:
                 raise lease_lost(lease)
             yield guard, holder
@@ -394,11 +394,11 @@ class LeaseState(NamedTuple):
 
 
 @contextmanager
-def file_lock(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
+def file_lock(path: Path, least: float = 0.0) -> Iterator[int]:
     """Lock a file exclusively, against this and other processes, for the block; yields its descriptor."""
     guard = _open_private(path, os.O_RDWR | os.O_CREAT)
     try:
-        _lock(guard, path, timeout)
+        _lock(guard, path, max(lock_timeout(), least))
         yield guard
     finally:
         os.close(guard)

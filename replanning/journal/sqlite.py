@@ -6,19 +6,21 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError, UnknownRun
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RunOpened
 from replanning.journal.store import (
-    LOCK_TIMEOUT,
+    LOCK_TRY,
     LOOP_LOCK_TIMEOUT,
     CurrentRunStatus,
     InboxMessage,
@@ -30,8 +32,10 @@ from replanning.journal.store import (
     checksum,
     decode_body,
     encode_body,
+    is_locked,
     is_valid_run_id,
     lease_lost,
+    lock_timeout,
     record_out_of_order,
     run_already_exists,
     run_title,
@@ -151,11 +155,10 @@ def _make_private(path: Path) -> None:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Run the statements of the block as one transaction, rolled back if it raises."""
-    connection.execute("BEGIN IMMEDIATE")
+def finished(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit the transaction that has begun, or roll it back if the block raises."""
     try:
-        yield connection
+        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -167,7 +170,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Migrate the schema to the current version, all or nothing."""
     if connection.execute(_VERSION_SQL).fetchone() == (_APPLICATION_ID, SCHEMA_VERSION):
         return
-    with transaction(connection):
+    connection.execute("BEGIN IMMEDIATE")
+    with finished(connection):
         # Read again under the lock: another process may have been migrating before.
         application, version = connection.execute(_VERSION_SQL).fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -188,8 +192,6 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 _READ_BATCH_SIZE: Final = 100
 
 _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
-
-_BUSY_TIMEOUT_SQL: Final = "PRAGMA busy_timeout = {:.0f}"
 
 # Checks lease and number, and begins the write, so that no other writer can intervene.
 _COUNT_SQL: Final = "UPDATE runs SET records = ? WHERE id = ? AND epoch = ? AND records = ?"
@@ -270,8 +272,19 @@ class SqliteStore(RunStore):
     durable: ClassVar[bool] = True
 
     def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
-        self._path = Path(path)
+        self._path, self._synchronous = Path(path), synchronous
         self._lock = RLock()
+        try:
+            self._connection  # noqa: B018 - opens the file
+        except StoreError as error:
+            if not is_locked(error) or lock_timeout() != LOCK_TRY:
+                raise  # otherwise the first use of the store tries again
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {str(self._path)!r}>"
+
+    @cached_property
+    def _connection(self) -> sqlite3.Connection:
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
             with suppress(OSError):
@@ -281,7 +294,7 @@ class SqliteStore(RunStore):
                 raise JournalCorrupt(f"{self._path} is damaged: one byte is left of it; {_DAMAGE_ADVICE}")
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
-                self._path, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
+                self._path, timeout=lock_timeout(), isolation_level=None, check_same_thread=False
             )
         except PermissionError as error:
             raise _not_ours(error) from error
@@ -310,11 +323,11 @@ class SqliteStore(RunStore):
                     if error.sqlite_errorname != "SQLITE_BUSY":
                         raise
                     # This statement ignores the busy timeout while others open the same new file; BEGIN IMMEDIATE waits.
-                    with transaction(connection):
-                        pass
-            connection.execute(f"PRAGMA synchronous = {synchronous}")
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute("ROLLBACK")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-            connection.execute(_BUSY_TIMEOUT_SQL.format(LOOP_LOCK_TIMEOUT * 1000))
+            connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
         except BaseException as error:
             connection.close()
             if isinstance(error, PermissionError):
@@ -322,16 +335,13 @@ class SqliteStore(RunStore):
             if isinstance(error, sqlite3.Error | UnicodeError):
                 raise store_error(error, self._path, "be opened") from error
             raise
-        self._connection = connection
-
-    def __repr__(self) -> str:
-        return f"<SqliteStore {str(self._path)!r}>"
+        return connection
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Insert a row for the run."""
         check_run_id(run)
         row = _RunRow(0, 0, None, run, "", "", "running", float(at), owner, 1, float(at + ttl))
-        with self._operation("take a new run", LOCK_TIMEOUT) as database:
+        with self._transaction("take a new run", lock_timeout()) as database:
             try:
                 database.execute(
                     "INSERT INTO runs (id, created, owner, until, crc) VALUES (?, ?, ?, ?, ?)",
@@ -343,7 +353,7 @@ class SqliteStore(RunStore):
 
     def acquire(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Write the new owner with the next epoch into the row of the run."""
-        with self._operation("hand over a run", LOCK_TIMEOUT) as database, transaction(database):
+        with self._transaction("hand over a run", lock_timeout()):
             row = self._run_row(run)
             if not is_lease_free(row.owner, row.until, at):
                 raise RunOwned(run, str(row.owner))
@@ -352,12 +362,12 @@ class SqliteStore(RunStore):
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Move the end of the lease in the row of the run."""
-        with self._operation("renew a lease") as database, transaction(database):
+        with self._transaction("renew a lease"):
             self._save(self._owned_row(lease)._replace(until=float(at + ttl)))
 
     def release(self, lease: Lease) -> None:
         """Begin the next epoch without an owner, which invalidates the lease."""
-        with self._operation("release a run", LOCK_TIMEOUT) as database, suppress(LeaseLost), transaction(database):
+        with suppress(LeaseLost), self._transaction("release a run", lock_timeout()):
             self._save(self._owned_row(lease)._replace(epoch=lease.epoch + 1, owner=None))
 
     def append(self, lease: Lease, record: Record) -> None:
@@ -365,27 +375,17 @@ class SqliteStore(RunStore):
         seq, at, body = record
         kind, data = body.kind, encode_body(record)
         crc = checksum(data.encode(), seq, float(at), kind)
-        with self._lock:
-            database = self._connection
-            try:  # not `transaction`, because this is done for every record
-                database.execute("BEGIN IMMEDIATE")
-                if not database.execute(_COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)).rowcount:
-                    raise record_out_of_order(lease, record, self._owned_row(lease).records)
-                database.execute(_APPEND_SQL, (seq, at, kind, data, crc, lease.run))
-                status = status_after(body)
-                if status is not None:
-                    row = self._run_row(lease.run)._replace(status=status)
-                    if isinstance(body, RunOpened):
-                        name, objective = run_title(body)
-                        row = row._replace(name=name, objective=objective)
-                    self._save(row)
-                database.execute("COMMIT")
-            except BaseException as error:
-                with suppress(sqlite3.Error):
-                    database.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error | UnicodeError):
-                    raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
-                raise
+        with self._transaction(f"take record {seq} of run {lease.run!r}") as database:
+            if not database.execute(_COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)).rowcount:
+                raise record_out_of_order(lease, record, self._owned_row(lease).records)
+            database.execute(_APPEND_SQL, (seq, at, kind, data, crc, lease.run))
+            status = status_after(body)
+            if status is not None:
+                row = self._run_row(lease.run)._replace(status=status)
+                if isinstance(body, RunOpened):
+                    name, objective = run_title(body)
+                    row = row._replace(name=name, objective=objective)
+                self._save(row)
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records that exist now, fetched in batches."""
@@ -410,7 +410,7 @@ class SqliteStore(RunStore):
     def post(self, run: RunId, message: InboxMessage) -> None:
         """Insert a message."""
         payload, at = to_json_line(message.payload), float(message.at)
-        with self._operation("take a message", LOCK_TIMEOUT) as database:
+        with self._transaction("take a message", max(lock_timeout(), LOOP_LOCK_TIMEOUT)) as database:
             number = self._run_row(run).number
             crc = checksum(payload.encode(), number, message.kind, at, message.by)
             database.execute(
@@ -437,7 +437,7 @@ class SqliteStore(RunStore):
 
     def discard(self, lease: Lease, messages: Sequence[int]) -> None:
         """Delete messages, as the owner."""
-        with self._operation("discard messages") as database, transaction(database):
+        with self._transaction("discard messages") as database:
             number = self._owned_row(lease).number
             database.executemany(
                 "DELETE FROM inbox WHERE run = ? AND number = ?", [(number, message) for message in messages]
@@ -446,7 +446,7 @@ class SqliteStore(RunStore):
     def add_outcomes(self, outcomes: Sequence[ToolOutcome]) -> None:
         """Insert outcomes, all or none."""
         rows = list(map(astuple, outcomes))
-        with self._operation("take outcomes", LOCK_TIMEOUT) as database, transaction(database):
+        with self._transaction("take outcomes", lock_timeout()) as database:
             database.executemany(_ADD_OUTCOME_SQL, rows)
 
     def outcomes(
@@ -523,15 +523,26 @@ class SqliteStore(RunStore):
         self._connection.execute(_SAVE_RUN_SQL, columns)
 
     @contextmanager
-    def _operation(self, doing: str, timeout: float = LOOP_LOCK_TIMEOUT) -> Iterator[sqlite3.Connection]:
+    def _operation(self, doing: str) -> Iterator[sqlite3.Connection]:
         with self._lock:
             try:
-                if timeout != LOOP_LOCK_TIMEOUT:
-                    self._connection.execute(_BUSY_TIMEOUT_SQL.format(timeout * 1000))
                 yield self._connection
             except (sqlite3.Error, UnicodeError) as error:  # the latter for a lone surrogate
                 raise store_error(error, self._path, doing) from error
-            finally:
-                if timeout != LOOP_LOCK_TIMEOUT:
-                    with suppress(sqlite3.Error):
-                        self._connection.execute(_BUSY_TIMEOUT_SQL.format(LOOP_LOCK_TIMEOUT * 1000))
+
+    @contextmanager
+    def _transaction(self, doing: str, timeout: float = LOOP_LOCK_TIMEOUT) -> Iterator[sqlite3.Connection]:
+        """Run the statements of the block as one transaction, once no other process writes to the file."""
+        end = time.monotonic() + timeout
+        while True:
+            with self._operation(doing) as database:
+                try:
+                    database.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > end:
+                        raise
+                else:
+                    with finished(database):
+                        yield database
+                    return
+            Event().wait(0.001)  # without the lock, for which the event loop of another run may wait

@@ -17,6 +17,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import ClassVar, Final, Literal, NamedTuple
 
+from anyio.lowlevel import current_token
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
@@ -271,6 +272,25 @@ LOCK_TIMEOUT: Final = 5.0
 
 LOOP_LOCK_TIMEOUT: Final = 0.05
 """Likewise for what the event loop of a run waits for; a lock that is held longer is a failing store."""
+
+LOCK_TRY: Final = 0.01
+"""Likewise for one try to open or to release a run on an event loop, which has other turns between the tries."""
+
+
+def lock_timeout() -> float:
+    """Return how many seconds this thread may wait for a lock: those of one try if it runs an event loop."""
+    try:
+        current_token()
+    except RuntimeError:
+        return LOCK_TIMEOUT
+    return LOCK_TRY
+
+
+def is_locked(error: StoreError) -> bool:
+    """Return whether an operation failed because another process holds a lock."""
+    cause = error.__cause__
+    return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "") == "SQLITE_BUSY"
+
 
 _STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
 

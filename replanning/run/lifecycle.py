@@ -1060,7 +1060,6 @@ class OutcomeCollector:
             self._outcomes.append(ToolOutcome(source_key(source), None, record.body.succeeded, record.at))
 
     def save(self) -> None:
-        """Store the outcomes; where that fails, later scores have less evidence."""
+        """Store the outcomes."""
         if self._outcomes:
-            with suppress(Exception):  # a third party's store may raise anything
-                self._lifecycle.store.add_outcomes(self._outcomes)
+            self._lifecycle.store.add_outcomes(self._outcomes)

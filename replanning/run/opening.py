@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,7 @@ from replanning.journal.records import (
     TriggerDropped,
     TriggerFired,
 )
-from replanning.journal.store import InboxMessage, Lease, RunStore, check_run_id
+from replanning.journal.store import LOCK_TIMEOUT, LOCK_TRY, InboxMessage, Lease, RunStore, check_run_id, is_locked
 from replanning.live.plan import LivePlan
 from replanning.live.states import TaskState
 from replanning.plan.document import Plan
@@ -52,7 +53,7 @@ from replanning.plan.redaction import Redactor, redaction_warning
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import plugin_error
-from replanning.run.event_loop import StepWrapper, describe_error, gc_paused, without_group, yielding
+from replanning.run.event_loop import ResultT, StepWrapper, describe_error, gc_paused, without_group, yielding
 from replanning.run.lifecycle import Codec, Lifecycle, OutcomeCollector, ResumeState
 from replanning.run.processes import kill_orphaned_processes
 from replanning.run.retries import IsTransient
@@ -124,7 +125,8 @@ class RunFactory:
             records = [Record(1, self.environment.clock.now(), opened)]
             with gc_paused() as settled:
                 live, ledger = await self._rebuild_state(records, settled)
-            made = self._build_run(self._acquire_new_run(run), records, live, ledger, spans, new=True)
+            lease = await _retry_while_locked(partial(self._acquire_new_run, run))
+            made = self._build_run(lease, records, live, ledger, spans, new=True)
             if plan is not original and (warning := redaction_warning(plan, original)):
                 made._lifecycle.record_error("the plan", warning)
             return made
@@ -164,7 +166,8 @@ class RunFactory:
         """
         require_instance("run_id", run_id, str, "the id of a run")
         run = RunId(run_id)
-        lease = self.store.acquire(run, owner_id(), lease_time(self.environment.clock), self.lease_ttl)
+        now = lease_time(self.environment.clock)
+        lease = await _retry_while_locked(partial(self.store.acquire, run, owner_id(), now, self.lease_ttl))
         spans = NOOP_TRACER
         try:
             with gc_paused() as settled:
@@ -176,8 +179,8 @@ class RunFactory:
             kill_orphaned_processes(run, records)
         except BaseException as error:
             spans.close(error)
-            with suppress(StoreError):
-                self.store.release(lease)
+            with anyio.CancelScope(shield=True), suppress(StoreError):
+                await _retry_while_locked(partial(self.store.release, lease))
             raise
         return made
 
@@ -296,6 +299,18 @@ class RunFactory:
         """Create the spans of a run; a resumed run continues its first trace."""
         clock, content = self.environment.clock, self.settings.capture_content
         return self.telemetry.run_tracer(run, clock, self.redactor, capture_content=content, records=records)
+
+
+async def _retry_while_locked(action: Callable[[], ResultT]) -> ResultT:
+    """Return the result of an action on a store, which is tried again while another process holds a lock."""
+    end = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            return action()
+        except StoreError as error:
+            if not is_locked(error) or time.monotonic() > end:
+                raise
+        await anyio.sleep(LOCK_TRY)  # noqa: TID251 - the other process does not know the clock
 
 
 def redactor_for(settings: Settings, environ: Mapping[str, str] = os.environ) -> Redactor:
@@ -485,9 +500,11 @@ async def run_services(
         await life.loop.close()
         left.set()
         life.spans.close(failure)
-        outcomes.save()
-        with suppress(Exception):  # the lease runs out by itself
-            life.store.release(life.lease)
+        # A third party's store may raise anything: then later scores have less evidence, and the lease runs out by itself.
+        with anyio.CancelScope(shield=True), suppress(Exception):
+            await _retry_while_locked(outcomes.save)
+        with anyio.CancelScope(shield=True), suppress(Exception):
+            await _retry_while_locked(partial(life.store.release, life.lease))
     if failure is not None:
         raise failure
 

@@ -1,8 +1,10 @@
 """Runs whose store fails, for a while or for good, loses the run to another process, or can never keep something."""
 
+import fcntl
 import json
+import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +12,7 @@ from queue import SimpleQueue
 from typing import Never
 
 import anyio
+import anyio.abc
 import pytest
 
 from replanning import Environment, PlanMonitor, ReplanningEngine, Settings, Task, TaskContext, TaskState, open_run
@@ -633,3 +636,60 @@ async def test_unstorable_after_an_outage(clock: VirtualClock) -> None:
         assert run.live.entry("a").state is TaskState.DONE
     assert bodies(store, RUN, ErrorContained) == [ErrorContained("record 'facts-observed'", "no NUL")]
     assert invariant_violations(list(store.read(RUN))) == []
+
+
+def lock(folder: Path, group: anyio.abc.TaskGroup, statement: str = "BEGIN IMMEDIATE") -> None:
+    """Hold the locks of the stores in a folder, as another process would, until a task of the loop has had 200 turns."""
+    held = ExitStack()
+    for path in folder.glob(".*.l*"):
+        fcntl.flock(held.enter_context(path.open()), fcntl.LOCK_EX)
+    for path in folder.glob("history.db"):
+        held.enter_context(closing(sqlite3.connect(path, isolation_level=None))).executescript(statement)
+
+    async def release() -> None:
+        with held:
+            for _ in range(200):
+                await anyio.lowlevel.checkpoint()
+
+    group.start_soon(release)
+
+
+@pytest.mark.parametrize("kind", [JsonlStore, SqliteStore])
+async def test_lock_of_another_process(kind: type[JsonlStore | SqliteStore], tmp_path: Path) -> None:
+    """Opening, leaving and resuming a run wait for the lock of another process, while other tasks of the loop go on."""
+    for name in (".run-1.lease", ".outcomes.lock"):
+        (tmp_path / name).touch()
+    with closing(kind(tmp_path / "history.db" if kind is SqliteStore else tmp_path)) as store:
+        engine = ReplanningEngine([], store=store)
+        async with anyio.create_task_group() as group:
+            lock(tmp_path, group)
+            async with engine.open(plan(Task(id="a", tool="pip")), run_id="run-1") as run:
+                assert await perform(run) == ["a"]
+                lock(tmp_path, group)
+            assert (store.runs()[0].owner, len(store.outcomes())) == (None, 1)
+            lock(tmp_path, group)
+            async with engine.resume("run-1") as run:
+                assert run.result.status == "succeeded"
+
+
+async def test_lock_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is not opened while another process keeps its lock, and an error says so in the end."""
+    monkeypatch.setattr("replanning.run.opening.LOCK_TIMEOUT", 0.0)
+    (tmp_path / ".run-1.lease").touch()
+    with (tmp_path / ".run-1.lease").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match="another process kept the file locked"):
+            async with ReplanningEngine([], store=JsonlStore(tmp_path)).open(chain("a"), run_id="run-1"):
+                pass
+
+
+async def test_locked_file(tmp_path: Path) -> None:
+    """A SQLite file that another process has for itself is opened by the event loop once it is free, and no thread waits."""
+    SqliteStore(tmp_path / "history.db").close()
+    async with anyio.create_task_group() as group:
+        lock(tmp_path, group, "PRAGMA locking_mode = EXCLUSIVE; BEGIN IMMEDIATE")
+        with closing(SqliteStore(tmp_path / "history.db")) as store:
+            with pytest.raises(StoreError, match="another process kept the file locked"):
+                store.runs()
+            async with ReplanningEngine([], store=store).open(chain("a")) as run:
+                assert await perform(run) == ["a"]
