@@ -31,13 +31,13 @@ from replanning.cli.app import (
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
+from replanning.plan.danger import danger_reason
 from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
-from replanning.tools.check import check_unused_arguments
-from replanning.tools.danger import danger_reason
+from replanning.tools.check import check_danger, check_unused_arguments
 
 if TYPE_CHECKING:
     from replanning.testing import Distribution
@@ -71,7 +71,7 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
     try:
         document = read_plan(path)
         problems = locate_problems(check_tools(document), path)
-        notes = [*check_unused_arguments(document), *check_machine(document)]
+        notes = [*check_unused_arguments(document), *check_danger(document), *check_machine(document)]
     except PlanError as error:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
     if as_json:

@@ -39,6 +39,7 @@ from replanning.journal.records import Record
 from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
+from replanning.plan.danger import danger_reason, use_danger
 from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import (
@@ -50,11 +51,10 @@ from replanning.planning import (
     request_of,
 )
 from replanning.planning.steering import Issue
-from replanning.planning.tasks import describe_tool_use, is_tool_loop, may_do_harm, phase_of
+from replanning.planning.tasks import describe_tool_use, is_tool_loop, phase_of
 from replanning.run.opening import redactor_for
 from replanning.run.run import Work
 from replanning.tools import ToolExecutor, check_machine
-from replanning.tools.danger import danger_reason
 
 commands = Program()
 
@@ -393,7 +393,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
     described = [
         describe_tool_use(body.tool, dict(body.arguments))
         for body in bodies
-        if body.tool in tools and may_do_harm(tools[body.tool], body.arguments)
+        if body.tool in tools and use_danger(tools[body.tool], body.arguments)
     ]
     uses = list(dict.fromkeys(described))
     if uses:

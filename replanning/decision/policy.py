@@ -39,6 +39,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, strips_problem
 from replanning.llm.quoting import is_truncated
+from replanning.plan.danger import use_danger
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
@@ -292,9 +293,15 @@ class ReplanPolicy:
             done = view.task(repeated).state is TaskState.DONE
             why = "has taken effect" if done else "was cut off and may have taken effect"
             return ask("not-idempotent", f"{repeated!r} {why}; running it again may do harm")
-        for tool in (view.tool(task.tool) for task in tasks_to_run(alternative.changes, view)):
+        known = {*target_task_ids(alternative.changes), *(task_id for t in triggers for task_id in t.tasks)}
+        told = [view.task(task_id).task for task_id in sorted(known - set(new_task_ids(alternative.changes)))]
+        stated = [body.arguments for task in told for body in (task, *task.fallbacks)]  # by those who know the tools
+        for task in tasks_to_run(alternative.changes, view):
+            tool = view.tool(task.tool)
             if tool is not None and tool.dangerous:
                 return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement")
+            if tool is not None and task.arguments not in stated and (harm := use_danger(tool, task.arguments)):
+                return ask("dangerous-tool", f"the tool {tool.name!r} needs a person's agreement: {harm}")
         if total < threshold and not _divides_rejected(alternative, view):
             return ask("low-confidence", f"confidence {total:.2f} is below {threshold:g}")
         if any(change.kind == "abort" for change in alternative.changes):

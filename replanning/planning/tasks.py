@@ -19,6 +19,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import check_graph, check_task
+from replanning.plan.danger import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names
@@ -27,7 +28,6 @@ from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSp
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
 from replanning.planning.outputs import ActionPlan, Subtask, TaskDecomposition
-from replanning.tools.danger import danger_reason, option_problems
 
 PLANNING_PHASES: Final = (Phase.GOAL_UNDERSTANDING, Phase.TASK_DECOMPOSITION, Phase.ACTION_SEQUENCE)
 """The phases that make a plan, in order."""
@@ -272,14 +272,6 @@ def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
         f"tool {tool.name!r} has no parameter {brief_repr(name)}; it has {brief_repr(list(declared))}"
         for name in unused
     ]
-
-
-def may_do_harm(tool: ToolSpec, arguments: JsonObject) -> bool:
-    """Return whether a person must approve a use of a tool: it is dangerous, or its command is with these arguments."""
-    if tool.dangerous or "dangerous" in tool.model_fields_set:
-        return tool.dangerous
-    # Whoever made the tool has judged its command as it stands.
-    return not danger_reason(tool) and bool(danger_reason(tool, arguments))
 
 
 def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) -> str:

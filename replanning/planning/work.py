@@ -22,6 +22,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
+from replanning.plan.danger import use_danger
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -61,7 +62,6 @@ from replanning.planning.tasks import (
     human_task,
     is_action,
     is_action_done,
-    may_do_harm,
     missing_arguments,
     pending_reflection,
     phase_of,
@@ -311,7 +311,7 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         metadata = {**action.metadata, **own.to_metadata()}
         planned.append(action.model_copy(update={"metadata": metadata, "timeout": timeout}))
         bodies = [
-            body for body in (action, *action.fallbacks) if may_do_harm(tools[tool_name(body)], planned_arguments(body))
+            body for body in (action, *action.fallbacks) if use_danger(tools[tool_name(body)], planned_arguments(body))
         ]
         uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
     held = state.held.get(notes.accept)
@@ -716,8 +716,8 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     approved = held is not None and held.why == "dangerous" and held.is_approved
     if task.tool is not None:
         planned = live.entry(task.id).task.arguments  # references are resolved since then
-        unapproved = PlanningTask.of(task).unapproved or (before is not None and not may_do_harm(before, planned))
-        if may_do_harm(spec, task.arguments) and unapproved and not approved:
+        unapproved = PlanningTask.of(task).unapproved or (before is not None and not use_danger(before, planned))
+        if use_danger(spec, task.arguments) and unapproved and not approved:
             _require_approval(session, task, name, task.arguments)
         return task
     planned = planned_arguments(task)
@@ -747,7 +747,7 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         chosen = await session.ask("execution", data, ExecutionReply, parse, repairs=1)
     session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
     arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
-    if may_do_harm(spec, arguments) and not approved:
+    if use_danger(spec, arguments) and not approved:
         _require_approval(session, task, name, arguments)
     return task.model_copy(update={"tool": name, "arguments": arguments})
 
@@ -831,7 +831,7 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
         session.note("completion", {**output, "phase": "completion", "status": status})
     elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
         spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")
-        if may_do_harm(spec, call.arguments) and not accepted:
+        if use_danger(spec, call.arguments) and not accepted:
             _require_approval(session, task, call.name, call.arguments)
         action = Task(
             id=PlanView(live).unused_id(base) if base in live else base,

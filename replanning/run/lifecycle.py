@@ -67,10 +67,11 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
+from replanning.plan.danger import use_danger
 from replanning.plan.messages import brief_repr
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
 from replanning.plugins import plugin_error
 from replanning.run.event_loop import LoopThread, Timer, describe_error
@@ -601,6 +602,13 @@ class Lifecycle:
         if redacted:
             names = ", ".join(map(repr, redacted))
             self.record_error(f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}")
+        tool = self.live.tools.get(entry.task.tool or "")
+        if tool is not None and arguments != declared and PLANNING_KEY not in entry.task.metadata:  # which asks itself
+            harm = "" if use_danger(tool, declared) else use_danger(tool, arguments)
+            if harm:
+                text = f"with them, {harm}; state whether the tool {tool.name!r} is `dangerous`"
+                self.failed(self.start(entry), Failure("ArgumentError", text, kind="arguments"))
+                return None
         return entry.task.model_copy(update={"arguments": arguments})
 
     # Attempts

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from pydantic import JsonValue
 
+from replanning.plan.danger import ENV_REFERENCE, MARKED_HOLE, env_references
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
 from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.messages import checked
@@ -22,13 +23,6 @@ from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import McpServer, Task, ToolSpec
 from replanning.plan.types import JsonObject
 
-HOLE_DELIMITER: Final = "\0"
-"""Delimiter of marked holes; no template, value or variable contains it."""
-
-MARKED_HOLE: Final = re.compile(f"{HOLE_DELIMITER}([^{HOLE_DELIMITER}]+){HOLE_DELIMITER}")
-"""A hole in a marked template."""
-
-_ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _MIN_SECRET_CHARS: Final = 4
 _INHERITED_VARIABLES: Final = frozenset(
     [
@@ -87,7 +81,7 @@ class Secrets:
             self.add(shown)
             return shown
 
-        return _ENV_REFERENCE.sub(value, text)
+        return ENV_REFERENCE.sub(value, text)
 
     def add(self, value: str) -> None:
         """Hide this value from now on."""
@@ -123,11 +117,6 @@ def inherited_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def env_references(text: str) -> tuple[str, ...]:
-    """Return the variables that a template refers to, each once, in order."""
-    return tuple(dict.fromkeys(_ENV_REFERENCE.findall(text)))
-
-
 def tool_templates(tool: ToolSpec) -> Iterator[str]:
     """Yield the templates of a tool that take arguments."""
     for text in (tool.command, tool.url, *tool.headers.values()):
@@ -153,36 +142,9 @@ def missing_arguments(templates: Iterable[str], arguments: Mapping[str, JsonValu
     return [name for name in wanted if name not in arguments]
 
 
-def mark_holes(template: str) -> str:
-    """Return the template with each placeholder as a marked hole, and `{{name}}` as that text."""
-    return fill_placeholders(
-        template, {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)}
-    )
-
-
 def render(marked: str, secrets: Secrets, value: Callable[[str], str], *, escape: Callable[[str], str] = str) -> str:
     """Return a marked template with its variables resolved and each hole replaced by `value(name)`."""
     return MARKED_HOLE.sub(lambda match: value(match[1]), secrets.resolve(marked, escape))
-
-
-def argument_text(name: str, value: JsonValue) -> str:
-    """Return a value as text for a process or a server.
-
-    Raises:
-        ValueError: it has no such text; the message names the argument and the reason.
-    """
-    if value is None:
-        raise ValueError(f"{name!r} is null, which has no text")
-    try:
-        text = as_text(value)
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name!r} holds half a character (a lone surrogate)") from None
-    except ValueError:
-        raise ValueError(f"{name!r} holds a number that is not finite") from None
-    if HOLE_DELIMITER in text:
-        raise ValueError(f"{name!r} holds the character NUL")
-    return text
 
 
 def parse_json(text: str) -> JsonValue:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from replanning.errors import Problem
+from replanning.plan.danger import command_problems, command_programs, option_problems, use_danger
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import checked, did_you_mean, format_path
@@ -16,7 +17,6 @@ from replanning.plan.references import placeholders
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 from replanning.tools.call import missing_arguments, tool_templates, unset_variables
-from replanning.tools.danger import command_problems, command_programs, option_problems
 from replanning.tools.errors import McpNotInstalled
 from replanning.tools.http import request_problems
 from replanning.tools.python import callable_problems
@@ -125,6 +125,23 @@ def _missing(programs: Sequence[str], path: str, variables: Sequence[str]) -> li
     lacking = [program for program in programs if shutil.which(program, path=path) is None]
     needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
     return needs + ([f"the environment variables {', '.join(variables)}, which are not set"] if variables else [])
+
+
+def check_danger(plan: Plan) -> list[Problem]:
+    """Return the uses of tools whose commands look dangerous, where a tool does not state whether it is.
+
+    Args:
+        plan: the plan.
+    """
+    advice = "state whether the tool is `dangerous`"
+    return [
+        Problem(format_path(path), f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}; {advice}")
+        for index, task in enumerate(plan.tasks)
+        for path, body, _ in _task_bodies(("tasks", index), task)
+        if (tool := plan.tool(body.tool)) is not None
+        and not tool.dangerous
+        and (harm := use_danger(tool, body.arguments))
+    ]
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:

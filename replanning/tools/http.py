@@ -17,23 +17,13 @@ import httpx
 from pydantic import JsonValue
 
 from replanning.http import read_body, same_origin_url
+from replanning.plan.danger import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.retries import is_transient_status
-from replanning.tools.call import (
-    HOLE_DELIMITER,
-    MARKED_HOLE,
-    Secrets,
-    ToolCall,
-    argument_text,
-    env_references,
-    find_artifacts,
-    mark_holes,
-    parse_json,
-    render,
-)
+from replanning.tools.call import Secrets, ToolCall, find_artifacts, parse_json, render
 from replanning.tools.errors import (
     HttpStatusFailed,
     HttpUnreachable,

@@ -15,12 +15,12 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 from pydantic import JsonValue
 
+from replanning.plan.danger import HOLE_DELIMITER, Script, command_problems, compile_command
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.processes import IDEMPOTENCY_KEY_VARIABLE
 from replanning.run.retries import TRANSIENT_ERRNOS
-from replanning.tools.call import HOLE_DELIMITER, FileSnapshot, ToolCall, find_artifacts, parse_json, take_snapshot
-from replanning.tools.danger import Script, command_problems, compile_command
+from replanning.tools.call import FileSnapshot, ToolCall, find_artifacts, parse_json, take_snapshot
 from replanning.tools.errors import (
     CommandFailed,
     InvalidArguments,

@@ -22,6 +22,7 @@ FAILED = journal.TaskFailed(id="t1", tasks=("a",), root="a")
 def one(**fields: object) -> JournaledPlan:
     """Return a plan with one task, and the tools that could do it."""
     tools = [tool("pip", capability="build"), tool("uv", capability="build"), tool("rm", dangerous=True), tool("echo")]
+    tools.append(tool("start", kind="shell", command="timeout 5 {x}"))
     return journaled(Task.model_validate({"id": "a", "tool": "pip", **fields}), task("b"), tools=tools)
 
 
@@ -206,6 +207,14 @@ def test_dangerous_tools() -> None:
     assert decided(one(), candidate(instead(tasks=(task("n", tool="rm"),)))) == Decision(
         "ask", "dangerous-tool", "the tool 'rm' needs a person's agreement", chosen=0
     )
+
+
+@pytest.mark.parametrize(("stated", "kind"), [({}, "ask"), ({"x": ["rm", "f"]}, "execute")])
+def test_arguments_that_make_a_command_dangerous(stated: dict[str, object], kind: str) -> None:
+    """A use whose command is dangerous needs approval, unless the plan states these arguments for the task itself."""
+    start = task("n", tool="start", arguments={"x": ["rm", "f"]})
+    assert decided(one(arguments=stated), candidate(instead(tasks=(start,)))).kind == kind
+    assert decided(one(), candidate(instead(tasks=(task("n", tool="start", arguments={"x": "ls"}),)))).kind == "execute"
 
 
 # Limits

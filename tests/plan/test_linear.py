@@ -28,14 +28,14 @@ from replanning.journal.records import normalised_cause
 from replanning.llm.provider import extract_json
 from replanning.llm.quoting import encode_data, truncate_value
 from replanning.plan.conditions import Condition
+from replanning.plan.danger import command_problems, command_programs, danger_reason, env_references, option_problems
 from replanning.plan.messages import parse_path
 from replanning.plan.reading import Format
 from replanning.plan.references import FactPattern, fact_problem, find_references, normalise_fact, placeholders
 from replanning.planning.decisions import Phase
 from replanning.planning.outputs import ReflectionReply, parse_planning, parse_reply
 from replanning.planning.steering import _COMMAND, _COMMENT_AUTHOR, _LEADING_QUOTE
-from replanning.tools.call import env_references, parse_json
-from replanning.tools.danger import command_problems, command_programs, danger_reason, option_problems
+from replanning.tools.call import parse_json
 from replanning.tools.http import request_problems
 from replanning.tools.mcp import schema_problems
 

@@ -40,6 +40,7 @@ RISKY = (
     ToolSpec(name="wipe", parameters={"text": "any"}, dangerous=True, timeout=60),
     ToolSpec(name="remove", parameters={"path": "string", "mode": "string"}, dangerous=True),
     ToolSpec(name="send", parameters={"text": "any", "to": "string"}),
+    ToolSpec(name="clear", kind="shell", command="rm {path}", parameters={"path": "string"}),
     ToolSpec(
         name="start",
         kind="shell",
@@ -109,15 +110,18 @@ async def test_arguments_chosen_later_need_approval(verdict, status, uses):
         pytest.param({"program": "rm", "text": "x"}, None, id="planned"),
         pytest.param({"text": "x"}, chosen("start", program="/bin/rm"), id="chosen later"),
         pytest.param({"program": "${write.output}", "text": "x"}, None, id="out of an output"),
+        pytest.param({"tool": "clear", "path": "old"}, None, id="template"),
     ],
 )
 async def test_filled_commands_need_approval(arguments, execution):
-    """A command that does harm only with its arguments is approved by a person with these arguments, or not used."""
-    replies = {"action_sequence": posting("start", **arguments)} | ({"execution": execution} if execution else {})
+    """A command that does harm, as it stands or with its arguments, is approved by a person with them, or not used."""
+    tool = arguments.get("tool", "start")
+    given = {name: value for name, value in arguments.items() if name != "tool"}
+    replies = {"action_sequence": posting(tool, **given)} | ({"execution": execution} if execution else {})
     desk = Desk({"write": ["sudo"]})
     _, desk, asked = await attacked(replies, "reject", "reject", desk=desk)
-    assert "may do harm: start" in asked[-1]
-    assert "start" not in desk.tools
+    assert f"may do harm: {tool}" in asked[-1]
+    assert tool not in desk.tools
 
 
 async def test_options_in_the_place_of_arguments():

@@ -522,3 +522,13 @@ async def test_truthful_repr() -> None:
         assert repr(run) == "<PlanRun 'mine' running <LivePlan None revision=0 ready 1>>"
         run.pause()
     assert repr(run).startswith("<PlanRun 'mine' paused")
+
+
+@pytest.mark.parametrize(("stated", "failures"), [({}, ["with them, it uses 'rm'"]), ({"dangerous": True}, [])])
+async def test_outputs_that_make_a_command_dangerous(stated: dict[str, bool], failures: list[str]) -> None:
+    """A command that an output of another task makes dangerous is not run, unless the tool states whether it is."""
+    start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}", **stated}
+    tasks = (Task(id="a"), Task(id="b", tool="start", arguments={"x": "${a.output}"}, depends_on=("a",)))
+    async with open_run(plan(*tasks, tools=[start])) as run:
+        await perform(run, ScriptedExecutor(default=returns("rm")))
+    assert [failure.message.partition(";")[0] for failure in run.result.failures.values()] == failures

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import Problem
+from replanning.plan.danger import danger_reason
 from replanning.plan.document import Plan
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.tools import check_machine, check_tools
-from replanning.tools.check import check_unused_arguments
-from replanning.tools.danger import danger_reason
+from replanning.tools.check import check_danger, check_unused_arguments
 
 
 def plan(*tools: JsonObject, tasks: list[JsonObject] | None = None) -> Plan:
@@ -115,6 +115,17 @@ def test_missing_arguments():
     ]
 
 
+def test_uses_that_look_dangerous():
+    """A use of a tool that looks dangerous is noted where the tool does not state whether it is."""
+    start: JsonObject = {"kind": "shell", "command": "timeout 5 {x}"}
+    tools: list[JsonObject] = [{"name": "a", **start}, {"name": "b", "dangerous": False, **start}]
+    tasks: list[JsonObject] = [{"id": f"{n}", "tool": n, "arguments": {"x": x}} for n in "ab" for x in ("ls", "rm")]
+    tasks = [{**each, "id": f"t{number}"} for number, each in enumerate(tasks)]
+    assert check_danger(plan(*tools, tasks=tasks)) == [
+        Problem("tasks[1]", "task 't1': tool 'a' may do harm: it uses 'rm'; state whether the tool is `dangerous`")
+    ]
+
+
 def test_options_among_arguments():
     """An argument that a command would read as an option is reported before the plan runs; one that is a reference is not."""
     tool: JsonObject = {"name": "a", "kind": "shell", "command": "cat {x}"}
@@ -178,6 +189,14 @@ def test_what_the_machine_lacks():
         ("timeout 5 ssh host {x}", "it runs whatever text it is given with 'ssh'"),
         ("ssh host 'cd x; rm y'", "it uses 'rm'"),
         ("ssh host sudo reboot", "it acts as somebody else, with 'sudo'"),
+        ("git -c {x} log", "it runs whatever text it is given with 'git'"),
+        ("git -c core.pager={x} log", "it runs whatever text it is given with 'git'"),
+        ("timeout 5 ssh -oProxyCommand={x} host", "it runs whatever text it is given with 'ssh'"),
+        ("rsync -ae {x} a b", "it runs whatever text it is given with 'rsync'"),
+        ("tar --checkpoint-action={x} -cf a b", "it runs whatever text it is given with 'tar'"),
+        ("awk -F, {x} file", "it runs whatever text it is given with 'awk'"),
+        ("env -S {x}", "it runs whatever text it is given with 'env'"),
+        ("cd x; GIT_SSH_COMMAND={x} git pull", "it runs whatever 'GIT_SSH_COMMAND' is set to"),
     ],
 )
 def test_commands_that_may_do_harm(command, why):
@@ -191,6 +210,11 @@ def test_commands_that_may_do_harm(command, why):
         ("timeout 5 {x} y", {"x": "/bin/rm"}, "it uses 'rm'"),
         ("find . {x}", {"x": ["-name", "a b", "-delete"]}, "it uses '-delete'"),
         ("xargs {x}", {"x": "sudo"}, "it acts as somebody else, with 'sudo'"),
+        ("find . -exec {x} ';'", {"x": "rm"}, "it uses 'rm'"),
+        ("xargs {x}", {"x": ["sh", "-c", "rm a"]}, "it uses 'rm'"),
+        ("env -i {x}", {"x": "rm"}, "it uses 'rm'"),
+        ("nice -n 5 {x}", {"x": "rm"}, "it uses 'rm'"),
+        ("cat {x}", {"x": "a\nrm b"}, ""),
         ("echo {x}", {"x": "rm"}, ""),
         ("cat {x} {y}", {"x": "a; rm b $(sudo c) {y} \0"}, ""),
     ],
@@ -245,6 +269,9 @@ def test_running_what_comes_from_elsewhere(command, runner):
         "bash -c 'echo $1' _ {x}",
         "grep -c {x} sh",
         "git rm --cached {x}",
+        "git -c user.name={x} commit -m {y}",
+        "ssh -o ConnectTimeout={x} host uptime",
+        "OUTPUT_PATH={x} make",
         "echo rm {x}",
         "find . -name {x} | xargs wc",
         "sh {x}",

@@ -21,9 +21,19 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from replanning.plan.json_values import as_text
 from replanning.plan.messages import truncate
+from replanning.plan.references import fill_placeholders, placeholders
 from replanning.plan.tasks import ToolSpec
-from replanning.tools.call import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
+
+HOLE_DELIMITER: Final = "\0"
+"""Delimiter of marked holes; no template, value or variable contains it."""
+
+MARKED_HOLE: Final = re.compile(f"{HOLE_DELIMITER}([^{HOLE_DELIMITER}]+){HOLE_DELIMITER}")
+"""A hole in a marked template."""
+
+ENV_REFERENCE: Final = re.compile(r"(?<![${])\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A variable in a template."""
 
 _TOKEN: Final = re.compile(
     rf"""
@@ -64,6 +74,38 @@ _SHELL_BUILTINS: Final = frozenset(
     ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
     " printf pwd read readonly return set shift test times trap true type ulimit umask unalias unset wait }".split()
 )
+
+
+def env_references(text: str) -> tuple[str, ...]:
+    """Return the variables that a template refers to, each once, in order."""
+    return tuple(dict.fromkeys(ENV_REFERENCE.findall(text)))
+
+
+def mark_holes(template: str) -> str:
+    """Return the template with each placeholder as a marked hole, and `{{name}}` as that text."""
+    return fill_placeholders(
+        template, {name: f"{HOLE_DELIMITER}{name}{HOLE_DELIMITER}" for name in placeholders(template)}
+    )
+
+
+def argument_text(name: str, value: JsonValue) -> str:
+    """Return a value as text for a process or a server.
+
+    Raises:
+        ValueError: it has no such text; the message names the argument and the reason.
+    """
+    if value is None:
+        raise ValueError(f"{name!r} is null, which has no text")
+    try:
+        text = as_text(value)
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name!r} holds half a character (a lone surrogate)") from None
+    except ValueError:
+        raise ValueError(f"{name!r} holds a number that is not finite") from None
+    if HOLE_DELIMITER in text:
+        raise ValueError(f"{name!r} holds the character NUL")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +195,16 @@ def option_problems(
         parameters: the types of arguments; one that is a number may be negative.
     """
     problems: list[str] = []
-    for names in _leading_holes(command):
+    for names, sign in _leading_holes(command):
         for name in names:
             value = arguments.get(name, "")
             texts = [str(item) for item in (value if isinstance(value, list) else [value])]
+            if sign == "@":
+                if any(text.startswith(sign) for text in texts):
+                    problems.append(
+                        f"{name!r} begins with @, which would be read as the name of a file; write @{{{name}}} for one"
+                    )
+                break
             is_number = parameters.get(name) in ("integer", "number") and isinstance(value, int | float)
             if not is_number and (option := next((text for text in texts if text.startswith("-")), "")):
                 problems.append(
@@ -181,12 +229,14 @@ _VALUE_OPTIONS: Final = (
 """Common programs, and their options after which the next word is a value, whatever it is."""
 
 
+_FILE_OPTION: Final = re.compile(r"curl (?:-\w*d|--json|--data(?:-ascii|-binary|-urlencode)?)")
+
 _MAX_WORDS: Final = 100
 """Most words of a simple command that are searched for a sign that the next word is no option."""
 
 
-def _leading_holes(command: str) -> Iterator[list[str]]:
-    """Yield the holes at the beginning of each word of a template that a program may read as an option."""
+def _leading_holes(command: str) -> Iterator[tuple[list[str], str]]:
+    """Yield the holes at the beginning of each word that a program may read as an option, or `curl` as a file: `@name`."""
     words: list[str] = []
     holes: list[str] = []
     word = ""
@@ -206,8 +256,14 @@ def _leading_holes(command: str) -> Iterator[list[str]]:
                 is_open = is_open and (len(text) <= 2 or (text[0] == '"' and re.search(r"[$`]", text) is not None))
             word += text
             continue
-        if holes and not redirected and not _takes_any_word(words):
-            yield holes
+        if (
+            holes
+            and words
+            and _FILE_OPTION.fullmatch(f"{_program_name((_strip_launchers(words) or words)[0])} {words[-1]}")
+        ):
+            yield holes, "@"
+        elif holes and not redirected and not _takes_any_word(words):
+            yield holes, "-"
         if word and not redirected and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS)):
             words.append(word)
         redirected = text in "<>" or (redirected and not word and text in " \t&")
@@ -282,7 +338,9 @@ _CODE_OPTIONS: Final = {
 }
 """Interpreters by the option that takes code."""
 
-_LAUNCHERS: Final = re.compile(r"find|xargs|timeout|nohup|setsid|busybox|ssh")
+_LAUNCHERS: Final = re.compile(
+    r"find|xargs|timeout|nohup|setsid|busybox|ssh|stdbuf|chroot|parallel|watch|ionice|taskset|strace|unshare"
+)
 """Programs that start another one from any of their words."""
 
 _STDIN: Final = ""
@@ -363,6 +421,34 @@ _SUBSTITUTION_PREFIXES: Final = ("<", "$")
 _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
 
 
+_CODE_KEYS: Final = (
+    r"(?:alias\.[^=]*|[^=]*(?:pager|editor|command|helper|program|path|fsmonitor|driver|textconv|askpass|exec))"
+)
+"""Settings and variables whose values are commands, or name programs."""
+
+_CODE_VALUES: Final = (
+    (re.compile(r"git"), re.compile(rf"-c (?:{_CODE_KEYS}=)?|--(?:exec|upload-pack|receive-pack)[= ]", re.IGNORECASE)),
+    (re.compile(r"ssh|scp|sftp"), re.compile(rf"-\w*o ?(?:{_CODE_KEYS}=)?", re.IGNORECASE)),
+    (re.compile(r"rsync"), re.compile(r"-\w*e |--(?:rsh|rsync-path)[= ]")),
+    (re.compile(r"tar"), re.compile(r"-\w*[IF] |--(?:checkpoint-action|to-command|use-compress-program)[= ]")),
+    (re.compile(r"[gm]?awk"), re.compile(r"(?:-\S+|[gm]?awk) ")),
+    (re.compile(r"-.*"), re.compile(r"-\w*S ?|--split-string[= ]")),  # of `env`
+)
+"""Programs that run the value of an option, and what stands before the value."""
+
+_CODE_VARIABLE: Final = re.compile(
+    r"(?<!\S)(?:\w*(?:PAGER|EDITOR|_COMMAND|ASKPASS|_PRELOAD)|(?:PYTHON|LD_LIBRARY_|GIT_EXEC_)?PATH|VISUAL|SHELL|BASH_ENV|ENV)="
+    + HOLE_DELIMITER
+)
+
+
+def use_danger(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
+    """Return why a person must agree to a use of a tool; "" if nobody must, because it states that or looks harmless."""
+    if tool.dangerous or "dangerous" in tool.model_fields_set:
+        return "it is declared dangerous" if tool.dangerous else ""
+    return danger_reason(tool, arguments)
+
+
 def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingProxyType({})) -> str:
     """Return why a tool counts as dangerous by default; "" if it does not.
 
@@ -389,6 +475,8 @@ def _quoted_words(value: JsonValue) -> str:
 
 
 def _danger_reasons(command: str) -> Iterator[str]:
+    if found := _CODE_VARIABLE.search(mark_holes(command)):
+        yield f"it runs whatever {found[0].partition('=')[0].strip()!r} is set to"
     for _, words in _simple_commands(command):
         if HOLE_DELIMITER in words[0]:
             yield "it runs whatever program it is told to"
@@ -407,7 +495,7 @@ def _danger_reasons(command: str) -> Iterator[str]:
 
 def _candidate_programs(words: list[str]) -> list[str]:
     names = [_program_name(word) for word in words]
-    return names if _LAUNCHERS.fullmatch(names[0]) else names[:1]
+    return names if _LAUNCHERS.fullmatch(names[0]) or names[0].startswith("-") else names[:1]  # of `env -i`
 
 
 def _argument_interpreter(words: list[str]) -> str:
@@ -416,6 +504,12 @@ def _argument_interpreter(words: list[str]) -> str:
         return "eval" if any(HOLE_DELIMITER in word for word in words) else ""
     if any(HOLE_DELIMITER in word for word in _ssh_command(words)):
         return "ssh"
+    for program, value in _CODE_VALUES:
+        runner = next(filter(program.fullmatch, _candidate_programs(words)), "")
+        for before, word in pairwise(words) if runner else ():
+            head, hole, _ = word.partition(HOLE_DELIMITER)
+            if hole and (value.fullmatch(f"{before} {head}") or value.fullmatch(head)):
+                return "env" if runner.startswith("-") else runner
     runners: dict[str, str] = {}  # the last interpreter before each option that takes code
     for option, word in pairwise(words):
         if HOLE_DELIMITER in word:
