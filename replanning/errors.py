@@ -114,7 +114,7 @@ class _ProblemsError(ReplanningError):
 
 
 class PlanError(_ProblemsError):
-    """A plan document is not valid; `problems` lists every offender with its place."""
+    """A plan document is not valid; `problems` lists every offender with its place, or the first 1,000."""
 
     summary = "the plan is not valid"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from pydantic import JsonValue
@@ -12,7 +13,7 @@ from pydantic import JsonValue
 from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import iter_strings, json_type_name
-from replanning.plan.messages import NameSuggester, brief_repr, format_path
+from replanning.plan.messages import NameSuggester, brief_repr, first_problems, format_path
 from replanning.plan.references import Reference, find_references, placeholders
 from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
@@ -47,32 +48,52 @@ def check_plan(
 ) -> list[Problem]:
     """Return everything that is wrong with a plan whose parts are each valid."""
     scope = _Scope({tool.name: tool for tool in tools}, resources, objects, servers)
-    findings = [*_check_unique("tool", [tool.name for tool in tools], "name")]
-    for name, server in servers.items():
-        findings += [(("mcp", name), f"MCP server {name!r}: {text}") for text in server.problems()]
-    for index, tool in enumerate(tools):
-        findings += [(("tools", index, *path), f"tool {tool.name!r}{text}") for path, text in _check_tool(tool, scope)]
-    for index, task in enumerate(tasks):
-        findings += [(("tasks", index, *path), f"task {task.id!r}: {text}") for path, text in _check_body(task, scope)]
-    return [Problem(format_path(path), text) for path, text in findings] + check_graph(tasks, scope.hints)
+    findings = chain(
+        _check_unique("tool", [tool.name for tool in tools], "name"),
+        (
+            (("mcp", name), f"MCP server {name!r}: {text}")
+            for name, server in servers.items()
+            for text in server.problems()
+        ),
+        (
+            (("tools", index, *path), f"tool {tool.name!r}{text}")
+            for index, tool in enumerate(tools)
+            for path, text in _check_tool(tool, scope)
+        ),
+        (
+            (("tasks", index, *path), f"task {task.id!r}: {text}")
+            for index, task in enumerate(tasks)
+            for path, text in _check_body(task, scope)
+        ),
+    )
+    problems = first_problems(Problem(format_path(path), text) for path, text in findings)
+    return first_problems([*problems, *check_graph(tasks, scope.hints)])
 
 
 def check_graph(tasks: Sequence[Task], hints: NameSuggester | None = None) -> list[Problem]:
     """Return the problems between tasks: duplicate ids, wrong dependencies, references to unavailable results."""
-    hints = hints or NameSuggester()
+    return first_problems(
+        Problem(format_path(path), text) for path, text in _graph_findings(tasks, hints or NameSuggester())
+    )
+
+
+def _graph_findings(tasks: Sequence[Task], hints: NameSuggester) -> Iterator[Finding]:
+    yield from _check_unique("task", [task.id for task in tasks], "id")
     number_of = {task.id: number for number, task in reversed([*enumerate(tasks)])}  # the first of those with one id
-    findings: list[Finding] = []
+    sound = True
     for index, task in enumerate(tasks):
         seen: set[str] = set()
         for place, needed in enumerate(task.depends_on):
-            at: JsonPath = ("tasks", index, "depends_on", place)
+            why = ""
             if needed == task.id:
-                findings.append((at, f"task {task.id!r} depends on itself"))
+                why = "itself"
             elif needed not in number_of:
-                hint = hints(needed, number_of)
-                findings.append((at, f"task {task.id!r} depends on {needed!r}, which is no task of the plan{hint}"))
+                why = f"{needed!r}, which is no task of the plan{hints(needed, number_of)}"
             elif needed in seen:
-                findings.append((at, f"task {task.id!r} depends on {needed!r} twice"))
+                why = f"{needed!r} twice"
+            if why:
+                sound = False
+                yield ("tasks", index, "depends_on", place), f"task {task.id!r} depends on {why}"
             seen.add(needed)
     graph = [[number_of[i] for i in task.depends_on if i in number_of and i != task.id] for task in tasks]
     for cycle in find_cycles(graph):
@@ -80,22 +101,22 @@ def check_graph(tasks: Sequence[Task], hints: NameSuggester | None = None) -> li
         if len(names) > _MAX_CYCLE_NAMES:
             names[_MAX_CYCLE_NAMES - 1 : -1] = [f"… ({len(names) - _MAX_CYCLE_NAMES} more) …"]
         text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
-        findings.append((("tasks", cycle[0], "depends_on"), text))
+        sound = False
+        yield ("tasks", cycle[0], "depends_on"), text
     uses = [(number, *use) for number, task in enumerate(tasks) for use in result_references(task, number_of)]
     for number, path, name, text in uses:
         if name not in number_of:
+            sound = False
             told = f"task {tasks[number].id!r} refers to {text}, and {name!r} is no task of the plan{hints(name, number_of)}"
-            findings.append((("tasks", number, *path), told))
-    if uses and not findings:  # what a task can see is known only where the dependencies are sound
+            yield ("tasks", number, *path), told
+    if uses and sound:  # what a task can see is known only where the dependencies are sound
         apart = unreachable_pairs(graph, [(number, number_of[name]) for number, _, name, _ in uses])
         for number, path, name, text in uses:
             if (number, number_of[name]) in apart:
                 why = f"refers to {text} and does not depend on {name!r}: add {name!r} to its depends_on"
                 if tasks[number].id == name:
                     why = f"refers to its own output with {text}"
-                findings.append((("tasks", number, *path), f"task {tasks[number].id!r} {why}"))
-    findings = [*_check_unique("task", [task.id for task in tasks], "id"), *findings]
-    return [Problem(format_path(path), text) for path, text in findings]
+                yield ("tasks", number, *path), f"task {tasks[number].id!r} {why}"
 
 
 def check_task(

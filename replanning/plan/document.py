@@ -21,7 +21,15 @@ from pydantic.json_schema import GenerateJsonSchema
 from replanning.errors import PlanError, Problem, UnknownTask
 from replanning.plan.checks import check_plan
 from replanning.plan.json_values import json_type_name
-from replanning.plan.messages import did_you_mean, model_at, parse_path, require_instance, validation_problems
+from replanning.plan.messages import (
+    FURTHER_PROBLEMS,
+    MAX_PROBLEMS,
+    did_you_mean,
+    model_at,
+    parse_path,
+    require_instance,
+    validation_problems,
+)
 from replanning.plan.reading import Format, format_of, read_document, read_text_file, with_positions, write_yaml
 from replanning.plan.tasks import (
     Budget,
@@ -40,6 +48,7 @@ from replanning.plan.tasks import (
 )
 from replanning.plan.types import JsonObject, TaskId
 
+_MAX_ERRORS: Final = 10 * MAX_PROBLEMS
 _TASKS_PER_CHUNK: Final = 500
 """Tasks in one chunk of the canonical JSON."""
 
@@ -93,7 +102,7 @@ class Plan(StrictModel):
         try:
             plan = handler(data)
         except ValidationError as error:
-            problems = validation_problems(error, cls)
+            problems = _error_problems(error, data, handler, cls)
             if (rest := _without_invalid_fields(problems, data, cls)) is not None:
                 with suppress(ValidationError):  # a corrected name may have a wrong value
                     plan = handler(rest)
@@ -201,6 +210,24 @@ class Plan(StrictModel):
         if "tasks" in document:
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
+
+
+def _error_problems(
+    error: ValidationError, data: object, handler: ModelWrapValidatorHandler[Plan], model: type[Plan]
+) -> list[Problem]:
+    """Return the problems of a document; of far too many only those of the first items of each list."""
+    if error.error_count() > _MAX_ERRORS:
+        try:
+            handler(_with_first_items(data))
+        except ValidationError as shorter:
+            return [*validation_problems(shorter, model)[:MAX_PROBLEMS], FURTHER_PROBLEMS]
+    return validation_problems(error, model)
+
+
+def _with_first_items(value: object) -> object:
+    if isinstance(value, list):
+        return [_with_first_items(item) for item in value[:MAX_PROBLEMS]]
+    return {key: _with_first_items(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def plan_schema() -> JsonObject:

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -19,6 +19,12 @@ from pydantic import BaseModel, ValidationError
 
 from replanning.errors import Problem
 from replanning.plan.types import JsonPath
+
+MAX_PROBLEMS: Final = 1_000
+"""Most problems that an error lists; nobody reads more of them."""
+
+FURTHER_PROBLEMS: Final = Problem("", "there are further problems")
+"""Last problem of an error that does not list them all."""
 
 _MAX_CANDIDATES: Final = 20_000
 _MAX_NAME_CHARS: Final = 200
@@ -206,6 +212,12 @@ _EXPECTED_BY_ERROR_TYPE: Final[Mapping[str, str]] = {
 }
 
 
+def first_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the first problems: all, or `MAX_PROBLEMS` and `FURTHER_PROBLEMS`."""
+    first = list(islice(problems, MAX_PROBLEMS + 1))
+    return [*first[:MAX_PROBLEMS], FURTHER_PROBLEMS] if len(first) > MAX_PROBLEMS else first
+
+
 def validation_problems(
     error: ValidationError, model: type[BaseModel], *, root: str = "", show: Callable[[object], str] = brief_repr
 ) -> list[Problem]:
@@ -219,7 +231,7 @@ def validation_problems(
     """
     hints = NameSuggester()
     problems = []
-    for details in error.errors(include_url=False):
+    for details in error.errors(include_url=False)[: MAX_PROBLEMS + 1]:
         path = _without_union_tags(details["loc"])
         kind, value, limits = details["type"], details["input"], details.get("ctx", {})
         got = f", got {show(value)}"
@@ -255,7 +267,7 @@ def validation_problems(
             case _:
                 message = f"{details['msg']}{got}"
         problems.append(Problem(format_path((root, *path) if root else path), message))
-    return problems
+    return first_problems(problems)
 
 
 def _without_union_tags(location: tuple[int | str, ...]) -> JsonPath:

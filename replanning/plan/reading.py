@@ -16,11 +16,19 @@ from typing import Any, Final, Literal, NamedTuple
 
 import yaml
 from pydantic import JsonValue
-from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event, ScalarEvent
+from yaml.events import (
+    AliasEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
 
 from replanning.errors import PlanError, Problem
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import format_path, parse_path
+from replanning.plan.messages import MAX_PROBLEMS, first_problems, format_path, parse_path
 from replanning.plan.types import JsonObject, JsonPath
 
 Format = Literal["yaml", "json"]
@@ -148,7 +156,10 @@ _FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9
 _NUMBER_START: Final = frozenset("0123456789-+.")
 _MAX_PATH_STEPS: Final = 10
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
-_PLAIN_TAGS: Final = {"scalar": "str", "[": "seq", "{": "map"}
+_PLAIN_TAGS: Final = {
+    kind: ("!", f"{_TAG_PREFIX}{name}")
+    for kind, name in ((ScalarEvent, "str"), (SequenceStartEvent, "seq"), (MappingStartEvent, "map"))
+}
 
 
 class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends on whether libyaml is there
@@ -185,18 +196,23 @@ def _read_yaml(text: str) -> JsonValue:
         where += "…" if len(path) > _MAX_PATH_STEPS else ""
         return Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message)
 
+    def report(event: Event, message: str) -> None:
+        problems.append(problem_at(event, message))
+        if len(problems) > MAX_PROBLEMS:
+            raise PlanError(first_problems(problems))
+
     def fatal(event: Event, message: str) -> PlanError:
         """Return the error of this problem alone: later ones would only repeat it."""
         return PlanError([problem_at(event, message)])
 
     try:
-        for event in yaml.parse(text, Loader=_Loader):
-            kind, tag = _YAML_TOKENS.get(type(event), ""), getattr(event, "tag", None)
-            if tag not in (None, "!") and tag != f"{_TAG_PREFIX}{_PLAIN_TAGS[kind]}":
-                raise fatal(event, f"the tag {tag} is not supported; a plan holds plain values")
+        for event in iter(_Loader(text).get_event, None):
+            kind = type(event)
             frame = stack[-1]
             value: JsonValue
-            if isinstance(event, ScalarEvent):
+            if (tag := getattr(event, "tag", None)) is not None and tag not in _PLAIN_TAGS[kind]:
+                raise fatal(event, f"the tag {tag} is not supported; a plan holds plain values")
+            if kind is ScalarEvent:
                 value = word = event.value
                 if event.implicit[0]:
                     if word in _PLAIN_CONSTANTS:
@@ -215,23 +231,24 @@ def _read_yaml(text: str) -> JsonValue:
                 nodes += 1
                 if event.anchor is not None:
                     anchors[event.anchor] = (value, 1, 0)
-            elif isinstance(event, CollectionStartEvent):
+            elif kind is MappingStartEvent or kind is SequenceStartEvent:
                 if len(stack) > MAX_PLAN_DEPTH:
                     raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep")
                 if frame.key is None and isinstance(frame.value, dict):
                     raise fatal(event, "a key is text; this one is an array or an object")
                 if event.anchor is not None:
                     anchors.pop(event.anchor, None)
-                stack.append(_Frame({} if kind == "{" else [], event.anchor, nodes))
+                stack.append(_Frame({} if kind is MappingStartEvent else [], event.anchor, nodes))
                 nodes += 1
                 continue
-            elif isinstance(event, CollectionEndEvent):
+            elif kind is MappingEndEvent or kind is SequenceEndEvent:
                 ended = stack.pop()
                 if ended.anchor is not None:
                     anchors[ended.anchor] = (ended.value, nodes - ended.first_node, ended.height + 1)
                 value, frame = ended.value, stack[-1]
-                frame.height = max(frame.height, ended.height + 1)
-            elif isinstance(event, AliasEvent):
+                if ended.height >= frame.height:
+                    frame.height = ended.height + 1
+            elif kind is AliasEvent:
                 name = str(event.anchor)
                 if name not in anchors:
                     raise fatal(event, f"the alias *{name} stands for nothing, or for what it is part of")
@@ -254,13 +271,13 @@ def _read_yaml(text: str) -> JsonValue:
                 frame.key = None
             elif not isinstance(value, str):
                 written = getattr(event, "value", "") or "null"
-                problems.append(problem_at(event, f"the key {written} is not text; put it in quotes"))
+                report(event, f"the key {written} is not text; put it in quotes")
                 frame.key = written
             else:
                 if value == "<<" and getattr(event, "implicit", (False,))[0]:
-                    problems.append(problem_at(event, "merging with << is not supported; write the fields out"))
+                    report(event, "merging with << is not supported; write the fields out")
                 elif value in frame.value:
-                    problems.append(problem_at(event, f"the key {value!r} is there twice"))
+                    report(event, f"the key {value!r} is there twice")
                 frame.key = value
     except yaml.MarkedYAMLError as error:
         why = ", ".join(filter(None, (error.context, error.problem)))
@@ -315,8 +332,10 @@ def _read_json(text: str) -> JsonValue:
             if path in seen:
                 where = f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
                 found.append(Problem(where, f"the key {path[-1]!r} is there twice"))
+                if len(found) > MAX_PROBLEMS:
+                    break
             seen.add(path)
-        raise PlanError(found)
+        raise PlanError(first_problems(found))
     for token in _json_tokens(text) if _ESCAPED_SURROGATE.search(text) else ():
         if _SURROGATE.search(token.text):
             raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
@@ -333,19 +352,19 @@ class _Token(NamedTuple):
 
 
 _YAML_TOKENS: Final[Mapping[type[Event], str]] = {
-    yaml.ScalarEvent: "scalar",
-    yaml.AliasEvent: "scalar",
-    yaml.MappingStartEvent: "{",
-    yaml.SequenceStartEvent: "[",
-    yaml.MappingEndEvent: "end",
-    yaml.SequenceEndEvent: "end",
+    ScalarEvent: "scalar",
+    AliasEvent: "scalar",
+    MappingStartEvent: "{",
+    SequenceStartEvent: "[",
+    MappingEndEvent: "end",
+    SequenceEndEvent: "end",
 }
 _JSON_BRACKETS: Final = {"[": "[", "{": "{", "]": "end", "}": "end"}
 _DEPTH_CHANGE: Final = {"[": 1, "{": 1, "end": -1}
 
 
 def _yaml_tokens(text: str) -> Iterator[_Token]:
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in iter(_Loader(text).get_event, None):
         if kind := _YAML_TOKENS.get(type(event)):
             mark: Any = event.start_mark  # parsed text has marks
             yield _Token(kind, getattr(event, "value", ""), mark.line + 1, mark.column + 1)

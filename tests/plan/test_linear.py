@@ -16,7 +16,7 @@ import pytest
 
 from replanning import Plan, ToolSpec
 from replanning.cli.app import escape_control
-from replanning.errors import ReplanningError
+from replanning.errors import PlanError, ReplanningError
 from replanning.exporters._forge import find_marker, strip_authorship
 from replanning.exporters._forge_issue import _ESCAPED_COMMAND, _SLASH_COMMAND
 from replanning.exporters._notices import markdown_line
@@ -169,6 +169,26 @@ def test_plain_families(parser: str, family: Family) -> None:
 def test_corpus(parser: str, family: Family) -> None:
     """A megabyte of the worst texts that a search has found is read in about a second."""
     assert seconds(PARSERS[parser], family, MEGABYTE) < SECONDS_PER_MEGABYTE * NOISE
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("yaml", "1:\n" * 1_001),
+        ("yaml", "a:\n" * 1_002),
+        ("json", '{"goal": {' + '"a": 1, ' * 1_001 + '"a": 1}}'),
+        ("json", '{"tasks": [' + "1," * 20_000 + "1]}"),
+        ("json", '{"goal": {"objective": "x", "facts": [' + '"a",' * 1_000 + '"(",' * 20_000 + '"("]}}'),
+        ("json", '{"goal": {"objective": "x"}, "tasks": [' + '{"id": "a"},' * 1_001 + '{"id": "a"}]}'),
+        ("yaml", "goal: {objective: x}\ntasks: [{id: a, depends_on: [" + "b," * 1_001 + "]}]"),
+    ],
+)  # fmt: skip
+def test_first_problems(form: Format, text: str) -> None:
+    """An error lists a thousand problems of a text that has more, and says so."""
+    with pytest.raises(PlanError) as refused:
+        Plan.parse(text, form)
+    *first, last = refused.value.problems
+    assert (len(first), str(last)) == (1_000, "<text>: there are further problems")
 
 
 def search(names: Sequence[str], budget: float, seed: int = 0) -> None:
