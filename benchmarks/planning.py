@@ -1,4 +1,4 @@
-"""Cost of planning mode without the model: our own time in each phase, with a model that answers at once."""
+"""Cost of planning mode: calls of the model, characters of prompts, and our own time in each phase."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ TARGETS: Final = {Phase.GOAL_UNDERSTANDING: 5, Phase.TASK_DECOMPOSITION: 10, Pha
 """Seconds that a phase is to take with a model in the cloud."""
 WHOLE: Final = 60
 """Seconds that a simple task is to take with one."""
+
+COSTS: Final = {5: (9, 50_000), 15: (13, 110_000), 100: (26, 966_000)}
+"""Most calls of the model, and characters of its prompts, for so many subtasks of which none fails."""
 
 _EVERY: Final = "all phases and actions together"
 
@@ -60,6 +63,7 @@ def measure(
     where, rounds = machine(), rounds or (3 if short else 7)
     figures: list[Figure] = []
     for subtasks in sizes:
+        figures += cost(subtasks)
         runs = max(2, (40 if short else 200) // subtasks)
         found: dict[str, list[float]] = {}
         for number in range(rounds + 1):
@@ -71,6 +75,18 @@ def measure(
     for figure in figures:
         report(f"{figure.name}: {figure.value:.2f} {figure.unit}")
     return Report(where, rounds, tuple(figures))
+
+
+def cost(subtasks: int) -> list[Figure]:
+    """Calls and characters of a run of so many subtasks, beside their bars; none for a size without bars."""
+    model = ScriptedLLM(Answers(subtasks))
+    if subtasks not in COSTS:
+        return []
+    with quiet():
+        anyio.run(_run, model, Computing())
+    characters = sum(len(request.prompt) + len(request.options.system or "") for request in model.requests)
+    found = zip(("calls", "characters"), (len(model.requests), characters), COSTS[subtasks], strict=True)
+    return [single(f"{unit} of the model, {subtasks} subtasks", [value], unit, most) for unit, value, most in found]
 
 
 def _p95(values: Sequence[float]) -> float:

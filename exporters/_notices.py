@@ -223,6 +223,13 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
     """Yield the notice about a step of a replan, if there is one."""
     considered, record = note.considered, note.record
     decision = considered.decision if considered is not None else None
+    if decision is None and record is not None and record.override_reason is not None:  # no model was asked
+
+        def closed(limit: int) -> Paragraphs:
+            rule = markdown_field("Rule", record.reason, limit)
+            return (f"**Phase**: {record.phase}", f"**Overridden by**: {record.override_reason}", rule)
+
+        yield Notice(NoticeKind.OVERRIDDEN, record.replan_id, at, f"{record.phase}: {record.reason}", closed)
     if considered is None or decision is None or (record is not None and decision.replan_type is ReplanType.NONE):
         return
     # The notice of its question covers a replan that asks people.

@@ -337,7 +337,7 @@ class _Recovery:
         reflection = await reflect(session, subject, cause.action or task.id, data)
         if reflection is None or not reflection.plan_revision_needed:
             return self._escalate(task, reason)
-        revision = await session.consider_replan(TaskId(f"{subject}~{Phase.REFLECTION}"), Phase.REFLECTION, data, cause)
+        revision = await session.decide_revision(f"{subject}~{Phase.REFLECTION}", reflection, data, cause)
         return await self._follow_decision(task, revision, data) or self._escalate(task, reason)
 
     def _fallback_change(self, task: TaskView) -> PlanChange:

@@ -551,7 +551,7 @@ class Ruling:
 
     Attributes:
         reason: the rule that applied, in words.
-        override: reason for skipping a replan that the model wanted.
+        override: reason for skipping a replan that the model wanted, or for not asking the model.
         questions: questions for the user, with or without a replan.
         blocks: the lineage that has used up its replans, so that its task ends blocked.
         fingerprint: key of the replan and its cause; empty without a replan.
@@ -577,7 +577,7 @@ class Ruling:
     @property
     def needs_escalation(self) -> bool:
         """True if the model wanted a replan that a limit or a loop forbids, so that it must be asked for another one."""
-        return self.override in ("limit", "loop")
+        return self.kind == "skip" and self.override in ("limit", "loop")
 
 
 def make_ruling(decision: ReplanDecision, limits: ReplanLimits, counts: ReplanCounts, cause: ReplanCause) -> Ruling:
@@ -629,7 +629,7 @@ class DecisionRecord(RecordModel):
         llm_decision: the decision as the model wrote it; None if there is none.
         confidence: the model's confidence; None without a decision.
         executed: true if the replan was executed.
-        override_reason: reason for skipping a replan that the model wanted.
+        override_reason: reason for skipping a replan that the model wanted, or for not asking the model.
         timestamp: start of deciding, in UTC.
         result: outcome; replans that were not executed are skipped.
         duration: seconds spent deciding and executing, without waiting for a person.

@@ -229,7 +229,14 @@ class ReplanManager:
         """
         return parse_decision(text, phase)
 
-    async def consider(self, phase: Phase, prompt_data: JsonObject, cause: ReplanCause | None = None) -> Consideration:
+    async def consider(
+        self,
+        phase: Phase,
+        prompt_data: JsonObject,
+        cause: ReplanCause | None = None,
+        *,
+        questions: tuple[str, ...] = (),
+    ) -> Consideration:
         """Ask the model whether to replan after a phase, and rule on its decision.
 
         The model is not asked if the limits allow no replan. If a limit or a loop forbids the replan that it wants, it
@@ -239,6 +246,8 @@ class ReplanManager:
             phase: the phase that was completed.
             prompt_data: its output, for the prompt.
             cause: the action and error to decide about, if any.
+            questions: questions that the output of the phase asks the user; they are asked, within their limit, unless
+                the decision asks others.
         """
         cause = cause or ReplanCause()
         began = self._clock.now()
@@ -247,11 +256,15 @@ class ReplanManager:
             reached = [exhausted_limit(*pair, self.limits, self._counts, cause) for pair in pairs]
             closed = "; ".join(filter(None, dict.fromkeys(reached)))
             blocks = exhausted_lineage(self.limits, self._counts, cause)
-            ruling = Ruling("continue", f"no model was asked: {closed}", blocks=blocks)
+            missed = self.limits.enabled and (phase is not Phase.EXECUTION or bool(cause.error))
+            override: OverrideReason | None = "limit" if missed else None
+            ruling = Ruling("continue", f"no model was asked: {closed}", override, blocks=blocks)
+            ruling = self._with_questions(ruling, questions)
             return self._conclude(phase, cause, DecisionResponse(None), ruling, began=began)
         self._notify("deciding")
         response = await self.request_llm_decision(self._decision_request(phase, prompt_data, cause))
-        first = self._conclude(phase, cause, response, self._ruling(response, cause), began=began)
+        ruling = self._with_questions(self._ruling(response, cause), questions)
+        first = self._conclude(phase, cause, response, ruling, began=began)
         if not first.ruling.needs_escalation:
             return first
         questions = first.ruling.questions
@@ -455,6 +468,14 @@ class ReplanManager:
         if ruling.questions and decision.replan_type is not ReplanType.CLARIFICATION_REQUEST:
             self._counts = self._counts.add_clarification()  # a request is counted when it is executed
         return ruling
+
+    def _with_questions(self, ruling: Ruling, questions: tuple[str, ...]) -> Ruling:
+        """Add the questions of the output of a phase to a ruling without questions, and count them."""
+        may_ask = self.limits.enabled and self._counts.clarifications < self.limits.clarifications
+        if ruling.questions or not (questions and may_ask):
+            return ruling
+        self._counts = self._counts.add_clarification()
+        return replace(ruling, questions=questions)
 
     def _conclude(
         self,

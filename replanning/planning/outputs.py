@@ -7,15 +7,19 @@ the model can be told.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from typing import Annotated, Final, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from replanning.errors import LLMResponseInvalid
+from replanning.errors import ExpressionError, LLMResponseInvalid
+from replanning.plan.references import rename_references
 from replanning.plan.tasks import Name, Text
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, JsonValue
 from replanning.planning.decisions import Phase, parse_json_reply
 
 MAX_REPLY_CHARS: Final = 200_000
@@ -29,7 +33,29 @@ _Text = Annotated[Text, Field(max_length=_MAX_TEXT_CHARS)]
 
 _Texts = Annotated[tuple[_Text, ...], Field(max_length=100)]
 
-_Id = Annotated[str, StringConstraints(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+_MAX_ID_CHARS: Final = 60
+
+_VALID_ID: Final = re.compile(rf"(?!_)\w[\w.-]{{0,{_MAX_ID_CHARS - 1}}}")
+
+_INVALID_ID_PART: Final = re.compile(r"[^\w.-]+|\s+")
+
+
+def normalise_id(text: str) -> str:
+    """Return a text as the id of a subtask: `step 1` becomes `step-1`; what has no letter or digit stays as it is."""
+    if _VALID_ID.fullmatch(text):
+        return text
+    plain = _INVALID_ID_PART.sub("-", unicodedata.normalize("NFKC", text)).strip("-_.")
+    return plain[:_MAX_ID_CHARS].rstrip("-_.") or text
+
+
+def _check_id(text: str) -> str:
+    if not _VALID_ID.fullmatch(text):
+        rule = f"1 to {_MAX_ID_CHARS} letters, digits, '-', '_' and '.', beginning with a letter or a digit"
+        raise PydanticCustomError("id", f"an id consists of {rule}")
+    return text
+
+
+_Id = Annotated[str, AfterValidator(_check_id)]
 
 _Ids = Annotated[tuple[_Id, ...], Field(max_length=1000)]
 
@@ -57,11 +83,19 @@ class Subtask(_ReplyModel):
     required_tools: Annotated[tuple[Name, ...], Field(max_length=100)] = ()
 
 
+_Renamed = SkipJsonSchema[dict[str, str]]
+
+
 class TaskDecomposition(_ReplyModel):
-    """Goal decomposed into subtasks."""
+    """Goal decomposed into subtasks.
+
+    Attributes:
+        renamed: the ids that were normalised, by those that the model wrote.
+    """
 
     reasoning: _Text = ""
     subtasks: Annotated[tuple[Subtask, ...], Field(min_length=1, max_length=1000)]
+    renamed: _Renamed = {}
 
     def remaining(self, finished: Container[str]) -> list[Subtask]:
         """Return the subtasks that are not finished."""
@@ -97,10 +131,11 @@ class Action(_ReplyModel):
 
 
 class ActionPlan(_ReplyModel):
-    """Planned actions and their order."""
+    """Planned actions and their order; `renamed` as in the decomposition."""
 
     execution_order: _Ids = ()
     actions: Annotated[tuple[Action, ...], Field(min_length=1, max_length=1000)]
+    renamed: _Renamed = {}
 
     @property
     def subtask_order(self) -> tuple[str, ...]:
@@ -292,6 +327,49 @@ _BARE_FIELDS: Final[Mapping[type[BaseModel], str]] = {
 _Reply = TypeVar("_Reply", bound=BaseModel)
 
 
+def _with_normalised_ids(value: JsonObject) -> JsonObject:
+    """Return a reply in which ids of subtasks, and references to them, are normalised, with the mapping in `renamed`."""
+    revision = value.get("plan_revision")
+    if isinstance(revision, dict) and isinstance(plan := revision.get("updated_action_plan"), dict):
+        value = {**value, "plan_revision": {**revision, "updated_action_plan": _normalise_ids(plan)}}
+    plans = {name: plan for name in ("task_decomposition", "action_plan") if isinstance(plan := value.get(name), dict)}
+    return {**value, **{name: _normalise_ids(plan) for name, plan in plans.items()}}
+
+
+def _normalise_ids(plan: JsonObject) -> JsonObject:
+    parts = {name: items for name in ("subtasks", "actions") if isinstance(items := plan.get(name), list)}
+    own = {
+        str(part.get("id", part.get("task_id"))) for items in parts.values() for part in items if isinstance(part, dict)
+    }
+    renamed: JsonObject = {}
+
+    def rename(name: JsonValue) -> JsonValue:
+        new = normalise_id(name) if isinstance(name, str) else name
+        if not isinstance(name, str) or new == name or {name, new} <= own:  # an id that would be there twice is refused
+            return name
+        renamed[name] = new
+        return new
+
+    def rename_all(names: JsonValue) -> JsonValue:
+        return [rename(name) for name in names] if isinstance(names, list) else names
+
+    def rename_part(part: JsonValue) -> JsonValue:
+        if not isinstance(part, dict):
+            return part
+        changed: JsonObject = {name: rename(part[name]) for name in ("id", "task_id") if name in part}
+        if "dependencies" in part:
+            changed["dependencies"] = rename_all(part["dependencies"])
+        if isinstance(arguments := part.get("arguments"), dict):
+            with suppress(ExpressionError):  # told where references are checked
+                changed["arguments"] = rename_references(arguments, normalise_id, own)
+        return {**part, **changed}
+
+    changed: JsonObject = {name: [rename_part(part) for part in items] for name, items in parts.items()}
+    if "execution_order" in plan:
+        changed["execution_order"] = rename_all(plan["execution_order"])
+    return {**{name: value for name, value in plan.items() if name != "renamed"}, **changed, "renamed": renamed}
+
+
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
     """Return the reply in one of the first three phases; its output may be given alone, without the reply around it.
 
@@ -320,6 +398,6 @@ def parse_reply(
         return sum(name in model.model_fields for name in value)
 
     def unwrap(value: JsonObject) -> JsonObject:
-        return value if bare is None or fields_in(value) else {bare: value}
+        return _with_normalised_ids(value if bare is None or fields_in(value) else {bare: value})
 
     return parse_json_reply(text, model, unwrap, fields_in, missing)

@@ -100,20 +100,21 @@ MAX_TOKENS_BY_KIND: Final[Mapping[str, int]] = {"reflection": 500, "completion":
 """Longest replies of these kinds, in tokens; all others may have `MAX_PLAN_TOKENS`."""
 
 SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
-    "phase": "after which phase is decided",
-    "cause": "what is decided about: an action, what it replaced first, an error",
+    "tools": "the tools that may be used, with their parameters",
     "request": "what is asked for: the issue or the goal in words",
     "comments": "what people wrote below it, oldest first",
     "repository": "what is known of the place where the work is done",
     "earlier_runs": "plans and executions of the same issue before, oldest first",
-    "context": "values and constraints of the run",
-    "answers": "what the user answered when asked, and what was assumed where not",
-    "feedback": "what people said of the work, oldest first",
     "goal_understanding": "how the goal was understood",
     "task_decomposition": "the subtasks",
     "action_plan": "the plan as it stands",
+    "context": "values and constraints of the run",
+    "answers": "what the user answered when asked, and what was assumed where not",
+    "feedback": "what people said of the work, oldest first",
     "part": "the ids of the subtasks whose actions are wanted now",
     "why": "why this is done again, or the plan is to be revised",
+    "phase": "after which phase is decided",
+    "cause": "what is decided about: an action, what it replaced first, an error",
     "progress": "how many actions of how many are done, how many errors there were, and how many in a row",
     "executed": "the actions that were executed and what came of each, oldest first",
     "remaining": "the actions that are still to be executed",
@@ -128,7 +129,7 @@ SECTION_DESCRIPTIONS: Final[Mapping[str, str]] = {
     "refused": "why what the model wanted last cannot be done",
     "rejected": "answers that could not be used, and why",
 }
-"""Sections of data in prompts, in their order; the tools follow."""
+"""Sections of data in prompts: first those that seldom change, so that services can cache the beginning of a prompt."""
 
 _BACKGROUND_SECTIONS: Final = ("earlier_runs", "comments", "repository")
 
@@ -285,12 +286,10 @@ class ReplanPromptBuilder:
         if data.get("rejected"):
             closing.insert(0, self._templates["rejected"])
         question = "\n\n".join(closing)
+        data = {**data, "tools": [_tool_data(tool) for tool in self.tools]}
         values: dict[str, JsonValue] = {kind: data[kind] for kind in SECTION_DESCRIPTIONS if kind in data}
-        values["tools"] = [_tool_data(tool) for tool in self.tools]
         values["other"] = [
-            {key: value}
-            for key, value in islice(data.items(), _MAX_VALUES)
-            if key not in {*SECTION_DESCRIPTIONS, "tools"}
+            {key: value} for key, value in islice(data.items(), _MAX_VALUES) if key not in SECTION_DESCRIPTIONS
         ]
         room = self._max_chars - len(question)
         # Only about as much is encoded as there is room for, beginning with the sections that are cut last.

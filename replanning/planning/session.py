@@ -19,13 +19,14 @@ from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (
     DecisionRecord,
     Phase,
+    ReflectionDecision,
     ReplanCause,
     ReplanDecision,
     ReplanLimits,
     ReplanType,
 )
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
-from replanning.planning.outputs import intervention_data
+from replanning.planning.outputs import Reflection, intervention_data
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.state import (
     HoldReason,
@@ -194,14 +195,20 @@ class PlanningSession:
     # Replan decisions
 
     async def consider_replan(
-        self, task: TaskId, phase: Phase, data: JsonObject, cause: ReplanCause | None = None
+        self,
+        task: TaskId,
+        phase: Phase,
+        data: JsonObject,
+        cause: ReplanCause | None = None,
+        *,
+        questions: tuple[str, ...] = (),
     ) -> Consideration:
         """Have the model decide on a replan after a task; a decision made before an interruption is used again."""
         self.prompts.tools = tuple(self.current_tools().values())
         earlier = self.state.judged.get(task)
         if earlier is not None:
             return earlier
-        considered = await self.manager.consider(phase, data, cause)
+        considered = await self.manager.consider(phase, data, cause, questions=questions)
         self.record_consideration(task, considered)
         return considered
 
@@ -213,6 +220,31 @@ class PlanningSession:
         if considered is None:
             considered = self.manager.decide(decision, cause, questions=questions)
             self.record_consideration(task, considered)
+        return considered
+
+    async def decide_revision(
+        self, subject: str, reflection: Reflection, data: JsonObject, cause: ReplanCause
+    ) -> Consideration:
+        """Make the decision that follows from a reflection that finds the plan wrong, for which no model is asked.
+
+        If the limits forbid a revision, the model is asked once for another decision.
+        """
+        reason = reflection.evaluation or reflection.alignment_with_plan
+        decision = ReflectionDecision(
+            replan_needed=True,
+            confidence=self.manager.limits.immediate_threshold,
+            reasoning=f"the reflection finds the plan wrong: {reason}"
+            if reason
+            else "the reflection finds the plan wrong",
+            replan_type=ReplanType.PLAN_REVISION,
+            issues_found=reflection.issues_identified,
+        )
+        considered = self.decide_by_rule(subject, decision, cause)
+        if considered.ruling.needs_escalation and considered.instead_of is None:
+            other = await self.manager.escalate(considered, data, considered.ruling.reason)
+            if other is not None:
+                considered = other
+                self.record_consideration(subject, considered)
         return considered
 
     def record_consideration(self, task: str, considered: Consideration) -> None:

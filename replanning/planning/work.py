@@ -84,6 +84,9 @@ _OTHER_APPROACH_INSTRUCTION: Final = (
 _BATCH_SIZE: Final = 15
 """Subtasks whose actions are planned in one reply."""
 
+_MAX_REFLECTIONS: Final = 10
+"""Reflections on a plan where the settings state no interval, beside those on errors and the last."""
+
 _MAX_DANGEROUS_USES: Final = 20
 """Uses of dangerous tools that a person is shown at once."""
 
@@ -154,7 +157,9 @@ async def _decompose(session: PlanningSession, task: Task) -> JsonObject:
 def merge_action_plans(plans: Sequence[ActionPlan]) -> ActionPlan:
     """Return one action plan made of the plans of batches."""
     order = tuple(name for plan in plans for name in plan.subtask_order)
-    return ActionPlan(execution_order=order, actions=tuple(action for plan in plans for action in plan.actions))
+    actions = tuple(action for plan in plans for action in plan.actions)
+    renamed = {name: new for plan in plans for name, new in plan.renamed.items()}
+    return ActionPlan(execution_order=order, actions=actions, renamed=renamed)
 
 
 async def _request_action_plan(session: PlanningSession, task: Task) -> JsonObject:
@@ -454,7 +459,14 @@ async def run_phase(session: PlanningSession, task: Task) -> JsonObject:
         await _conclude(session, task, output, accepted=accepted)
         return output
     if not accepted:
-        considered = await session.consider_replan(task.id, phase, _prompt_data(session, task, output))
+        unclear = output.get("unclear")
+        stated = UnclearGoal.model_validate(unclear, strict=False).clarification_needed if unclear else ()
+        questions = tuple(filter(str.strip, stated))
+        data = _prompt_data(session, task, output)
+        considered = await session.consider_replan(task.id, phase, data, questions=questions)
+        if questions and not considered.ruling.questions:  # no more questions are allowed
+            assumptions = getattr(considered.decision, "assumptions_to_make", ()) or DEFAULT_ASSUMPTIONS
+            session.record_assumptions(assumptions, questions)
         if await _apply_ruling(session, task, phase, considered):
             return output
     if phase is Phase.ACTION_SEQUENCE:
@@ -564,7 +576,7 @@ async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *,
         return
     considered = await session.consider_replan(task.id, Phase.REFLECTION, _prompt_data(session, task, output))
     decision, ruling = considered.decision, considered.ruling
-    exhausted, problem = ruling.override in ("limit", "loop"), ""
+    exhausted, problem = ruling.needs_escalation, ""
     if not exhausted and await _apply_ruling(session, task, Phase.REFLECTION, considered):
         return
     summary = None if "not_judged" in output else Summary.model_validate(output["summary"], strict=False)
@@ -681,8 +693,11 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     json_output = output if isinstance(output, str | int | float | bool | list | dict | None) else repr(output)
     settings, every = session.settings.reflection, session.config.judge_on == "every_action"
     done = sum(entry.state is TaskState.DONE and is_action(entry.task) for entry in session.run.live)
-    number = done + 1 + len(session.tasks_in_reflection)
-    due = settings.enabled and settings.trigger_interval > 0 and number % settings.trigger_interval == 0
+    number, interval = done + 1 + len(session.tasks_in_reflection), settings.trigger_interval
+    plan = session.state.plan
+    if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
+        interval = max(interval, len(plan.tasks) // _MAX_REFLECTIONS)
+    due = settings.enabled and interval > 0 and number % interval == 0
     spec = session.tools.get(tool_name(task))
     error = "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
     if due or error or every:
@@ -695,9 +710,14 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
             found: Reflection | None = None
             if due or (error and settings.enabled and settings.trigger_on_error):
                 found = await reflect(session, context.attempt_id, name, data)
-            succeeded = found is not None and found.status == "success" and not found.plan_revision_needed
-            if due or every or not succeeded:
-                await _decide(session, task, context, name, data)
+            lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
+            cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
+            if found is not None and found.plan_revision_needed:
+                considered = await session.decide_revision(f"{context.attempt_id}~again", found, data, cause)
+                await _follow_decision(session, task, context, considered)
+            elif every or (found.status != "success" if found is not None else error):
+                considered = await session.manager.consider(Phase.EXECUTION, data, cause)
+                await _follow_decision(session, task, context, considered)
         finally:
             session.tasks_in_reflection.discard(task.id)
     session.manager.action_succeeded(name)
@@ -752,14 +772,13 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     return task.model_copy(update={"tool": name, "arguments": arguments})
 
 
-async def _decide(session: PlanningSession, task: Task, context: TaskContext, name: str, data: JsonObject) -> None:
-    """Have the model decide on a replan after an action, and apply it."""
-    live = session.run.live
-    lineage = session.state.lineage_of(live.entry(task.id).root)
-    cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
-    considered = await session.manager.consider(Phase.EXECUTION, data, cause)
+async def _follow_decision(
+    session: PlanningSession, task: Task, context: TaskContext, considered: Consideration
+) -> None:
+    """Apply a decision after an action, or have a person decide before the plan goes on."""
+    live, cause = session.run.live, considered.cause
     decision, ruling = considered.decision, considered.ruling
-    notes = PlanningTask(lineage=lineage if cause.error else "")
+    notes = PlanningTask(lineage=(cause.lineage or "") if cause.error else "")
     retries, asks = decision is not None and decision.replan_type is ReplanType.RETRY, ruling.kind == "ask"
     if asks and retries and not cause.error:  # a successful action is not repeated on a guess
         session.manager.record_decision(considered, executed=False)

@@ -188,6 +188,14 @@ def test_what_planning_mode_costs_is_measured():
     assert all(0 < figure.value < 1000 and figure.bar == "≤ 5 ms" for figure in report.figures)
 
 
+def test_calls_and_characters_are_counted():
+    """A plan without failures takes a third of the calls, and half of the characters, that reflections once took."""
+    calls, characters = planning.cost(100)
+    assert (calls.name, calls.bar, calls.met) == ("calls of the model, 100 subtasks", "≤ 26 calls", True)
+    assert (characters.unit, characters.met) == ("characters", True)
+    assert planning.cost(20) == []
+
+
 def test_a_real_model_is_measured_beside_its_targets(monkeypatch):
     """With a model's name, its seconds stand beside the targets of the phases and of a simple task."""
     with ScriptedLLMServer(lambda request: planning.Answers(2)(request.prompt)) as server:

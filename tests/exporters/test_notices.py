@@ -127,6 +127,16 @@ async def test_overridden() -> None:
     assert "**Revision**: action_regeneration" in body
 
 
+async def test_a_closed_phase() -> None:
+    """A phase that a limit closes, so that no model is asked, is told with the limit."""
+    limits = {"task_decomposition": {"max_redecomposition_attempts": 0}}
+    settings = Settings.model_validate({"planning": {"replanning": limits}})
+    body = the(await carried_out({}, settings=settings), NoticeKind.OVERRIDDEN)
+    assert "**Phase**: task_decomposition" in body
+    assert "**Overridden by**: limit" in body
+    assert "the limit of 0 redecompositions is reached" in body
+
+
 @pytest.mark.parametrize(
     ("gate", "kind", "told"),
     [
@@ -195,7 +205,7 @@ async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, g
 
 async def test_what_ends_badly_is_told() -> None:
     """A run that is given up is told of, with the reason and how things stand, and without headings of nothing."""
-    records = await carried_out({"decision:execution": go_on()}, failing=9)
+    records = await carried_out({"decision:execution": go_on(confidence=0.7)}, failing=9)
     body = the(records, NoticeKind.ENDED)
     assert (
         "## ⛔ Execution Ended without Success\n\n**Outcome**: aborted\n\n**Reason**: write failed, and no decision helps"

@@ -168,6 +168,52 @@ async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear(
     assert planning.state.outputs[Phase.GOAL_UNDERSTANDING].items() >= {**GOAL, "unclear": error}.items()
 
 
+UNCLEAR = {"error": {"type": "unclear_goal", "message": "who?", "clarification_needed": ["Which people?"]}}
+
+
+@pytest.mark.parametrize("decision", [go_on(), "hm", replan("goal_revision"), replan("goal_revision", confidence=0.1)])
+async def test_questions_about_an_unclear_goal_are_asked_whatever_is_decided(decision):
+    """Questions of the phase are asked also if the decision does not repeat them, or there is none."""
+    replies = {"goal_understanding": (UNCLEAR, GOAL), "decision:goal_understanding": (decision, decision, go_on())}
+    gate = eve("approve", comment="the neighbours")
+    planning, model, _ = await run(replies, gate=gate)
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert "the neighbours" in model.told("goal_understanding")[1]
+    assert (len(gate.questions), planning.state.counts.clarifications) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"), [({"goal_understanding": {"max_clarification_requests": 1}}, 1), ({"enabled": False}, 0)]
+)
+async def test_what_may_not_be_asked_is_assumed(settings, asked):
+    """Questions beyond their limit are not asked; an assumption takes the place of the answer, on record."""
+    gate = eve("approve", comment="the neighbours")
+    planning, _, _ = await run(
+        {"goal_understanding": UNCLEAR}, settings={"planning": {"replanning": settings}}, gate=gate
+    )
+
+    assert (planning.result.status, len(gate.questions)) == ("succeeded", asked)
+    last = planning.state.clarified[-1]
+    assert (last.questions, last.assumptions) == (("Which people?",), ("what is most likely meant",))
+
+
+async def test_ids_are_normalised_on_record():
+    """A plan whose ids have spaces, slashes and other scripts is carried out, with the mapping in its first record."""
+    names = ["step 1", "api/x", "テスト"]
+    uses = [
+        action("step 1", "write"),
+        action("api/x", "write"),
+        action("テスト", "post", arguments={"text": "${api/x.output}"}),
+    ]
+    planning, _, desk = await run(planned(*uses, テスト=names[:2]))
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert sorted(desk.used) == [("api-x", "write"), ("step-1", "write"), ("テスト", "post")]
+    assert desk.calls[-1][2] == {"text": "news"}
+    assert planning.state.plan.decomposition.renamed == {"step 1": "step-1", "api/x": "api-x"}
+
+
 # Actions
 
 

@@ -112,7 +112,8 @@ async def test_limits_before_anybody_is_asked(limits, blocks, reason):
     ruling = considered.ruling
     assert (desk.llm.requests, ruling.kind, ruling.needs_escalation, ruling.blocks) == ([], "continue", False, blocks)
     assert reason in ruling.reason
-    assert desk.manager.records[0].llm_decision is None
+    (record,) = desk.manager.records
+    assert (record.llm_decision, record.override_reason) == (None, "limit")
 
 
 async def test_should_override():

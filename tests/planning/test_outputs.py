@@ -87,7 +87,7 @@ def refusal(text, model=GOAL):
     return str(caught.value)
 
 
-PLAN = {"execution_order": ["look"], "actions": ACTIONS[:1]}
+PLAN = {"execution_order": ["look"], "actions": ACTIONS[:1], "renamed": {}}
 CALL = {"name": "run", "arguments": {"line": "ls"}}
 UNCLEAR = {"type": "unclear_goal", "message": "which table?", "clarification_needed": ["Which table?"]}
 CANNOT = {
@@ -212,6 +212,47 @@ def test_an_action_plan_becomes_a_dag():
         ("docs", (), 3),
     ]
     assert tasks[3].arguments == {"line": "make docs"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("step 1", "step-1"),
+        ("api/x", "api-x"),
+        ("テスト", "テスト"),
+        ("テスト その1", "テスト-その1"),
+        ("_private", "private"),
+        ("1) Größe: prüfen!", "1-Größe-prüfen"),
+        ("x" * 70, "x" * 60),
+        ("fine-id_1.2", "fine-id_1.2"),
+    ],
+)
+def test_ids_are_normalised(text, name):
+    """Ids that models like are normalised wherever they occur, references included, and the mapping is kept."""
+    first, last = {"id": text, "description": "d"}, {"id": "last", "description": "d", "dependencies": [text]}
+    found = parsed(json.dumps({"subtasks": [first, last]}), Phase.TASK_DECOMPOSITION).task_decomposition
+    assert [(one.id, one.dependencies) for one in found.subtasks] == [(name, ()), ("last", (name,))]
+    assert found.renamed == ({} if name == text else {text: name})
+    use = {"task_id": text, "tool": "run", "arguments": {"line": f"${{{text}.output}} $${{{text}}}"}}
+    plan = {"execution_order": [text], "actions": [use]}
+    revised = {"plan_revision": {"reason": "r", "updated_action_plan": plan}}
+    for planned in (
+        parsed(json.dumps(plan), Phase.ACTION_SEQUENCE).action_plan,
+        parsed(json.dumps(revised), ReflectionReply).plan_revision.updated_action_plan,
+    ):
+        assert (planned.execution_order, planned.actions[0].task_id) == ((name,), name)
+        assert planned.actions[0].arguments == {"line": f"${{{name}.output}} $${{{text}}}"}
+        assert planned.renamed == found.renamed
+
+
+@pytest.mark.parametrize(
+    ("ids", "value"), [(["///"], "'///'"), ([""], "''"), (["a b", "a-b"], "'a b'"), ([5], "expected text, got 5")]
+)
+def test_an_id_that_cannot_be_normalised_is_named(ids, value):
+    """An id without a letter or digit, or one that another would be equal to, is refused with its value and the rule."""
+    told = refusal(json.dumps({"subtasks": [{"id": one, "description": "d"} for one in ids]}), Phase.TASK_DECOMPOSITION)
+    assert value in told
+    assert ids == [5] or "an id consists of 1 to 60 letters, digits, '-', '_' and '.'" in told
 
 
 def test_a_task_keeps_what_its_action_said():

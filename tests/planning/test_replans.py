@@ -437,7 +437,6 @@ async def test_a_decision_that_does_not_help_leads_to_a_reflection():
     replies = {
         "decision:execution": go_on(confidence=0.5),
         "reflection": thought("failure", revise=True),
-        "decision:reflection": (replan("plan_revision"), go_on()),
         "revision": revision(action("write", "shout"), action("post", "post")),
     }
     planning, model, desk = await run(replies, Desk({"write": [MISSING]}))
@@ -446,7 +445,7 @@ async def test_a_decision_that_does_not_help_leads_to_a_reflection():
     assert desk.used == [("write", "write"), ("v2.write", "shout"), ("v2.post", "post")]
     assert planning.state.counts.plan_revisions == 1
     asked = model.asked[model.asked.index("decision:execution") :]
-    assert asked[:3] == ["decision:execution", "reflection", "decision:reflection"]
+    assert asked[:3] == ["decision:execution", "reflection", "revision"]
 
 
 @pytest.mark.parametrize("reflection", [{"trigger_on_error": False}, {"enabled": False}])
@@ -574,7 +573,55 @@ async def test_reflection_interval(interval, expected):
 
     assert planning.result.status == "succeeded"
     assert model.asked.count("reflection") == expected
-    assert model.asked.count("decision:execution") == expected
+    assert "decision:execution" not in model.asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({}, 10), ({"trigger_interval": 3}, 13), ({"trigger_interval": 0}, 0)]
+)
+async def test_long_plans_are_reflected_on_ten_times(settings, expected):
+    """Where no interval is set, the model reflects on a long plan after each tenth part of it."""
+    replies = {**planned(*(action(f"s{number}", "write") for number in range(40))), "reflection": thought()}
+    part = actions(*replies["action_sequence"]["actions"])
+
+    def model(prompt):
+        if kind_of(prompt) != "action_sequence":
+            return script(prompt)
+        inner = prompt.split("<part>\n")[1].partition("</part>")[0]
+        return actions(*(one for one in part["actions"] if f'"{one["task_id"]}"' in inner))
+
+    script = Model(replies)
+    planning, _, desk = await run(model, settings=reflecting(**settings), max_concurrency=1)
+    assert (planning.result.status, len(desk.used)) == ("succeeded", 40)
+    assert script.asked.count("reflection") == expected
+    assert len(desk.llm.requests) == expected + 10
+
+
+async def test_a_reflection_that_finds_the_plan_wrong_leads_to_a_revision():
+    """A periodic reflection that needs a revision leads to one without another question to the model, and it counts."""
+    replies = {
+        "reflection": (thought(revise=True), thought()),
+        "revision": revision(action("post", "shout")),
+    }
+    planning, model, desk = await run(replies, settings=reflecting(trigger_interval=1))
+
+    assert planning.result.status == "succeeded", planning.result.reason
+    assert desk.used == [("write", "write"), ("v2.post", "shout")]
+    assert executed(planning.state) == ["plan_revision"]
+    assert "decision:execution" not in model.asked
+    assert planning.state.plans[-1].reason.startswith("the reflection finds the plan wrong: so")
+
+
+@pytest.mark.parametrize(("answer", "status"), [(go_on(), "succeeded"), (replan("plan_revision"), "aborted")])
+async def test_a_revision_that_a_limit_forbids_is_told_to_the_model(answer, status):
+    """If a reflection needs a revision and none is left, the model decides once more before the run goes on or ends."""
+    settings = {"planning": {"reflection": {"trigger_interval": 1}, "revision": {"max_revisions": 0}}}
+    replies = {"reflection": thought(revise=True), "decision:reflection": answer}
+    planning, model, desk = await run(replies, settings=settings)
+
+    assert (planning.result.status, desk.tools) == (status, ["write", "post"] if status == "succeeded" else ["write"])
+    assert planning.state.records[3].override_reason == "limit"
+    assert "the limit of 0 plan revisions is reached" in model.told("decision:reflection")[0]
 
 
 @pytest.mark.parametrize("interval", [2, 3])
