@@ -114,6 +114,21 @@ def in_loop_thread(
     return call
 
 
+def read_in_loop_thread(
+    method: Callable[Concatenate[PlanRun, Parameters], ResultT],
+) -> Callable[Concatenate[PlanRun, Parameters], ResultT]:
+    """Have other threads read in the thread of the run's event loop, between two changes, until the run was left."""
+
+    @wraps(method)
+    def read(run: PlanRun, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ResultT:
+        try:
+            return run._lifecycle.loop.call(method, run, *args, **kwargs)
+        except NotRunning:  # nothing changes any more
+            return method(run, *args, **kwargs)
+
+    return read
+
+
 class PlanRun:
     """One execution of one plan, from which workers pull and to which they report.
 
@@ -121,7 +136,8 @@ class PlanRun:
     an edit and not as a replan.
 
     Any thread may report, observe, edit, pause and ask for replanning: a call from another thread waits until the event
-    loop of the run has executed it, and raises what it raises there. Once the run was left, it is `NotRunning`.
+    loop of the run has executed it, and raises what it raises there. Once the run was left, it is `NotRunning`. Any thread
+    may read `plan`, `result`, `history` and `replanning_info`; `live` and `view` belong to the thread of the event loop.
     """
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -142,13 +158,14 @@ class PlanRun:
         return self._lifecycle.live
 
     @property
+    @read_in_loop_thread
     def plan(self) -> Plan:
         """The plan as it is now, as a document."""
         return self.live.document()
 
     @property
     def view(self) -> PlanView:
-        """A read-only view of the plan at its present revision."""
+        """A read-only view of the plan at its present revision, for the thread of the event loop."""
         return PlanView(self.live)
 
     @property
@@ -157,6 +174,7 @@ class PlanRun:
         return self._lifecycle.end is not None
 
     @property
+    @read_in_loop_thread
     def result(self) -> RunResult:
         """The result of the run.
 
@@ -204,6 +222,7 @@ class PlanRun:
         """
         return self._lifecycle.store.read(self.id, after)
 
+    @read_in_loop_thread
     def replanning_info(self, task_id: str) -> ReplanningInfo:
         """Return the position of a task in its lineage, and the reasons for it.
 

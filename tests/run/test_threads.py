@@ -64,6 +64,29 @@ async def test_reports_and_changes(in_thread: InThread) -> None:
     assert kinds[4:] == [*told.split(), "revised", "run-paused", "attempt-failed", "run-ended"]
 
 
+async def test_reading(in_thread: InThread) -> None:
+    """A thread reads the plan between two changes of it, never during one, and after the run as before."""
+    asked, found = Event(), list[int]()
+
+    def read(run: PlanRun) -> None:
+        asked.set()
+        found.append(len(run.plan.tasks))
+        found.append(run.replanning_info("b").iteration)
+        with pytest.raises(NotRunning, match="not ended"):
+            _ = run.result
+
+    async with open_run(chain("a")) as run:
+        reading = ThreadPoolExecutor(1).submit(read, run)
+        asked.wait()  # the loop is busy with what follows
+        for new in ("b", "c"):
+            run.add_task(Task(id=new))
+        assert not found
+        await anyio.to_thread.run_sync(reading.result)
+        assert found == [3, 0]
+        run.pause("enough")
+    assert (await in_thread(lambda: (run.result.status, len(run.plan.tasks)))) == ("paused", 3)
+
+
 async def test_synchronous_work(clock: VirtualClock, in_thread: InThread) -> None:
     """Work in a thread reports through its context, and is replaced when it fails."""
     engine = make_engine(again, clock=clock)
