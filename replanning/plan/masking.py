@@ -46,8 +46,10 @@ _BASE64: Final = re.compile(
 )
 """A word in base64, or lines of it."""
 
+_BETWEEN_WORDS: Final = "\n\a\n"
+"""Text between decoded words; it ends lines, names and terminal titles."""
+
 _PRINTABLE: Final = re.compile(rb"[\t\n\r\x1b -~]{8}")
-_URL_SAFE: Final = str.maketrans("-_", "+/", "\r\n=")
 _LETTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "e": "\x1b", "0": "\0"}
 
 
@@ -103,9 +105,15 @@ def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) ->
         if hidden := _look_through("".join(decoded), find, nesting - 1):
             starts, origins = ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts))
             spans += [_origin(span, starts, origins) for span in hidden]
+    decoded, words = [], []
     for match in _BASE64.finditer(text):
-        if any(_look_through(inner, find, nesting - 1) for inner in _decode_base64(match[0])):
-            spans.append(match.span())
+        for inner in _decode_base64(match[0]):
+            decoded += [inner, _BETWEEN_WORDS]
+            words.append(match.span())
+    if decoded and (hidden := _look_through("".join(decoded), find, nesting - 1)):  # at once: words may be many
+        starts = [0, *accumulate(map(len, decoded))][::2]
+        for start, end in hidden:
+            spans += words[bisect_right(starts, start) - 1 : bisect_right(starts, end - 1)]
     return spans
 
 
@@ -143,7 +151,7 @@ def _character(code: str) -> str:
 
 def _decode_base64(word: str) -> Iterator[str]:
     """Yield the texts in a base64 word, wherever in it they begin: it may be glued to another word."""
-    plain = word.translate(_URL_SAFE)
+    plain = word.rstrip("=").replace("-", "+").replace("_", "/").replace("\r", "").replace("\n", "")
     for start in range(4):
         part = plain[start:]
         data = a2b_base64(part[: len(part) - (len(part) % 4 == 1)] + "==").replace(b"\0", b"")  # UTF-16 has them

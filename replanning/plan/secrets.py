@@ -1,9 +1,8 @@
 """Rules that find secrets in text: formats of tokens, names of passwords, and headers.
 
 The rules of gitleaks, here called the collection (`secret_rules.json`, written by `scripts/import_secret_rules.py`), are
-matched by RE2. Our own rules are tried only where their hint, a literal text, occurs; each reads a bounded number of
-characters and continues after its match. So the time is linear in the length of any text. Masking is done by
-`plan/masking.py`.
+matched by RE2. Our own rules begin with their hint, a literal text; each reads a bounded number of characters and
+continues after its match. So the time is linear in the length of any text. Masking is done by `plan/masking.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, lru_cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
@@ -25,34 +23,29 @@ from replanning.plan.json_values import iter_strings
 MASK: Final = "[redacted]"
 """Replacement of a secret."""
 
-_LOOKBEHIND_CHARS: Final = 40
-"""Characters before a hint that a rule may look at."""
-
-
 Span = tuple[int, int]
 
 
 class SecretRule(NamedTuple):
-    """Pattern of a secret that begins with a literal hint; the last named group that matches is redacted."""
+    """Pattern of a secret that begins with a literal hint; the last named group that matches is redacted.
+
+    A rule that ignores case is written for text in lower case.
+    """
 
     hint: str
     pattern: re.Pattern[str]
-    applies_at: Callable[[str, int], bool]
     accepts: Callable[[re.Match[str]], bool]
     ignores_case: bool = False
 
 
-def _preceded_by(pattern: str) -> Callable[[str, int], bool]:
-    before = re.compile(rf"(?i)(?:{pattern})\Z")
-    return lambda text, at: before.search(text, max(0, at - _LOOKBEHIND_CHARS), at) is not None
+def _after(texts: Iterable[str], hint: str) -> str:
+    """Return a pattern for a hint behind one of some texts; the hint comes first, because `re` looks for it quickly."""
+    return f"{hint}(?:{'|'.join(f'(?<={text}{hint})' for text in texts)})"
 
 
-def _not_preceded_by(pattern: str) -> Callable[[str, int], bool]:
-    fits = _preceded_by(pattern)
-    return lambda text, at: not fits(text, at)
+def _not_after(texts: Iterable[str], hint: str) -> str:
+    return hint + "".join(f"(?<!{text}{hint})" for text in texts)
 
-
-_anywhere: Final = _preceded_by("")
 
 # Secrets by format
 _KEY_PREFIXES: Final = ("sk", "rk", "pk", "whsec")
@@ -83,7 +76,6 @@ _TOKEN_FORMATS: Final = (
     ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
     ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
     *((kind, "[A-Z0-9]{16}") for kind in ("AKIA", "ASIA")),
-    ("AIza", "[A-Za-z0-9_-]{30,}"),
     ("ya29.", "[A-Za-z0-9_-]{20,}"),
     ("hf_", "[A-Za-z0-9]{20,}"),
     ("npm_", "[A-Za-z0-9]{30,}"),
@@ -91,7 +83,7 @@ _TOKEN_FORMATS: Final = (
         (kind, "[A-Za-z0-9_-]{20,}")
         for kind in ("gsk_", "xai-", "dckr_pat_", "dckr_oat_", "hvs.", "hvb.", "hvr.", "xapp-")
     ),
-    (":AA", "[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
+    (":AA", "(?<=[0-9]{5}:AA)[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
     ("/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
     ("pypi-", "[A-Za-z0-9_-]{40,}"),
     ("eyJ", r"(?<![_-]eyJ)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}"),
@@ -102,10 +94,22 @@ _TOKEN_FORMATS: Final = (
 _QUOTE: Final = r"\\{0,4}[\"']"
 _UNQUOTED: Final = r"[^\s\"'\\&;<>\x1b]{0,4096}[^\s\"'\\&;<>\x1b,.)\]}]"
 _VALUE: Final = rf"(?:{_QUOTE}(?P<quoted>[^\"'\\\r\n]{{1,4096}})|(?P<plain>{_UNQUOTED}))"
-_ASSIGNMENT: Final = rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
+_ASSIGNMENT: Final = (
+    rf"(?:{_QUOTE})?(?:(?P<prose>:[ \t]{{1,8}}|[ \t]{{1,8}}[:=][ \t]{{1,8}})|[ \t]{{0,8}}(?:=>|:=|[:=])[ \t]{{0,8}}|>)"
+)
 _PLACEHOLDER: Final = re.compile(
     r"\$?\{[^{}]*\}?|\$[a-z_]\w*|\$\(.*|`.*|\[redacted\]?|[*x.…]+|%\(?\w+\)?s?", re.IGNORECASE
 )
+
+_CODE: Final = re.compile(
+    r"""
+    (?:self|this|cls|os|process|settings|config|args|options|request|context|env)\.[a-z_][\w.]*  # self.token
+    | [a-z_][\w.]*[(\[](?:.*[(\[])?  # get_token(
+    | [a-z][a-z0-9]*(?:[._]+[a-z][a-z0-9]*)+[(\[].*  # vault.read(name
+    """,
+    re.VERBOSE,
+)
+"""Expressions of programs that are assigned to a name; they end before a quote or a closing bracket."""
 
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset(
@@ -132,8 +136,8 @@ def _is_likely_secret(value: str) -> bool:
 
 
 def is_plain_word(value: str) -> bool:
-    """Return whether a value has only letters and is too short for a secret."""
-    return value.isalpha() and len(value) < _WORD_CHAR_LIMIT
+    """Return whether a value has only letters, perhaps after a blank, and is too short for a secret."""
+    return value.strip().isalpha() and len(value) < _WORD_CHAR_LIMIT
 
 
 def _is_likely_token(value: str) -> bool:
@@ -144,25 +148,27 @@ def _is_no_folder(value: str) -> bool:
     return _is_likely_secret(value) and not value.startswith(("/", "~", "."))
 
 
-_NON_SECRET_TOKEN_PREFIXES: Final = "(?:page|cursor|continuation|next|sync|stop|eos|bos|pad|sep|unk|mask|cls)[_-]?"  # noqa: S105 # words beside a token that is none
-_SECRET_KEY_PREFIXES: Final = (
-    "(?:api|access|secret|private|encryption|signing|account|master|storage|subscription)[ _-]?"  # noqa: S105 # words, no secret
-)
+_NON_SECRET_TOKENS: Final = ("page", "cursor", "continuation", "next", "sync", "stop", "eos", "bos", "pad", "sep",
+                             "unk", "mask", "cls")  # fmt: skip
+_SECRET_KEYS: Final = ("api", "access", "secret", "private", "encryption", "signing", "account", "master", "storage",
+                       "subscription")  # fmt: skip
+_API_KEY: Final = _after((f"{word}{between}" for word in _SECRET_KEYS for between in ("", "[ _-]")), "key")
+_TOKEN: Final = _not_after((f"{word}{between}" for word in _NON_SECRET_TOKENS for between in ("", "[_-]")), "token")
 _SECRET_NAMES: Final = (
-    ("passw", "passw(?:or)?d", _anywhere, is_secret),
-    ("passphrase", "passphrase", _anywhere, is_secret),
-    ("pass", "pass", _preceded_by("[_-]"), _is_likely_secret),
-    ("pwd", "pwd", _preceded_by("[_;?&\"'-][ \t]?|\\A"), _is_no_folder),
-    ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?", _anywhere, _is_likely_secret),
-    ("key", "key(?:[_-]?id)?", _preceded_by(_SECRET_KEY_PREFIXES), _is_likely_secret),
-    ("key", "key", _preceded_by("[?&]"), _is_likely_token),
-    ("token", "token", _not_preceded_by(_NON_SECRET_TOKEN_PREFIXES), _is_likely_secret),
-    ("credential", "credentials?", _anywhere, _is_likely_secret),
-    ("signature", "signature", _anywhere, _is_likely_secret),
-    ("sig", "sig", _preceded_by("[?&]"), _is_likely_token),
-    ("code", "code", _preceded_by("[?&]"), _is_likely_token),
+    ("passw", "passw(?:or)?d", is_secret),
+    ("passphrase", "passphrase", is_secret),
+    ("pass", _after(["[_-]"], "pass"), _is_likely_secret),
+    ("pwd", _after([r"\A", "[_;?&\"'-]", "[_;?&\"'-][ \t]"], "pwd"), _is_no_folder),
+    ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?", _is_likely_secret),
+    ("key", f"{_API_KEY}(?:[_-]?id)?", _is_likely_secret),
+    ("key", _after(["[?&]"], "key"), _is_likely_token),
+    ("token", _TOKEN, _is_likely_secret),
+    ("credential", "credentials?", _is_likely_secret),
+    ("signature", "signature", _is_likely_secret),
+    ("sig", _after(["[?&]"], "sig"), _is_likely_token),
+    ("code", _after(["[?&]"], "code"), _is_likely_token),
 )
-"""Names of secrets: hint, end of the name, test of the text before it, and test of the value."""
+"""Names of secrets: hint, name, and test of the value."""
 
 _SINGLE_TOKEN_SCHEME: Final = (
     r"(?:basic|bearer|token|apikey|negotiate|ntlm|ssws)[ \t]{1,8}(?P<word>[^\s\"'\\,;]{1,4096})"  # noqa: S105 # a pattern
@@ -171,12 +177,22 @@ _SINGLE_TOKEN_SCHEME: Final = (
 _PARAMETER_SCHEME: Final = r"(?:digest|oauth|hmac|aws4-hmac-sha256)[ \t](?P<line>[^\r\n]{1,4096})"
 _HEADER_SEPARATOR: Final = rf"(?:{_QUOTE})?[ \t]{{0,8}}[:=][ \t]{{0,8}}(?:{_QUOTE})?"
 _LOGIN: Final = (
-    r"(?!\[)[^\s/:@\"'<>\\]{0,256}:(?:(?P<word>[^\s/\"'<>\\]{1,512})|(?!\d{1,5}/)(?P<path>[^\s@\"'<>\\]{1,128}))(?=@)"
+    r"(?!\[)[^\s/:@\"'<>\\]{0,256}+:(?:(?P<word>[^\s/\"'<>\\]{1,512})|(?!\d{1,5}/)(?P<path>[^\s@\"'<>\\]{1,128}+))(?=@)"
 )
 """Name and password before the host of an address; a password with a slash ends at the first `@`."""
 
 _WORD: Final = r"(?:[\"'](?P<quoted>[^\"'\r\n]{1,512})|(?P<word>[^\s\"',.;)-][^\s\"']{2,512}))"
 _PASSWORD: Final = r"password\s{1,8}[\"']?(?P<word>[^\s\"']{1,512})"  # noqa: S105 # a pattern
+
+
+def _option_of(command: str, option: str) -> str:
+    """Return a pattern for the value of an option; it reads up to where the command stands again."""
+    return rf"{command}(?:(?:(?!{command})[^\r\n]){{0,200}}?[ \t])?{option}{_WORD}"
+
+
+_LOGIN_OPTION: Final = _after(
+    (before + dash for before in (r"\A", r"[\s\"'=(\[,]") for dash in ("", "-", "-proxy", "--proxy")), "-u"
+)
 _CONTEXT_PATTERNS: Final = (
     (
         "authorization",
@@ -184,7 +200,7 @@ _CONTEXT_PATTERNS: Final = (
     ),
     ("cookie", rf"cookie{_HEADER_SEPARATOR}(?P<line>[^=\"'\\\r\n]{{1,256}}=[^\"'\\\r\n]{{1,4096}})"),
     ("bearer", r"bearer[ \t]{1,8}(?P<bare>[A-Za-z0-9._~+/-]{8,4096}={0,2})"),
-    ("://", rf"://(?:{_LOGIN}|(?P<bare>[^\s/:@\"'<>\\]{{16,256}}))@"),
+    ("://", rf"://(?:{_LOGIN}|(?P<bare>[^\s/:@\"'<>\\]{{16,256}}+))@"),
     (
         "machine",
         rf"machine\s{{1,8}}\S{{1,256}}\s{{1,8}}(?:(?:login|account)\s{{1,8}}\S{{1,256}}\s{{1,8}}){{0,2}}{_PASSWORD}",
@@ -192,10 +208,10 @@ _CONTEXT_PATTERNS: Final = (
     ("login", rf"login[ \t]{{1,8}}\S{{1,256}}\s{{0,8}}\n\s{{0,8}}{_PASSWORD}"),
     ("default login", rf"default login[ \t]{{1,8}}\S{{1,256}}\s{{1,8}}{_PASSWORD}"),
     ("sshpass", rf"sshpass[ \t]{{1,8}}(?:-[ev][ \t]{{1,8}}){{0,2}}-p[ \t]{{0,8}}{_WORD}"),
-    ("mysql", rf"mysql(?:dump|admin|import)?[ \t](?:[^\r\n]{{0,200}}?[ \t])?-p{_WORD}"),
-    ("redis-cli", rf"redis-cli[ \t](?:[^\r\n]{{0,200}}?[ \t])?-a[ \t]{{1,8}}{_WORD}"),
-    ("docker", rf"docker[ \t]{{1,8}}login[ \t](?:[^\r\n]{{0,200}}?[ \t])?-p[ \t]{{1,8}}{_WORD}"),
-    ("-u", r"-u(?:ser)?[ =][^\s:\"']{1,256}:(?P<word>[^\s\"']{1,512})"),
+    ("mysql", _option_of("mysql(?:dump|admin|import)?[ \t]", "-p")),
+    ("redis-cli", _option_of("redis-cli[ \t]", "-a[ \t]{1,8}")),
+    ("docker", _option_of("docker[ \t]{1,8}login[ \t]", "-p[ \t]{1,8}")),
+    ("-u", rf"{_LOGIN_OPTION}(?:ser)?[ =][^\s:\"']{{1,256}}:(?P<word>[^\s\"']{{1,512}})"),
 )
 """Text before secrets without a name: headers, and logins in addresses and options."""
 
@@ -209,51 +225,40 @@ def _accepts_by_context(match: re.Match[str]) -> bool:
 
 def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]], bool]:
     def named(match: re.Match[str]) -> bool:
-        value = match[str(match.lastgroup)]
-        in_prose = match.lastgroup == "plain" and match.groupdict().get("prose") is not None
-        return accepts(value) and not (in_prose and accepts is _is_likely_secret and is_plain_word(value))
+        value, is_plain = match[str(match.lastgroup)], match.lastgroup == "plain"
+        if is_plain and _CODE.fullmatch(value):
+            return False
+        is_prose = match["prose"] is not None if is_plain else value[0] == " "  # as {"token": " word"} of a model
+        return accepts(value) and not (is_prose and accepts is _is_likely_secret and is_plain_word(value))
 
     return named
 
 
-def _name_rules() -> Iterator[tuple[str, tuple[SecretRule, ...]]]:
-    """Yield hints in lower case with their rules."""
-    for hint, name, fits, accepts in _SECRET_NAMES:
-        assigned = re.compile(rf"(?i){name}{_ASSIGNMENT}{_VALUE}")
-        option = re.compile(rf"(?i){name}[ \t]{{1,4}}(?![-:=]){_VALUE}")
-        after_dashes = SecretRule(hint, option, _preceded_by("--[A-Za-z0-9-]*"), _accepts_by_name(accepts), True)
-        yield hint, (SecretRule(hint, assigned, fits, _accepts_by_name(accepts), True), after_dashes)
-    login = _preceded_by(r"(?:^|[\s\"'=(\[,])-?(?:-proxy)?")
+def _accepts_option(match: re.Match[str]) -> bool:
+    accepts = secret_predicate(match["option"])
+    return accepts is not None and accepts(match[str(match.lastgroup)])
+
+
+def _name_rules() -> Iterator[SecretRule]:
+    for hint, name, accepts in _SECRET_NAMES:
+        yield SecretRule(hint, re.compile(f"{name}{_ASSIGNMENT}{_VALUE}"), _accepts_by_name(accepts), True)
+    option = rf"{_not_after(['-'], '--')}(?P<option>[a-z0-9_-]{{3,64}}+)[ \t]{{1,4}}(?![-:=]){_VALUE}"
+    yield SecretRule("--", re.compile(option), _accepts_option, True)
     for hint, pattern in _CONTEXT_PATTERNS:
-        fits = login if hint == "-u" else _anywhere
-        yield hint, (SecretRule(hint, re.compile(f"(?i){pattern}"), fits, _accepts_by_context, True),)
+        yield SecretRule(hint, re.compile(pattern), _accepts_by_context, True)
 
 
 def _format_rule(hint: str, rest: str) -> SecretRule:
-    fits = _not_preceded_by("[A-Za-z0-9]") if hint in _WHOLE_WORD_PREFIXES else _anywhere
-    return SecretRule(hint, re.compile(f"(?P<secret>{re.escape(hint)}{rest})", re.DOTALL), fits, lambda match: True)
+    start = _not_after(["[A-Za-z0-9]"], hint) if hint in _WHOLE_WORD_PREFIXES else re.escape(hint)
+    return SecretRule(hint, re.compile(f"(?P<secret>{start}{rest})", re.DOTALL), lambda match: True)
 
 
 FORMAT_RULES: Final = tuple(_format_rule(hint, rest) for hint, rest in _TOKEN_FORMATS)
 NAME_RULES: Final = tuple(_name_rules())
 _SECRET_KEY_SUFFIXES: Final = (
-    *((re.compile(rf"(?i){name}\Z"), fits, accepts) for _, name, fits, accepts in _SECRET_NAMES),
-    (re.compile(r"(?i)(?:authorization|cookie)\Z"), _anywhere, _is_likely_secret),
+    *((re.compile(rf"{name}\Z"), accepts) for _, name, accepts in _SECRET_NAMES),
+    (re.compile(r"(?:authorization|cookie)\Z"), _is_likely_secret),
 )
-
-
-def secret_spans(text: str, searched: str, rule: SecretRule) -> Iterator[Span]:
-    """Yield the spans that a rule redacts; its hint is searched in `searched`, which may be in lower case."""
-    hint, pattern, fits, accepts, _ = rule
-    at = searched.find(hint)
-    while at >= 0:
-        end = at + len(hint)
-        match = pattern.match(text, at) if fits(text, at) else None
-        if match is not None:
-            end = match.end()
-            if accepts(match):
-                yield match.span(str(match.lastgroup))
-        at = searched.find(hint, end)
 
 
 # Rules of the collection
@@ -271,13 +276,26 @@ _MAX_LINE_CHARS: Final = 200
 """Characters on each side of a match in which an exception may look at its line."""
 
 _WORD_END: Final = re.compile(b"[A-Za-z0-9_-]*")
+_HASH_DIGITS: Final = re.compile(b"[0-9a-f]*")
+_MIN_DATA_CHARS: Final = 300
+_DATA: Final = re.compile(b"[A-Za-z0-9+/]{%d}" % _MIN_DATA_CHARS)
+"""Characters beside a match that tell that it lies in a word of base64, as of an image."""
+
+
+def _is_by_chance(encoded: bytes, start: int, end: int) -> bool:
+    """Return whether a span lies in a hash or in much base64, where formats without boundaries occur by chance."""
+    digits = _HASH_DIGITS.match(encoded, start).end()  # type: ignore[union-attr] # it matches nothing as well
+    if digits > end or (digits == end and encoded[start - 1 : start].isalnum()):
+        return True
+    before = start - _MIN_DATA_CHARS
+    return bool(_DATA.match(encoded, end) or (before >= 0 and _DATA.match(encoded, before)))
 
 
 class CollectionRule:
     """Rule of the collection; its pattern is compiled when one of its hints occurs.
 
-    Secrets with a format of their own are also found inside words: the word boundaries in their patterns are removed. A
-    value that is found by the name before it has no format, and must end with its word.
+    Secrets with a format of their own are also found inside words, but not inside hashes and images: the word boundaries in
+    their patterns are removed. A value that is found by the name before it has no format, and must end with its word.
 
     Args:
         described: the rule in the collection: pattern, keywords, least entropy, and exceptions.
@@ -296,11 +314,15 @@ class CollectionRule:
 
     def spans(self, encoded: bytes, known: set[Span]) -> Iterator[Span]:
         """Yield the spans of secrets that are not known yet, in a text with a byte for each character."""
+        numbers = range(self._described["group"] or 1, self._pattern.groups + 1)
         for match in self._pattern.finditer(encoded):
-            groups = (match.span(n) for n in range(self._described["group"] or 1, self._pattern.groups + 1))
+            groups = (match.span(n) for n in numbers)
             start, end = next((span for span in groups if span[1] > span[0]), match.span())
             if (start, end) not in known and self._accepts(encoded, match.span(), (start, end)):
-                yield start, end if self._is_by_name else _WORD_END.match(encoded, end).end()  # type: ignore[union-attr]
+                if self._is_by_name:
+                    yield start, end
+                elif not _is_by_chance(encoded, start, end):
+                    yield start, _WORD_END.match(encoded, end).end()  # type: ignore[union-attr]
 
     @property
     def hints(self) -> list[str]:
@@ -316,17 +338,20 @@ class CollectionRule:
 
     @cached_property
     def _exceptions(self) -> dict[str, Any]:
-        """The pattern of the exceptions for each part of the text: secret, match or line."""
+        """The exceptions for each part of the text: secret, match or line."""
         found: dict[str, list[str]] = {}
         for allowed in (*self._allowed, *self._described["allowed"]):
             words = [f"(?i:{re2.escape(word)})" for word in allowed["stopwords"]]
             found.setdefault(allowed["target"], []).extend((*(f"(?:{regex})" for regex in allowed["regexes"]), *words))
-        return {target: re2.compile("|".join(patterns).encode()) for target, patterns in found.items()}
+        return {target: _search_set(["|".join(patterns)]) for target, patterns in found.items()}
 
     def _accepts(self, encoded: bytes, match: Span, secret: Span) -> bool:
         value = encoded[slice(*secret)]
-        size, counts = len(value), Counter(value).values()
-        if sum([n * math.log2(size / n) for n in counts]) <= size * self._described["entropy"]:
+        size, counts = len(value), map(value.count, set(value))
+        if (
+            size * math.log2(size) - sum([n * math.log2(n) for n in counts if n > 1])
+            <= size * self._described["entropy"]
+        ):
             return False
         parts = {"secret": value, "match": encoded[slice(*match)], "line": b""}
         if "line" in self._exceptions:
@@ -335,25 +360,30 @@ class CollectionRule:
                 encoded[match[1] : match[1] + _MAX_LINE_CHARS],
             )
             parts["line"] = before.rpartition(b"\n")[2] + parts["match"] + after.partition(b"\n")[0]
-        return not any(pattern.search(parts[target]) for target, pattern in self._exceptions.items())
+        return not any(pattern.Match(parts[target]) for target, pattern in self._exceptions.items())
+
+
+def _search_set(patterns: Iterable[str]) -> Any:
+    """Return a set of patterns whose `Match` tells which of them a text matches, without making objects of matches."""
+    found = re2.Set.SearchSet()
+    for pattern in patterns:
+        found.Add(pattern)
+    found.Compile()
+    return found
 
 
 @cache
 def _hints() -> tuple[Any, list[SecretRule | CollectionRule]]:
     """Return the hints of all rules as a set, and the rule of each hint."""
     source = json.loads((resources.files("replanning.plan") / "secret_rules.json").read_text(encoding="utf-8"))
-    no_tokens = {"target": "match", "regexes": [f"(?i){_NON_SECRET_TOKEN_PREFIXES}token"], "stopwords": []}
+    no_tokens = {"target": "match", "regexes": [f"(?i)(?:{'|'.join(_NON_SECRET_TOKENS)})[_-]?token"], "stopwords": []}
     collection = [CollectionRule(described, [*source["allowed"], no_tokens]) for described in source["rules"]]
     rules: list[tuple[str, SecretRule | CollectionRule]] = [
         *((re2.escape(rule.hint), rule) for rule in FORMAT_RULES),
-        *((f"(?i:{re2.escape(hint)})", rule) for hint, rules in NAME_RULES for rule in rules),
+        *((f"(?i:{re2.escape(rule.hint)})", rule) for rule in NAME_RULES),
         *(("|".join(rule.hints), rule) for rule in collection),
     ]
-    hints = re2.Set.SearchSet()
-    for hint, _ in rules:
-        hints.Add(hint)
-    hints.Compile()
-    return hints, [rule for _, rule in rules]
+    return _search_set(hint for hint, _ in rules), [rule for _, rule in rules]
 
 
 def find_secrets(text: str) -> list[Span]:
@@ -363,12 +393,16 @@ def find_secrets(text: str) -> list[Span]:
     matched = hints.Match(encoded)
     if not matched:
         return []
-    low = encoded.lower().decode()
+    low = text.lower()
+    if len(low) != len(text):  # as of İ, which has two characters then
+        low = encoded.lower().decode()
     spans: set[Span] = set()
     for index in sorted(set(matched)):
         rule = rules[index]
         if isinstance(rule, SecretRule):
-            spans.update(secret_spans(text, low if rule.ignores_case else text, rule))
+            for match in rule.pattern.finditer(low if rule.ignores_case else text):
+                if rule.accepts(match):
+                    spans.add(match.span(str(match.lastgroup)))
         else:
             spans.update(rule.spans(encoded, spans))
     return list(spans)
@@ -377,9 +411,5 @@ def find_secrets(text: str) -> list[Span]:
 @lru_cache(4096)
 def secret_predicate(key: str) -> Callable[[str], bool] | None:
     """Return the test for values under a name of secrets; None for other names."""
-    end = key.strip()[-64:]
-    for name, fits, accepts in _SECRET_KEY_SUFFIXES:
-        match = name.search(end)
-        if match is not None and fits(end, match.start()):
-            return accepts
-    return None
+    end = key.strip()[-64:].lower()
+    return next((accepts for name, accepts in _SECRET_KEY_SUFFIXES if name.search(end)), None)
