@@ -19,6 +19,7 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr, checked
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
+from replanning.plugins import plugin_name
 from replanning.run.event_loop import error_message, isolate
 from replanning.run.lifecycle import RunMeter
 from replanning.run.run import TaskContext, Work, validate_work
@@ -151,15 +152,25 @@ class JudgedWork:
         request = JudgeRequest(task, output, life.live.goal, context, deadline, RunMeter(life, "judge"))
         reason = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
         judgement = Judgement(False, unverified=True, reason=reason)
-        scope = anyio.CancelScope()
-        alarm = life.timer.call_at(deadline, scope.cancel)
-        try:
+        scope, settled = anyio.CancelScope(), anyio.Event()
+
+        async def ask() -> None:
+            nonlocal judgement
             with scope:
-                judgement = _validated_judgement(await isolate(judge.judge, request))
-        except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
-            judgement = replace(judgement, reason=f"{type(error).__name__}: {error_message(error)}")
+                try:
+                    given = _validated_judgement(await isolate(judge.judge, request))
+                except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
+                    given = replace(judgement, reason=f"{type(error).__name__}: {error_message(error)}")
+                judgement = judgement if settled.is_set() else given
+            settled.set()
+
+        alarm = life.timer.call_at(deadline, settled.set)
+        life.start_plugin(f"judge {plugin_name(judge)!r}", ask)  # one that waits in a thread is left at the deadline
+        try:
+            await settled.wait()
         finally:
             alarm.cancel()
+            scope.cancel()
         can_retry = context.continuations + 1 < settings.judge.max_iterations
         consequence = disposition(judgement, can_retry=can_retry, can_replan=settings.enabled)
         if consequence == "done":

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import anyio
-import anyio.abc
 
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
@@ -42,10 +41,10 @@ class ExporterDelivery:
         ]
         self._lifecycle.listeners += [queue.enqueue for queue in self._queues]
 
-    def start(self, group: anyio.abc.TaskGroup) -> None:
-        """Hand over in tasks of this group from now on, including the records that are queued already."""
+    def start(self) -> None:
+        """Hand over in tasks of the run from now on, including the records that are queued already."""
         for queue in self._queues:
-            group.start_soon(queue.deliver)
+            self._lifecycle.start_plugin(f"exporter {plugin_name(queue.exporter)!r}", queue.deliver)
 
     async def close(self) -> None:
         """Wait until all queued records have been handed over, within a time limit on the run's clock."""
@@ -80,7 +79,7 @@ class _ExporterQueue:
         self.finished = False
         self.detached = False
         self._lifecycle = life
-        self._exporter = exporter
+        self.exporter = exporter
         self._closing = False
         self._reported_failures: set[str] = set()
         self._wakeup = anyio.Event()
@@ -118,7 +117,7 @@ class _ExporterQueue:
         while self._queue:
             record = self._queue.popleft()
             try:
-                export = self._exporter.export
+                export = self.exporter.export
                 if self.detached:  # the rest is handed over by the caller's task
                     await export(self._lifecycle.run_id, record)
                 else:
@@ -130,7 +129,7 @@ class _ExporterQueue:
 
     def _record_failure(self, kind: str, text: str) -> None:
         """Record a kind of failure once; log it where the journal takes no more records."""
-        life, name = self._lifecycle, plugin_name(self._exporter)
+        life, name = self._lifecycle, plugin_name(self.exporter)
         if kind in self._reported_failures:
             return
         self._reported_failures.add(kind)

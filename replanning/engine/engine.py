@@ -421,8 +421,8 @@ class ReplanningEngine:
                 questions.resume(group)
                 replanner.reload()
             group.start_soon(replanner.run)
-            group.start_soon(self.monitor.deliver, watch, delivered)
-            delivery.start(group)
+            life.start_plugin("a listener", self.monitor.deliver, watch, delivered)
+            delivery.start()
 
         async def close() -> None:
             self.monitor.unwatch(run.id)

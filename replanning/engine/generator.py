@@ -230,7 +230,7 @@ class PathGenerator:
                 if len(together) == 1 and getattr(reply.provider, "immediate", False):
                     await _ask_provider(reply, vetter)
                 else:  # a provider that waits in a thread goes on after its deadline, and its answer is ignored
-                    vetter.life.start_task(_ask_provider, reply, vetter)
+                    vetter.life.start_plugin(f"provider {reply.name!r}", _ask_provider, reply, vetter)
             for reply in together:
                 await reply.settled.wait()
             proposals = [(alternative, reply.name) for reply in together for alternative in reply.alternatives]

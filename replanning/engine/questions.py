@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from replanning.changes import AbortRun, PlanChange, SkipTask, target_task_ids
@@ -46,6 +48,7 @@ from replanning.journal.records import (
 )
 from replanning.live.states import STUCK, WAITING
 from replanning.plan.types import QuestionId, ReplanId, TaskId
+from replanning.plugins import plugin_name
 from replanning.run.event_loop import isolate
 from replanning.run.lifecycle import Lifecycle
 
@@ -243,7 +246,8 @@ class Questions:
     def _present(self, asked: QuestionAsked) -> None:
         if self.gate is not None and self._group is not None and asked.question not in self.conversations:
             self.conversations[asked.question] = scope = anyio.CancelScope()
-            self._group.start_soon(self._converse, asked, self.gate, scope)
+            gate = f"gate {plugin_name(self.gate)!r}"
+            self._lifecycle.start_plugin(gate, self._converse, asked, self.gate, scope)
 
     async def _converse(self, asked: QuestionAsked, gate: HumanGate, scope: anyio.CancelScope) -> None:
         """Put a question to the gate, with reminder and deadline, until it is closed."""
@@ -254,16 +258,14 @@ class Questions:
             # It has passed before the question was put, and is renewed.
             question = replace(question, deadline=now + approval.timeout)
             remind_at = now + approval.timeout * approval.remind_after
-        timed_out = False
 
         def remind() -> None:
-            if not timed_out:
+            if not scope.cancel_called:
                 group.start_soon(self._remind, gate, question)
 
-        def expire() -> None:
-            nonlocal timed_out
-            timed_out = True
+        def expire() -> None:  # a gate that waits in a thread goes on, and its answer is ignored
             scope.cancel()
+            life.start_task(self._time_out, asked)
 
         alarms = [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
         try:
@@ -277,13 +279,16 @@ class Questions:
                         for alarm in alarms:
                             alarm.cancel()  # before the group closes, which then takes no reminder any more
                     group.cancel_scope.cancel()
-            if timed_out:
-                await self._expire(asked)
-        except NotRunning:
-            pass  # the run has ended while the store failed
         finally:
-            self.conversations.pop(asked.question, None)
+            if not scope.cancel_called:
+                self.conversations.pop(asked.question, None)
         life.check_completion()
+
+    async def _time_out(self, asked: QuestionAsked) -> None:
+        with suppress(NotRunning):  # the run has ended while the store failed
+            await self._expire(asked)
+        self.conversations.pop(asked.question, None)
+        self._lifecycle.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:
         """Close a question that was not answered in time, as soon as the store takes it."""
@@ -318,6 +323,7 @@ class Questions:
                     return
                 try:
                     answer = await isolate(gate.ask, question)
+                    await anyio.lowlevel.checkpoint_if_cancelled()
                     while True:
                         await life.wait_for_store()
                         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
@@ -175,6 +175,7 @@ class Lifecycle:
         is_replanning: whether something is being decided, so that the run is not at its end.
         checks_deferred: whether the end of the run is looked for later, see `batch`.
         inbox_problem: the last failure of the inbox, which is reported once.
+        plugin_tasks: the plugins whose code runs in tasks of the run, see `start_plugin`.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
 
@@ -225,6 +226,7 @@ class Lifecycle:
         self.started_at = records[0].at
         self.checks_deferred = False
         self.inbox_problem = ""
+        self.plugin_tasks: list[str] = []
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
@@ -361,6 +363,18 @@ class Lifecycle:
                 self.evaluator = PlanEvaluator()
                 self.record_error("evaluator", plugin_error(error))
         return self.evaluator.evaluate(view, past)
+
+    def start_plugin(self, name: str, function: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Start a coroutine function in the task group of the run, which calls code of a plugin of this name."""
+
+        async def call() -> None:
+            self.plugin_tasks.append(name)
+            try:
+                await function(*args)
+            finally:
+                self.plugin_tasks.remove(name)
+
+        self.start_task(call)
 
     @contextmanager
     def batch(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -417,6 +418,8 @@ INBOX_POLL_SECONDS = 0.5
 
 _CLOSE_SECONDS: Final = 5
 
+_log = logging.getLogger("replanning")
+
 MessageHandler = Callable[[InboxMessage], None]
 
 
@@ -493,6 +496,8 @@ async def run_services(
             if before_close is not None:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
                     await before_close()
+            if life.plugin_tasks:
+                group.start_soon(_warn_of_threads, life)
             group.cancel_scope.cancel()
     except BaseExceptionGroup as group_error:
         raise without_group(group_error) from None
@@ -524,6 +529,19 @@ def _renew_lease_in_thread(life: Lifecycle, left: threading.Event) -> None:
     with suppress(NotRunning):
         while not left.wait(life.lease_ttl / 3):
             _renew_lease(life)
+
+
+async def _warn_of_threads(life: Lifecycle) -> None:
+    """Name the plugins that hold up the end of a run, because they wait in threads that cannot be left."""
+    with anyio.CancelScope(shield=True):
+        for pause in (0, 0, 0, *[0.05] * 20):
+            await anyio.sleep(pause)  # noqa: TID251 - a thread works in real time
+            if not life.plugin_tasks:
+                return
+    names = ", ".join(dict.fromkeys(life.plugin_tasks))
+    _log.warning(
+        "run %s waits for %s, in a thread that was not started with abandon_on_cancel=True", life.run_id, names
+    )
 
 
 async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """Parts of an engine that flood, hang or try to end the program."""
 
 import itertools
+import logging
 import signal
 from collections.abc import Callable
 from threading import Event
@@ -13,6 +14,7 @@ import pytest
 from replanning import (
     Alternative,
     AlternativeGenerator,
+    CallbackGate,
     PlanEvaluation,
     PlanEvaluator,
     PlanMonitor,
@@ -26,7 +28,6 @@ from replanning.decision import Answer, Question
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
-    DecisionMade,
     ErrorContained,
     InboxMessage,
     MemoryStore,
@@ -38,6 +39,7 @@ from replanning.journal import (
 )
 from replanning.judging import JudgedWork, Judgement, JudgeRequest
 from replanning.live import PlanView
+from replanning.plan import JsonValue
 from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
 from tests.support.runs import alternative, bodies, environment, failing, make_engine, plan
@@ -78,24 +80,6 @@ async def test_generator_of_proposals() -> None:
     """Proposals may come from a generator."""
     body = await considered(make_engine(lambda request: (each for each in [skip()])))  # type: ignore[arg-type, return-value]
     assert [candidate.rejected for candidate in body.candidates] == [""]
-
-
-async def test_provider_that_waits_in_a_thread(clock: VirtualClock) -> None:
-    """A provider that cannot be cancelled is left at its deadline, and its late answer is not heard."""
-    proceed = Event()
-
-    class Stubborn:
-        name = "stubborn"
-
-        async def propose(self, request: ReplanRequest) -> list[Alternative]:
-            await anyio.to_thread.run_sync(proceed.wait, limiter=anyio.CapacityLimiter(1))
-            request.add_note("late")
-            return [skip("late")]
-
-    engine = make_engine(Stubborn(), clock=clock, timeout={"replan": 1.0})
-    engine.monitor.on(DecisionMade, lambda body: proceed.set())
-    body = await considered(engine)
-    assert (body.candidates, body.notes) == ((), ("stubborn did not answer in time",))
 
 
 class Raising(PlanEvaluator):
@@ -272,6 +256,73 @@ async def test_detector_without_end() -> None:
     result = await engine.execute(PLAN, failing("a"))
     (report,) = bodies(engine.store, result.run, ErrorContained)
     assert "it made more than 1000 triggers of one record" in report.error
+
+
+class Stubborn(Raising):
+    """Every part of an engine; one of them waits in a thread that cannot be left, until a warning is logged."""
+
+    def __init__(self, part: str, warned: Event) -> None:
+        super().__init__()
+        self._waiting = part
+        self._warned = warned
+
+    async def wait(self, part: str, value: Any) -> Any:
+        """Return the value, late."""
+        if part == self._waiting:
+            await anyio.to_thread.run_sync(self._warned.wait, limiter=anyio.CapacityLimiter(1))
+        return value
+
+    async def propose(self, request: ReplanRequest) -> Any:
+        """Propose to skip the task."""
+        return await self.wait("provider", [skip()])
+
+    async def ask(self, question: Question) -> Answer:
+        """Approve."""
+        return await self.wait("gate", Answer("approve"))
+
+    async def judge(self, request: JudgeRequest) -> Judgement:
+        """Accept everything."""
+        return await self.wait("judge", Judgement(True))
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("provider", "did not answer in time"),
+        ("gate", "was not answered in time"),
+        ("judge", "gave no judgement within"),
+    ],
+)
+async def test_parts_that_wait_in_a_thread(
+    part: str, told: str, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline of a part that waits in a thread holds, and a warning names it if the end of the run waits for it."""
+    warned, warnings = Event(), list[str]()
+
+    def warn(text: str, *args: object) -> None:
+        if "in a thread" in text:
+            warnings.append(text % args)
+            warned.set()
+
+    monkeypatch.setattr(logging.getLogger("replanning"), "warning", warn)
+    stubborn = Stubborn(part, warned)
+    settings: dict[str, JsonValue] = {"judge": {"enabled": True}, "alternatives": {"require_approval": True}}
+    engine = ReplanningEngine([stubborn], gate=stubborn, settings=settings, environment=environment(clock))
+    result = await engine.execute(plan(Task(id="a"), Task(id="b")), JudgedWork(failing("a"), stubborn))
+    assert told in "".join(str(record.body) for record in engine.store.read(result.run))
+    assert f"{part} 'raising'" in warnings[-1]
+
+
+async def test_gate_that_blocks() -> None:
+    """A gate with a function that is not async is left at its deadline, and the run ends without it."""
+    proceed = Event()
+    gate = CallbackGate(lambda question: Answer("approve") if proceed.wait() else Answer("reject"))
+    engine = make_engine(
+        lambda request: [skip()], gate=gate, alternatives={"require_approval": True}, approval={"timeout": 0.05}
+    )
+    result = await engine.execute(PLAN, failing("a"))
+    proceed.set()
+    assert (result.status, result.reason.partition("' ")[2]) == ("aborted", "was not answered in time")
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -102,9 +102,9 @@ async def test_hanging_exporter(clock: VirtualClock) -> None:
 async def test_hanging_exporter_is_given_up_once(clock: VirtualClock) -> None:
     """An exporter that was given up while a run was closed is not waited for again, also by one with a shorter limit."""
     engine = ReplanningEngine([], environment=virtual_environment(clock=clock))
-    async with engine.open(chain("a")) as run, anyio.create_task_group() as group:
+    async with engine.open(chain("a")) as run:
         delivery = ExporterDelivery(run._lifecycle, [Slow(clock, float("inf"))])
-        delivery.start(group)
+        delivery.start()
         async for task in run.ready():
             async with run.attempt(task):
                 pass
@@ -112,7 +112,6 @@ async def test_hanging_exporter_is_given_up_once(clock: VirtualClock) -> None:
             scope.cancel()
             await delivery.close()
         await delivery.flush()
-        group.cancel_scope.cancel()
     assert clock.elapsed == 0
 
 
