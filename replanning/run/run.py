@@ -875,9 +875,9 @@ class Worker:
         self._lifecycle = run._lifecycle
         self._in_own_task = in_own_task
         self._work = work
-        self._scope = self._lifecycle.scope_type()
         self._cancelled = False
         self.id = _NOT_STARTED
+        self._scope: anyio.CancelScope
         self.task: Task
 
     def __repr__(self) -> str:
