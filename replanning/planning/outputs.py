@@ -304,7 +304,7 @@ def intervention_data(
         revision_attempts=revisions,
         reason=clean(reason),
         current_state=clean(current_state),
-        recommendations=recommendations,
+        recommendations=tuple(map(clean, recommendations)),
     )
     return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
 

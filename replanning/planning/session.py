@@ -26,14 +26,13 @@ from replanning.planning.decisions import (
     ReplanType,
 )
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
-from replanning.planning.outputs import Reflection, intervention_data
+from replanning.planning.outputs import Reflection
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.state import (
     HoldReason,
     PlanningState,
     TaskHold,
     TaskRequest,
-    action_outcomes,
     executed_actions,
     progress_data,
     question_text,
@@ -362,13 +361,7 @@ class PlanningSession:
         """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
         if once and self.state.completion is not None:
             return
-        done, failures = action_outcomes(self.run.live)
-        failed, errors, counts = len(failures), "; ".join(failures[:5]), self.manager.counts
-        current = f"actions done: {done}, failed: {failed}{errors and f' ({errors})'}; replans made: {counts.total}"
-        texts = {"outcomes": outcomes, "recommendations": recommendations}
-        revisions = counts.plan_revisions
-        data = intervention_data(reason, current, done=done, failed=failed, revisions=revisions, **texts)
-        self.note("completion", data)
+        self.note("completion", self.state.intervention(reason, recommendations, outcomes))
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Journal assumptions, and the questions without an answer that they replace."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, Self, TypeVar
 
@@ -14,6 +14,7 @@ from replanning.journal.records import (
     AttemptSucceeded,
     AttemptTimedOut,
     PlanningNoted,
+    PlanRevised,
     QuestionAnswered,
     QuestionAsked,
     Record,
@@ -235,7 +236,8 @@ class PlanningState(_StateModel):
         clarified: the clarifications, oldest first.
         calls: the arguments that the model chose for actions, by their attempts.
         reflections: the model's reflections on executed actions, and feedback of people.
-        actions: the executed actions, and whether each has succeeded in the end.
+        actions: the executed actions, and whether each has succeeded in the end; without those that were replaced.
+        failures: the errors of the actions that have failed.
         errors: the number of attempts at actions that failed.
         consecutive_errors: those since the last success.
         unavailable_tools: the reasons of the tools that are not available; empty where none was given.
@@ -258,6 +260,7 @@ class PlanningState(_StateModel):
     calls: dict[str, JsonObject] = {}
     reflections: list[JsonObject] = []
     actions: dict[str, bool] = {}
+    failures: dict[str, str] = {}
     errors: int = 0
     consecutive_errors: int = 0
     unavailable_tools: dict[str, str] = {}
@@ -320,19 +323,57 @@ class PlanningState(_StateModel):
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as end:
                 if end.task.partition("~")[0] not in list(Phase):
                     succeeded = self.actions[end.task] = isinstance(end, AttemptSucceeded)
+                    self.failures.pop(end.task, None)
+                    if not isinstance(end, AttemptSucceeded):
+                        self.failures[end.task] = end.failure.message
                     self.errors += not succeeded
                     self.consecutive_errors = 0 if succeeded else self.consecutive_errors + 1
+            case PlanRevised(changes=changes):
+                for change in changes:
+                    if change.kind == "replace":
+                        self.actions.pop(change.task_id, None)
+                        self.failures.pop(change.task_id, None)
             case ResourceUpdated(name=name, available=available, reason=reason):
                 self.unavailable_tools.pop(name, None)
                 if available is False:
                     self.unavailable_tools[name] = reason
             case RunEnded(status="failed" | "aborted") as ended if self.completion is None:
-                done = sum(self.actions.values())  # the model could not summarise it, such as without budget
-                current = f"actions done: {done}; replans made: {self.counts.total}"
-                failed, revisions = len(self.actions) - done, self.counts.plan_revisions
-                self.completion = intervention_data(
-                    ended.reason, current, done=done, failed=failed, revisions=revisions
-                )
+                self.completion = self.intervention(ended.reason)  # the model could not summarise it
+
+    def task_counts(self) -> JsonObject:
+        """Return the numbers of actions that are done, and that failed and were not replaced."""
+        return {"tasks_completed": sum(self.actions.values()), "tasks_failed": len(self.failures)}
+
+    def intervention(
+        self, reason: str, recommendations: Sequence[str] = (), outcomes: tuple[str, ...] = ()
+    ) -> JsonObject:
+        """Return the completion of a run that only a person can continue, with counts and state from the journal.
+
+        Args:
+            reason: why it cannot continue.
+            recommendations: of the model; by default those of its latest decision. Others follow from the journal.
+            outcomes: the outcomes so far, as the model states them.
+        """
+        decision = self.latest.decision if self.latest is not None else None
+        advice = [*(recommendations or (decision.recommended_actions if decision is not None else ()))]
+        errors = [f"{self.name_of(task)}: {truncate_text(error, 200)}" for task, error in self.failures.items()][:5]
+        advice += [f"remove the cause of the failure of {error}" for error in errors]
+        advice += [
+            f"make the tool {name!r} available again{f': {why}' if why else ''}"
+            for name, why in self.unavailable_tools.items()
+        ]
+        advice = advice or ["look at what was done, and state the goal anew with what is missing"]
+        done, failed = sum(self.actions.values()), len(self.failures)
+        shown = f" ({'; '.join(errors)})" if errors else ""
+        return intervention_data(
+            reason,
+            f"actions done: {done}, failed: {failed}{shown}; replans made: {self.counts.total}",
+            done=done,
+            failed=failed,
+            revisions=max(self.counts.plan_revisions, len(self.plans) - 1),
+            outcomes=outcomes,
+            recommendations=tuple(advice),
+        )
 
     @property
     def plan(self) -> PlanVersion | None:
@@ -550,18 +591,6 @@ def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> Json
         "expected_outcome": PlanningTask.of(task).expected_outcome,
     }
     return {key: value for key, value in data.items() if value}
-
-
-def action_outcomes(live: LivePlan) -> tuple[int, list[str]]:
-    """Return the number of actions that are done, and those that failed for good, each with its error."""
-    done, failures = 0, list[str]()
-    for entry in live:
-        if is_action(entry.task) and entry.parent is None:
-            if is_action_done(live, entry):
-                done += 1
-            elif entry.failure is not None:
-                failures.append(f"{entry.id}: {truncate_text(entry.failure.message, 200)}")
-    return done, failures
 
 
 def _shorten(value: JsonValue) -> str:

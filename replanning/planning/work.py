@@ -49,7 +49,6 @@ from replanning.planning.state import (
     DEFAULT_ASSUMPTIONS,
     PlanVersion,
     action_data,
-    action_outcomes,
     validate_output,
 )
 from replanning.planning.tasks import (
@@ -569,10 +568,7 @@ async def _apply_ruling(session: PlanningSession, task: Task, phase: Phase, cons
 async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *, accepted: bool) -> None:
     """Judge the result of the run: revise the plan, complete the run, or have a person intervene."""
     if accepted:
-        done, failures = action_outcomes(session.run.live)
-        unjudged = Summary(goal_achieved=False, tasks_completed=done, tasks_failed=len(failures))
-        completion: JsonObject = {"summary": unjudged.model_dump(mode="json"), **output}
-        session.note("completion", {**completion, "phase": "completion", "status": "accepted"})
+        _record_completion(session, output, "accepted")
         return
     considered = await session.consider_replan(task.id, Phase.REFLECTION, _prompt_data(session, task, output))
     decision, ruling = considered.decision, considered.ruling
@@ -590,7 +586,14 @@ async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *,
         recommendations = decision.recommended_actions if decision is not None else ()
         outcomes = summary.key_outcomes if summary is not None else ()
         session.hold_for_intervention(task.id, problem, recommendations, outcomes)
-    session.note("completion", {**output, "status": "success"})
+    _record_completion(session, output, "success")
+
+
+def _record_completion(session: PlanningSession, output: JsonObject, status: str) -> None:
+    """Journal the model's summary of a run that has come to its end, with the counts of the journal."""
+    stated, counts = output.get("summary"), session.state.task_counts()
+    summary = {"goal_achieved": False, "key_outcomes": [], **(stated if isinstance(stated, dict) else {}), **counts}
+    session.note("completion", {**output, "phase": "completion", "summary": summary, "status": status})
 
 
 # Actions
@@ -846,8 +849,7 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
         if not (accepted or summary.goal_achieved):  # a person must accept that
             reason = f"the goal was not achieved: {reply.comment or 'the model says no more'}"
             session.hold_for_intervention(task.id, reason, outcomes=summary.key_outcomes)
-        status = "accepted" if accepted else "success"
-        session.note("completion", {**output, "phase": "completion", "status": status})
+        _record_completion(session, output, "accepted" if accepted else "success")
     elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
         spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")
         if use_danger(spec, call.arguments) and not accepted:

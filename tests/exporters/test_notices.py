@@ -204,7 +204,7 @@ async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, g
 
 
 async def test_what_ends_badly_is_told() -> None:
-    """A run that is given up is told of, with the reason and how things stand, and without headings of nothing."""
+    """A run that is given up is told of, with the reason, how things stand, and what to do."""
     records = await carried_out({"decision:execution": go_on(confidence=0.7)}, failing=9)
     body = the(records, NoticeKind.ENDED)
     assert (
@@ -212,7 +212,7 @@ async def test_what_ends_badly_is_told() -> None:
         in body
     )
     assert "**Where things stand**: actions done: 0, failed: 1 (write: no such file: news.txt)" in body
-    assert "Recommended Actions" not in body
+    assert "**Recommended Actions**:\n- remove the cause of the failure of write: no such file" in body
 
 
 async def test_a_person_is_asked_when_revisions_are_used_up() -> None:

@@ -6,11 +6,13 @@ import pytest
 
 from replanning.errors import LLMUnavailable
 from replanning.journal import MemoryStore
+from replanning.planning import PlanningState
 from tests.support.planning import (
     ACTIONS,
     AGAIN,
     EACH,
     MISSING,
+    OFF,
     SUBTASKS,
     TOOLS,
     USUAL,
@@ -27,6 +29,8 @@ from tests.support.planning import (
     replan,
     revision,
     run,
+    summary,
+    use,
 )
 from tests.support.resume import RUN
 
@@ -400,3 +404,43 @@ async def test_settings_or_a_person_end_the_wait_for_the_model(settings, gate, s
     planning, _, _ = await run(absent, Desk({"post": [MISSING]}), settings, gate)
     assert planning.result.status == status
     assert status == "succeeded" or planning.state.completion["status"] == "requires_human_intervention"
+
+
+@pytest.mark.parametrize(
+    ("achieved", "gate", "settings"),
+    [(True, None, None), (False, eve("approve"), None), (True, None, OFF)],
+    ids=["plan", "accepted", "tool loop"],
+)
+async def test_counts_are_those_of_the_journal(achieved, gate, settings):
+    """Whatever the model states of tasks that it completed, the summary has the numbers of those that were executed."""
+    claims = {"summary": {"goal_achieved": achieved, "tasks_completed": 77, "tasks_failed": 5}}
+    replies = {"completion": claims, "step": (use("write", text="a"), use("post", text="b"), {**claims, "done": True})}
+    planning, *_ = await run(replies, None, settings, gate)
+    told = planning.state.completion["summary"]
+    assert (told["tasks_completed"], told["tasks_failed"], told["goal_achieved"]) == (2, 0, achieved)
+
+
+async def test_what_a_person_is_told_to_do():
+    """A run that needs a person counts its revisions and the failures that nothing replaced, and says what to do."""
+    causes = tuple(because("partial_replan", number, recommended_actions=["ask eve"]) for number in range(3))
+    plans = tuple(revision(action(name, "shout"), action("post", "post")) for name in ("write", "w2", "w3"))
+    replies = {"decision:execution": causes, "revision": plans}
+    planning, *_ = await run(replies, Desk({"write": [MISSING], "shout": [MISSING] * 9}), escalate("abort"))
+    told: Any = planning.state.completion["summary"]
+    assert planning.result.status == "aborted"
+    assert (told["revision_attempts"], told["tasks_completed"], told["tasks_failed"]) == (2, 0, 1)
+    assert "failed: 1 (w2: no such file: news.txt)" in told["current_state"]
+    cause = "remove the cause of the failure of w2: no such file: news.txt"
+    assert told["recommendations"] == ["ask eve", cause]
+
+
+async def test_advice_without_any_of_the_model():
+    """A tool that is down is among the recommendations; there is one even if nothing is known to be wrong."""
+    planning, *_ = await run({"completion": summary(achieved=False)})
+    assert planning.state.completion["summary"]["recommendations"]
+    state = PlanningState(unavailable_tools={"post": "it is down", "write": ""})
+    told: Any = state.intervention("no way")["summary"]
+    assert told["recommendations"] == [
+        "make the tool 'post' available again: it is down",
+        "make the tool 'write' available again",
+    ]
