@@ -341,8 +341,11 @@ _MAX_NAME_CHARS: Final = 200
 VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     # An alias stands before the name that takes precedence over it.
     ("MUSUBI_REPLAN_ENABLED", "enabled"),
+    ("MUSUBI_REPLAN_ENABLED", "planning.replanning.enabled"),
     ("REPLANNING_ENABLED", "enabled"),
+    ("REPLANNING_ENABLED", "planning.replanning.enabled"),
     ("REPLANNING_MIN_CONFIDENCE", "alternatives.min_confidence"),
+    ("REPLANNING_MIN_CONFIDENCE", "planning.replanning.llm_decision.min_confidence_threshold"),
     ("MUSUBI_REPLAN_MIN_CONFIDENCE", "alternatives.human_approval_threshold"),
     ("REPLANNING_APPROVAL_THRESHOLD", "alternatives.human_approval_threshold"),
     ("MUSUBI_LLM_PROVIDER", "provider"),
@@ -362,7 +365,7 @@ VARIABLES: Final[tuple[tuple[str, str], ...]] = (
     ("MAX_PLAN_REVISIONS", "planning.revision.max_revisions"),
     ("MAX_TOTAL_REPLANS", "planning.replanning.global.max_total_replans"),
 )
-"""Short names of variables with their keys; they take precedence over the long name that every key has."""
+"""Short names of variables, each with its keys; they take precedence over the long name that every key has."""
 
 OTHERS: Final = (
     "REPLANNING_CONTEXT",

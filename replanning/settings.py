@@ -65,13 +65,27 @@ class HistorySettings(Section):
     archive_directory: str | None = Field(default=None, min_length=1)
 
 
+_USER_CONFIRMATION: Final = 0.3
+_IMMEDIATE: Final = 0.8
+
+
 class DecisionSettings(Section):
     """Thresholds for the decisions of a model, by its own confidence."""
 
     min_confidence_threshold: Share = 0.5
     require_user_confirmation_on_low_confidence: bool = True
-    user_confirmation_threshold: Share = 0.3
-    immediate_execution_threshold: Share = 0.8
+    user_confirmation_threshold: Share = _USER_CONFIRMATION
+    immediate_execution_threshold: Share = _IMMEDIATE
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_minimum(cls, data: Any) -> object:
+        """Move the thresholds that are not set, so that a minimum alone is always valid."""
+        minimum = data.get("min_confidence_threshold") if isinstance(data, dict) else None
+        if isinstance(minimum, bool) or not isinstance(minimum, int | float) or not 0 <= minimum <= 1:
+            return data
+        moved = {"user_confirmation_threshold": minimum} if minimum < _USER_CONFIRMATION else {}
+        return {**moved, **({"immediate_execution_threshold": minimum} if minimum > _IMMEDIATE else {}), **data}
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

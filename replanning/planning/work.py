@@ -715,7 +715,7 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
                 found = await reflect(session, context.attempt_id, name, data)
             lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
             cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
-            if found is not None and found.plan_revision_needed:
+            if found is not None and found.plan_revision_needed and session.manager.limits.enabled:
                 considered = await session.decide_revision(f"{context.attempt_id}~again", found, data, cause)
                 await _follow_decision(session, task, context, considered)
             elif every or (found.status != "success" if found is not None else error):

@@ -612,6 +612,15 @@ async def test_a_reflection_that_finds_the_plan_wrong_leads_to_a_revision():
     assert planning.state.plans[-1].reason.startswith("the reflection finds the plan wrong: so")
 
 
+async def test_a_reflection_revises_nothing_where_replanning_is_switched_off():
+    """With planning.replanning.enabled off, a reflection that finds the plan wrong is recorded and changes nothing."""
+    settings = {"planning": {"reflection": {"trigger_interval": 1}, "replanning": {"enabled": False}}}
+    planning, _, desk = await run({"reflection": thought(revise=True)}, settings=settings)
+    assert (planning.result.status, desk.tools) == ("succeeded", ["write", "post"])
+    assert executed(planning.state) == []
+    assert {record.override_reason for record in planning.state.records} == {None}
+
+
 @pytest.mark.parametrize(("answer", "status"), [(go_on(), "succeeded"), (replan("plan_revision"), "aborted")])
 async def test_a_revision_that_a_limit_forbids_is_told_to_the_model(answer, status):
     """If a reflection needs a revision and none is left, the model decides once more before the run goes on or ends."""

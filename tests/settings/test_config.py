@@ -312,11 +312,25 @@ def test_any_arguments(arguments: dict[str, Any]) -> None:
     ],
 )
 def test_variables(name: str, text: str, key: str, value: Any) -> None:
-    """Every short variable sets its setting, goes before the file, and is named as its source."""
+    """Every short variable sets its settings, goes before the file, and is named as their source."""
     loaded = load("llm: {model: other}\nenabled: true", environ={name: text})
-    same = load(arguments={key: value})
-    assert loaded.settings == same.settings
-    assert loaded.sources[key] == f"environment {name}"
+    every = dict.fromkeys([key for short, key in VARIABLES if short == name], value)
+    assert loaded.settings == load(arguments=every).settings
+    assert key in every
+    assert {loaded.sources[key] for key in every} == {f"environment {name}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "bands"), [("0.2", (0.2, 0.2, 0.8)), ("0.6", (0.3, 0.6, 0.8)), ("1", (0.3, 1, 1)), ("0", (0, 0, 0.8))]
+)
+def test_the_minimum_alone_sets_the_decision_of_planning_mode(text: str, bands: tuple[float, ...]) -> None:
+    """REPLANNING_MIN_CONFIDENCE is the minimum of planning mode as well; thresholds that are not set follow it."""
+    decision = load(environ={"REPLANNING_MIN_CONFIDENCE": text}).settings.planning.replanning.llm_decision
+    assert decision.min_confidence_threshold == bands[1]
+    assert (decision.user_confirmation_threshold, decision.immediate_execution_threshold) == (bands[0], bands[2])
+    stated = {"planning.replanning.llm_decision.immediate_execution_threshold": 0.5}
+    limits = load(environ={"REPLANNING_ENABLED": "off"}, arguments=stated).settings.planning.replanning
+    assert (limits.enabled, limits.llm_decision.immediate_execution_threshold) == (False, 0.5)
 
 
 # What a setting of this kind may be, beside its default: as text of a variable, and as it is then.
@@ -339,14 +353,15 @@ def test_every_setting_has_a_variable(key: str) -> None:
     default = values(Settings())[key]
     text = default if isinstance(default, str) else json.dumps(default)
     options = [OF_ITS_OWN[key]] if key in OF_ITS_OWN else [(text, default), *OTHERWISE]
+    every = {key, *(one for short, one in VARIABLES if short == name)}
     found = 0
     for text, value in options:
         try:
-            same = load(arguments={key: value}, override=own)
+            same = load(arguments=dict.fromkeys(every, value), override=own)
         except SettingsError:
             continue
         loaded = load(environ={name: text}, override=own)
-        assert (loaded.settings, loaded.sources) == (same.settings, {key: f"environment {name}"})
+        assert (loaded.settings, loaded.sources) == (same.settings, dict.fromkeys(every, f"environment {name}"))
         found += 1
     assert found
 
@@ -532,6 +547,7 @@ def test_problems_of_every_source_at_once() -> None:
         "argument failure_threshold: expected a whole number of at least 1, got 0",
         *(one for one in told if one.startswith("argument llm.model: got <object object at")),
         "environment MUSUBI_REPLAN_ENABLED enabled: expected true or false, got 'perhaps'",
+        "environment MUSUBI_REPLAN_ENABLED planning.replanning.enabled: expected true or false, got 'perhaps'",
         "environment PLANNING_STRATEGY planning.strategy: expected one of chain_of_thought, hierarchical, simple, got 'wild'",
         "override planning.max_subtasks: expected a whole number of at least 1, got 0",
         "override planning.stategy: there is no such setting; did you mean 'planning.strategy'?",
@@ -540,7 +556,7 @@ def test_problems_of_every_source_at_once() -> None:
         f"{FILE}:1:14 cooldown: expected a number of at least 0, got -1",
         *(one for one in told if one.startswith(f"{FILE}:1:28 api_key: ")),
     ]
-    assert len(told) == 10
+    assert len(told) == 11
 
 
 @pytest.mark.parametrize(
