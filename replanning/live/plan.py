@@ -64,6 +64,7 @@ class LivePlan(TaskGraph):
         success_durations: number of successful attempts and their total seconds.
         tool_durations: the same for each tool.
         busy_seconds: seconds in which some attempt ran, until the last one ended; interruptions do not count.
+        unkept: the tasks of which some output could not be kept as JSON.
         recent_ends: whether each of the last attempts succeeded; a replan that was applied counts as a failure.
     """
 
@@ -75,6 +76,7 @@ class LivePlan(TaskGraph):
         "recent_ends",
         "success_durations",
         "tool_durations",
+        "unkept",
     )
 
     def __init__(self, plan: Plan, *, empty: bool = False) -> None:
@@ -84,6 +86,7 @@ class LivePlan(TaskGraph):
         self.tool_durations: dict[str, tuple[int, float]] = {}
         self.busy_seconds = self._busy_since = 0.0
         self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
+        self.unkept: dict[TaskId, None] = {}
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:
@@ -266,6 +269,8 @@ class LivePlan(TaskGraph):
         self.end_attempt(entry, succeeded=True)
         if body.recoverable:
             entry.output = body.output
+        else:
+            self.unkept[entry.id] = None
         entry.recoverable = body.recoverable
         if entry.failure is not None:
             entry.failure, entry.failures = None, 0

@@ -68,7 +68,7 @@ from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
 from replanning.plan.danger import use_danger
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK, is_redacted
 from replanning.plan.tasks import PLANNING_KEY, Task
@@ -856,6 +856,11 @@ class Lifecycle:
         """Record the end of the run and stop everything that still runs."""
         if self.end is not None:
             return
+        if status == "succeeded" and self.live.unkept:
+            entries = map(self.live.entry, self.live.unkept)
+            unkept = [repr(e.id) for e in entries if e.state is TaskState.DONE and not e.recoverable]
+            advice = "could not be kept as JSON; return JSON, or give the engine a codec"
+            reason += f", but the output of {join_names(unkept, 5)} {advice}" if unkept else ""
         body = RunEnded(status, reason, cancelled)
         try:
             self.record_stale_results()

@@ -464,6 +464,9 @@ class PlanRun:
         self, body: FactsObserved | ContextUpdated | ResourceUpdated | GoalChanged | ReplanRequested
     ) -> None:
         if self._lifecycle.loop.closed:
+            end = self._lifecycle.end
+            if end is not None and end.status in ("succeeded", "failed", "aborted"):
+                raise NotRunning(f"run {self.id!r} has ended as {end.status}, so nothing more is recorded")
             raise NotRunning(f"run {self.id!r} was left, so nothing more is recorded; resume it to go on")
         self._lifecycle.commit_or_defer(body)
         if isinstance(body, ContextUpdated) and self.live.redoes_stale and self._lifecycle.end is None:

@@ -30,7 +30,7 @@ from replanning import (
     ToolSpec,
     open_run,
 )
-from replanning.changes import CancelTask, ModifyTask, ReorderTasks
+from replanning.changes import AbortRun, CancelTask, ModifyTask, ReorderTasks
 from replanning.errors import (
     ChangeRejected,
     NotRunning,
@@ -445,6 +445,10 @@ async def test_a_run_that_was_left_records_nothing() -> None:
     for report in (lambda: run.observe(["a"]), lambda: run.change_context({"a": 1})):
         with pytest.raises(NotRunning, match="was left, so nothing more is recorded; resume it to go on"):
             report()
+    async with engine.open(RESOURCES) as over:
+        over.apply([AbortRun(reason="enough")])
+    with pytest.raises(NotRunning, match=r"has ended as aborted, so nothing more is recorded$"):
+        over.observe(["a"])
     with pytest.raises(TypeError, match="revision: expected the number of a revision, got '0'"):
         engine.fork(run.id, "0")
     with pytest.raises(StoreError, match="it is empty"):

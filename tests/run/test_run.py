@@ -20,6 +20,7 @@ from replanning import (
     open_run,
 )
 from replanning.errors import ChangeRejected, NotRunning, ReplanningError, RunFailed, UnknownAttempt, UnknownTask
+from replanning.history import run_status
 from replanning.journal import (
     AttemptFenced,
     AttemptInterrupted,
@@ -363,6 +364,17 @@ async def test_no_task_gets_what_is_no_json(output: object) -> None:
         result = await SequentialOrchestrator(work).run(plan(Task(id="a"), task))
         assert (result.status, result.outputs) == ("failed", {})
         assert "could not be kept as JSON; return JSON, or give the engine a codec" in result.reason
+
+
+async def test_outputs_that_are_not_kept() -> None:
+    """A run that succeeds names the tasks whose outputs are no JSON, also in the status."""
+    store = MemoryStore()
+    async with open_run(chain("a", "b"), store=store) as run:
+        await perform(run, ScriptedExecutor({"a": returns({1}), "b": returns(2)}))
+    assert (run.result.status, run.result.outputs) == ("succeeded", {"b": 2})
+    assert "but the output of 'a' could not be kept as JSON" in run.result.reason
+    (info,) = store.runs()
+    assert run_status(store, info, 0.0).reason == run.result.reason
 
 
 async def test_work_changes_nothing_that_others_get() -> None:
