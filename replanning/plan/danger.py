@@ -411,6 +411,22 @@ _DELETE_PROGRAMS: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?|-d
 """Programs that delete; `-delete` is an option of `find`."""
 
 _PRIVILEGE_PROGRAMS: Final = re.compile(r"sudo|doas|su")
+_DATABASE_PROGRAMS: Final = re.compile(
+    r"psql|mysql(?:sh|admin)?|mariadb|sqlite3?|mongo(?:sh)?|redis-cli|cqlsh|sqlcmd|sqlplus|duckdb|clickhouse-client|drop(?:db|user)"
+)
+_PERMISSION_PROGRAMS: Final = re.compile(r"ch(?:mod|own|grp|attr)|setfacl")
+_RECURSIVE_OPTION: Final = re.compile(r"-\w*R\w*|--recursive")
+
+_GIT_LOSSES: Final = {
+    "push": re.compile(r"-[a-zA-Z]*[fd][a-zA-Z]*|--(?:force.*|mirror|delete|prune)|\+.+"),
+    "reset": re.compile(r"--hard"),
+    "clean": re.compile(r"-[a-zA-Z]*f[a-zA-Z]*|--force"),
+    "checkout": re.compile(r"-[a-zA-Z]*f[a-zA-Z]*|--force"),
+    "branch": re.compile(r"-[a-zA-Z]*D[a-zA-Z]*"),
+    "stash": re.compile(r"drop|clear"),
+}
+"""Commands of git by which work can be lost, and the words that make them do so."""
+
 _FETCH_PROGRAMS: Final = re.compile(r"curl|wget|fetch|nc|ncat|ssh")
 _PRINT_PROGRAMS: Final = re.compile(r"echo|printf")
 _PIPE_OPERATOR: Final = re.compile(r"(?:.*[^|])?\|[&(\n]*", re.DOTALL)
@@ -482,11 +498,20 @@ def _danger_reasons(command: str) -> Iterator[str]:
             yield "it runs whatever program it is told to"
         elif runner := _argument_interpreter(words):
             yield f"it runs whatever text it is given with {runner!r}"
-        for name in _candidate_programs(words):
+        for name in dict.fromkeys(_candidate_programs(words)):
             if _DELETE_PROGRAMS.fullmatch(name):
                 yield f"it uses {name!r}"
             elif _PRIVILEGE_PROGRAMS.fullmatch(name):
                 yield f"it acts as somebody else, with {name!r}"
+            elif _DATABASE_PROGRAMS.fullmatch(name):
+                yield f"it works on a database, with {name!r}"
+            elif _PERMISSION_PROGRAMS.fullmatch(name) and any(map(_RECURSIVE_OPTION.fullmatch, words)):
+                yield f"it changes permissions recursively, with {name!r}"
+            elif name == "git":
+                plain = [word.strip("'\"") for word in words]
+                verb = next(filter(_GIT_LOSSES.__contains__, plain), "")
+                if verb and (loss := next(filter(_GIT_LOSSES[verb].fullmatch, plain[plain.index(verb) + 1 :]), "")):
+                    yield f"it discards work, with 'git {verb} {loss}'"
         yield from _danger_reasons(_inline_script(words))
     yield from (
         f"it runs whatever comes from elsewhere, with {runner!r}" for runner in _untrusted_code_runners(command)
