@@ -167,7 +167,7 @@ def find_file() -> Path | None:
     Raises:
         SettingsError: there are two.
     """
-    files = [name for name in FILES if Path(name).is_file()]
+    files = [name for name in FILES if os.path.lexists(name)]
     if len(files) > 1:
         raise SettingsError([Problem(files[1], f"there is {files[0]!r}, too; keep one of them")])
     return Path(files[0]) if files else None

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -161,10 +161,13 @@ class ConsoleGate:
         return f" ({max(0.0, question.deadline - self._display.clock.now()):.0f} s left)"
 
 
+_MAX_LINE_CHARS: Final = 1_000_000
+
+
 async def _read_line() -> str:
     # Waiting for the terminal, rather than reading in a thread, can be cancelled when time is up.
     await anyio.wait_readable(sys.stdin)
-    line = sys.stdin.readline()
+    line = sys.stdin.readline(_MAX_LINE_CHARS)
     if not line:
         raise ReplanningError("standard input was closed; the question stays open")
     return line

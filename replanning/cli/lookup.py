@@ -31,7 +31,7 @@ from replanning.errors import (
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
 from replanning.plan.messages import did_you_mean, join_names
-from replanning.plan.reading import format_of, read_document
+from replanning.plan.reading import format_of, read_document, read_text_file
 from replanning.plan.types import JsonObject, QuestionId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -228,8 +228,8 @@ def read_plan(path: str) -> Plan:
 def load_document(path: str) -> JsonObject:
     """Read a file; return an empty object where it is not a mapping in YAML or JSON."""
     try:
-        document = read_document(Path(path).read_text(encoding="utf-8-sig"), format=format_of(path))
-    except (OSError, UnicodeDecodeError, PlanError):
+        document = read_document(read_text_file(path), format=format_of(path))
+    except PlanError:
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -241,10 +241,9 @@ def read_text_argument(path: Path, argument: str) -> str:
         SettingsError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"byte {error.start + 1} of the file is not UTF-8"
-        raise SettingsError([Problem(argument, f"{path} cannot be read: {reason}")]) from error
+        return read_text_file(path, noun="file")
+    except PlanError as error:
+        raise SettingsError([Problem(argument, str(problem)) for problem in error.problems]) from error
 
 
 @runtime_checkable

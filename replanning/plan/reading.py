@@ -58,6 +58,8 @@ def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: i
         PlanError: it cannot be read, is too large, or is not UTF-8.
     """
     try:
+        if kind := _unreadable_kind(pathlib.Path(path)):
+            raise ValueError(f"it is {kind}; give a file")
         with pathlib.Path(path).open("rb") as file:
             content = file.read(max_size + 1)
     except (OSError, TypeError, ValueError) as error:  # the last two say that this is no path
@@ -70,6 +72,15 @@ def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: i
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise PlanError([Problem(f"{path}:{line}", f"byte {error.start + 1} of the file is not UTF-8")]) from error
+
+
+def _unreadable_kind(path: pathlib.Path) -> str:
+    """Return the kind of what is no file and might never be read to its end; "" if it can be read."""
+    if path.is_fifo() and not str(path.absolute()).startswith(("/dev/", "/proc/")):  # as <(…) and /dev/stdin are
+        return "a named pipe"
+    if (path.is_char_device() or path.is_block_device()) and str(path) != "/dev/null":
+        return "a device"
+    return "a socket" if path.is_socket() else ""
 
 
 def format_of(path: str | PathLike[str]) -> Format:

@@ -332,7 +332,7 @@ def test_answer_all() -> None:
         ("changes.yaml", "[]", 2, "expected a list of changes"),
         ("changes.json", "{", 2, "changes.json:1:2: this is not JSON"),
         ("changes.yaml", "a: [", 2, "this is not YAML"),
-        ("missing.yaml", None, 2, "missing.yaml cannot be read: No such file"),
+        ("missing.yaml", None, 2, "missing.yaml: the file cannot be read: No such file"),
     ],
 )
 def test_bad_changes(folder: Path, name: str, text: str | None, code: int, message: str) -> None:

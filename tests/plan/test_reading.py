@@ -1,5 +1,7 @@
 """Plan files: both formats, the places of problems, and the schema."""
 
+import os
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -75,6 +77,21 @@ def test_folders_and_large_files(tmp_path):
         read_text_file(tmp_path / "large", max_size=30)
     with pytest.raises(PlanError, match="the text has more than 10 characters"):
         read_document("x" * 11, format="yaml", max_size=10)
+
+
+def test_what_is_no_file(tmp_path):
+    """A named pipe, a device and a socket are refused at once; the pipe of `<(…)` is read, and /dev/null is empty."""
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for place, kind in (("pipe", "a named pipe"), ("/dev/zero", "a device"), ("socket", "a socket")):
+            with pytest.raises(PlanError, match=f"the plan cannot be read: it is {kind}; give a file"):
+                Plan.load(tmp_path / place)
+    read, write = os.pipe()
+    os.write(write, b"text")
+    os.close(write)
+    assert (read_text_file(f"/dev/fd/{read}"), read_text_file("/dev/null")) == ("text", "")
+    os.close(read)
 
 
 def test_places_in_yaml():

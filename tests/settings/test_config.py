@@ -68,8 +68,13 @@ def test_file_is_found_where_the_program_runs() -> None:
     Path(".replanning.yaml").write_text("replanning: {cooldown: 5}")
     hidden = load()
     assert (hidden.settings.cooldown, hidden.sources) == (5, {"cooldown": ".replanning.yaml:1:14"})
-    Path(FILE).touch()
+    os.mkfifo(FILE)
     with pytest.raises(SettingsError, match="keep one of them"):
+        load()
+    Path(".replanning.yaml").unlink()
+    with pytest.raises(
+        SettingsError, match=f"{FILE}: the settings file cannot be read: it is a named pipe; give a file"
+    ):
         load()
 
 
