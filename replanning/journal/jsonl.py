@@ -430,9 +430,7 @@ def _lock(guard: int, path: Path, timeout: float) -> None:
     end = None
     while True:
         try:
-            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file_status(guard, path)  # others lock the file that the path names
-            return
+            return fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             now = time.monotonic()
             if end is None:
@@ -442,22 +440,6 @@ def _lock(guard: int, path: Path, timeout: float) -> None:
                     f"{path}: another process kept the file locked for {timeout:g} seconds; try again"
                 ) from error
             threading.Event().wait(0.001)
-
-
-def file_status(file: int, path: Path) -> os.stat_result:
-    """Return the status of an open file, if its path still names it.
-
-    Raises:
-        StoreError: it was removed or replaced.
-    """
-    status = os.fstat(file)
-    try:
-        named = os.stat(path)  # noqa: PTH116 - done for every record
-        if (named.st_ino, named.st_dev) == (status.st_ino, status.st_dev):
-            return status
-    except FileNotFoundError:
-        pass
-    raise StoreError(f"{path} was removed or replaced while it was in use, and records would be lost; put it back")
 
 
 def _read_lease_file(path: Path) -> tuple[bytes, bytes]:
@@ -582,6 +564,7 @@ class JournalFile:
         except BaseException:
             os.close(self._file)
             raise
+        self._name, self._inode = str(path), os.fstat(self._file).st_ino
         self._lease_bytes, self._epoch = b"", 0
         self._size = self._last_seq = -1
 
@@ -594,7 +577,11 @@ class JournalFile:
                 self._epoch, self._lease_bytes = parse_lease_state(count, text, self._lease_path).epoch, text
             if self._epoch != lease.epoch:
                 raise lease_lost(lease)
-            status = file_status(self._file, self._path)
+            status = os.stat(self._name)  # noqa: PTH116 - a text
+            if status.st_ino != self._inode:
+                raise StoreError(
+                    f"{self._path} was replaced while its run was going on; put it back, or resume the run"
+                )
             if status.st_size != self._size:  # first of all, and where a killed owner left an incomplete line
                 self._last_seq, self._size = scan_complete_lines(self._file)
                 written = parse_lease_state(count, text, self._lease_path).records

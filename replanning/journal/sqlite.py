@@ -191,6 +191,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 _READ_BATCH_SIZE: Final = 100
 
+_BUSY_TIMEOUT_SQL: Final = f"PRAGMA busy_timeout = {LOOP_LOCK_TIMEOUT * 1000:.0f}"
+
 _VERSION_SQL: Final = "SELECT * FROM pragma_application_id, pragma_user_version"
 
 # Checks lease and number, and begins the write, so that no other writer can intervene.
@@ -285,13 +287,20 @@ class SqliteStore(RunStore):
 
     @cached_property
     def _connection(self) -> sqlite3.Connection:
+        new, wal, shm = (self._path.with_name(self._path.name + suffix) for suffix in ("-new", "-wal", "-shm"))
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
             with suppress(OSError):
+                if not self._path.exists():
+                    new.touch(0o600)  # until the file has its tables, and may be empty
                 # Only a new file is opened: closing a file takes the locks of this process from it.
                 os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            if self._path.is_file() and self._path.stat().st_size == 1:  # which SQLite takes as an empty database
-                raise JournalCorrupt(f"{self._path} is damaged: one byte is left of it; {_DAMAGE_ADVICE}")
+            # SQLite takes such files as new ones. Looked at twice, because another process may be opening or closing them.
+            if all(self._path.is_file() and self._path.stat().st_size < 2 and not new.exists() for _ in range(2)):
+                raise JournalCorrupt(f"{self._path} is damaged: it was cut off; {_DAMAGE_ADVICE}")
+            if all(shm.exists() and not wal.exists() for _ in range(2)):
+                advice = f"put it back, or remove {shm} to go on without the last records"
+                raise JournalCorrupt(f"{wal} is missing, to which the last records were written; {advice}")
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
                 self._path, timeout=lock_timeout(), isolation_level=None, check_same_thread=False
@@ -308,12 +317,9 @@ class SqliteStore(RunStore):
         connection.create_function("checksum", -1, checksum, deterministic=True)
         try:
             _migrate(connection, self._path)
+            with suppress(OSError):
+                new.unlink()
             _make_private(self._path)  # a file of another program has been refused, and stays as it is
-            # Indexes as well: a run that is not found by its id would be begun anew.
-            for table in ("runs", "inbox"):
-                (found,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
-                if found != "ok":
-                    raise JournalCorrupt(f"{self._path} is damaged: {found}; {_DAMAGE_ADVICE}")
             # With a write-ahead log, readers and writers do not block each other.
             for _ in range(_MAX_WAL_ATTEMPTS):
                 try:
@@ -325,9 +331,15 @@ class SqliteStore(RunStore):
                     # This statement ignores the busy timeout while others open the same new file; BEGIN IMMEDIATE waits.
                     connection.execute("BEGIN IMMEDIATE")
                     connection.execute("ROLLBACK")
+            # Indexes as well: a run that is not found by its id would be begun anew.
+            for table in ("runs", "inbox"):
+                (found,) = connection.execute(f"PRAGMA integrity_check({table})").fetchone()
+                if found != "ok":
+                    raise JournalCorrupt(f"{self._path} is damaged: {found}; {_DAMAGE_ADVICE}")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-            connection.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
+            connection.execute(_BUSY_TIMEOUT_SQL)
+            self._inodes = {path.absolute(): path.stat().st_ino for path in (self._path, wal)}
         except BaseException as error:
             connection.close()
             if isinstance(error, PermissionError):
@@ -363,6 +375,9 @@ class SqliteStore(RunStore):
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Move the end of the lease in the row of the run."""
         with self._transaction("renew a lease"):
+            for path, inode in self._inodes.items():
+                if not path.exists() or path.stat().st_ino != inode:
+                    raise LeaseLost(f"{path} was removed or replaced, and another process may take run {lease.run!r}")
             self._save(self._owned_row(lease)._replace(until=float(at + ttl)))
 
     def release(self, lease: Lease) -> None:
@@ -375,17 +390,27 @@ class SqliteStore(RunStore):
         seq, at, body = record
         kind, data = body.kind, encode_body(record)
         crc = checksum(data.encode(), seq, float(at), kind)
-        with self._transaction(f"take record {seq} of run {lease.run!r}") as database:
-            if not database.execute(_COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)).rowcount:
-                raise record_out_of_order(lease, record, self._owned_row(lease).records)
-            database.execute(_APPEND_SQL, (seq, at, kind, data, crc, lease.run))
-            status = status_after(body)
-            if status is not None:
-                row = self._run_row(lease.run)._replace(status=status)
-                if isinstance(body, RunOpened):
-                    name, objective = run_title(body)
-                    row = row._replace(name=name, objective=objective)
-                self._save(row)
+        with self._lock:
+            database = self._connection
+            try:  # not `_transaction`, because this is done for every record
+                database.execute("BEGIN IMMEDIATE")
+                if not database.execute(_COUNT_SQL, (seq, lease.run, lease.epoch, seq - 1)).rowcount:
+                    raise record_out_of_order(lease, record, self._owned_row(lease).records)
+                database.execute(_APPEND_SQL, (seq, at, kind, data, crc, lease.run))
+                status = status_after(body)
+                if status is not None:
+                    row = self._run_row(lease.run)._replace(status=status)
+                    if isinstance(body, RunOpened):
+                        name, objective = run_title(body)
+                        row = row._replace(name=name, objective=objective)
+                    self._save(row)
+                database.execute("COMMIT")
+            except BaseException as error:
+                with suppress(sqlite3.Error):
+                    database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error | UnicodeError):
+                    raise store_error(error, self._path, f"take record {seq} of run {lease.run!r}") from error
+                raise
 
     def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
         """Return the records that exist now, fetched in batches."""
@@ -537,12 +562,16 @@ class SqliteStore(RunStore):
         while True:
             with self._operation(doing) as database:
                 try:
+                    database.execute(f"PRAGMA busy_timeout = {LOCK_TRY * 1000:.0f}")
                     database.execute("BEGIN IMMEDIATE")
                 except sqlite3.OperationalError as error:
-                    if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > end:
+                    if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > end:
                         raise
                 else:
                     with finished(database):
                         yield database
                     return
+                finally:
+                    with suppress(sqlite3.Error):
+                        database.execute(_BUSY_TIMEOUT_SQL)
             Event().wait(0.001)  # without the lock, for which the event loop of another run may wait

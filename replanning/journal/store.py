@@ -289,7 +289,7 @@ def lock_timeout() -> float:
 def is_locked(error: StoreError) -> bool:
     """Return whether an operation failed because another process holds a lock."""
     cause = error.__cause__
-    return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "") == "SQLITE_BUSY"
+    return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 
 _STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)

@@ -1,11 +1,12 @@
 """The SQLite store: its file, its schema, and what can be wrong with them."""
 
+import shutil
 import sqlite3
 from contextlib import closing
 
 import pytest
 
-from replanning.errors import JournalCorrupt, StoreError
+from replanning.errors import JournalCorrupt, LeaseLost, StoreError
 from replanning.journal import SqliteStore
 from replanning.journal.store import checksum
 from replanning.testing.stores import RUN, sample_message, sample_record
@@ -103,10 +104,12 @@ def test_unusable_paths(tmp_path, path):
     """A path that cannot be a history is refused with its name and what to check, and a file there is left as it was."""
     path.write_text("dear diary\n" * 1000)
     (tmp_path / "one.db").write_text("S")
+    (tmp_path / "empty.db").touch()
     for refused, message in (
         (path, r"history\.db cannot be opened: file is not a database; it is not a SQLite"),
         (path / "deep.db", r"the folder of .*deep\.db cannot be made: .*; name another path"),
-        (tmp_path / "one.db", r"one\.db is damaged: one byte is left of it; restore it from a copy"),
+        (tmp_path / "one.db", r"one\.db is damaged: it was cut off; restore it from a copy"),
+        (tmp_path / "empty.db", r"empty\.db is damaged: it was cut off; restore it from a copy"),
         (tmp_path, "cannot be opened: unable to open database file; check that the path names"),
         ("/dev/full", "/dev/full cannot be opened: database or disk is full; make room on the disk"),
     ):
@@ -181,6 +184,54 @@ def test_damaged_file(filled):
     message = r"history\.db cannot .*malformed.*; the file is damaged; restore it"
     with pytest.raises(JournalCorrupt, match=message), closing(SqliteStore(filled)) as store:
         store.runs()
+
+
+def test_killed_while_it_was_made(path):
+    """A history whose process was killed before it had made the tables is made by the next one."""
+    for name in ("history.db", "history.db-new"):
+        path.with_name(name).touch()
+    with closing(SqliteStore(path)) as store:
+        assert store.runs() == []
+    assert [file.name for file in path.parent.iterdir()] == ["history.db"]
+
+
+def killed(path, folder):
+    """Copies of the files of a history in use, as a killed process leaves them."""
+    folder.mkdir()
+    for file in path.parent.glob("history.db*"):
+        shutil.copy(file, folder)
+    return folder / "history.db"
+
+
+def test_missing_log(filled, tmp_path):
+    """A history without the log that a killed process has left is refused, until the log is back or is given up."""
+    with closing(SqliteStore(filled)) as store:
+        store.append(store.acquire(RUN, "me", 6.0, 5.0), sample_record(4))
+        left = killed(filled, tmp_path / "left")
+    log = left.with_name("history.db-wal").rename(tmp_path / "log")
+    with pytest.raises(JournalCorrupt, match=r"history\.db-wal is missing, .*; put it back, or remove .*-shm to go on"):
+        SqliteStore(left)
+    log.rename(left.with_name("history.db-wal"))
+    with closing(SqliteStore(left)) as store:
+        assert len(list(store.read(RUN))) == 4
+
+
+@pytest.mark.parametrize("name", ["history.db", "history.db-wal"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_file_in_use(path, name, replaced):
+    """An owner whose database or log is removed or replaced loses its lease when it is renewed."""
+    used, aside = path.with_name(name), path.with_name("aside")
+    with closing(SqliteStore(path)) as store:
+        lease = store.create(RUN, "me", 0.0, 5.0)
+        used.rename(aside)
+        if replaced:
+            shutil.copy(aside, used)
+        with pytest.raises(
+            LeaseLost, match=rf"{name} was removed or replaced, and another process may take run 'run-1'"
+        ):
+            store.renew(lease, 1.0, 5.0)
+        aside.replace(used)
+        store.renew(lease, 1.0, 5.0)
 
 
 def test_record_missing_at_the_end_of_a_batch(path):
