@@ -305,7 +305,9 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
     """
     with TemporaryDirectory(prefix="replanning-") as folder:
         file = anyio.Path(folder, "context")
-        output = await run_shell(replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}))
+        output = await run_shell(
+            replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}, writable=(Path(folder),))
+        )
         content = b""
         if await file.is_file():
             async with await file.open("rb") as stream:

@@ -29,6 +29,7 @@ _TARGETS_PER_PASS: Final = 4096
 """Targets answered for in one pass: one bit each per node, so half a KiB per node."""
 _PARAMETER_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
+    "path": (str, list, tuple),
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
@@ -297,7 +298,7 @@ def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> s
     """Return the type that was expected instead of this value; "" if it fits or is known only at run time."""
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
         return ""
-    if kind in _PARAMETER_TYPES:
+    if kind in _PARAMETER_TYPES and not (kind == "path" and kind in objects.values()):
         odd = isinstance(value, bool) and kind in ("integer", "number")
         return "" if isinstance(value, _PARAMETER_TYPES[kind]) and not odd else f"{kind}, not {json_type_name(value)}"
     if kind not in objects.values() or (isinstance(value, str) and objects.get(value) == kind):

@@ -242,7 +242,7 @@ class ToolSpec(StrictModel):
     description: Text = Field(default="", description="What it does, for people and language models.")
     parameters: Mapping[str, Name] = Field(
         default_factory=dict,
-        description="Parameter to type: string, integer, number, boolean, array, object, any, or a type of `objects`.",
+        description="Parameter to type: string, path, integer, number, boolean, array, object, any, or one of `objects`.",
     )
     optional: Items[Name] = Field(default=(), description="The parameters that may be left out.")
     requires: Items[Fact] = Field(default=(), description="Facts that must hold before, as patterns: on({x},{y}).")
@@ -276,6 +276,10 @@ class ToolSpec(StrictModel):
         default=None, description="mcp: JSON Schema of the arguments; asked of the server where it is left out."
     )
     cwd: str | None = Field(default=None, description="Working directory.")
+    workspace: str | None = Field(
+        default=None,
+        description="Directory outside of which paths are refused; a command may write nowhere else, given bubblewrap.",
+    )
     env: Mapping[str, str] = Field(
         default_factory=dict, description="Environment; {env:NAME} is looked up when the tool is run."
     )

@@ -157,6 +157,31 @@ def parse_json(text: str) -> JsonValue:
     return None if exceeds_depth(value, _MAX_JSON_DEPTH) else value
 
 
+def workspace_problems(tool: ToolSpec, arguments: Mapping[str, JsonValue], cwd: Path, workspace: Path) -> list[str]:
+    """Return the problems of a tool that would leave its workspace, by its directory or by an argument of type `path`.
+
+    Symbolic links are followed.
+
+    Args:
+        tool: the tool.
+        arguments: its arguments.
+        cwd: the directory that its paths are relative to.
+        workspace: the resolved workspace.
+    """
+    given = [("cwd", str(cwd))] if tool.cwd is not None else []
+    for name in (name for name, kind in tool.parameters.items() if kind == "path"):
+        value = arguments.get(name, ())
+        given += [(name, str(one)) for one in (value if isinstance(value, list | tuple) else [value])]
+    problems = []
+    for name, text in given:
+        inside = False
+        with suppress(OSError, ValueError, RuntimeError):  # a loop of links, no path at all, or an unknown home
+            inside = (cwd / Path(text).expanduser()).resolve().is_relative_to(workspace)
+        if not inside:
+            problems.append(f"{name!r} is {text!r}, which is outside of its workspace {str(workspace)!r}")
+    return problems
+
+
 _MAX_DIRECTORY_ENTRIES: Final = 10_000
 """A directory with more entries than this is not searched."""
 
@@ -261,6 +286,10 @@ class ToolCall:
     """Bytes of output that may be kept; more is an error."""
     grace: float
     """Seconds that a process has to end by itself when it is stopped."""
+    workspace: Path | None = None
+    """Directory to which the tool is confined."""
+    writable: tuple[Path, ...] = ()
+    """Further directories to which its command may write."""
 
 
 ToolRunner = Callable[[ToolCall], Awaitable[JsonValue]]

@@ -20,7 +20,7 @@ from replanning.tools.call import missing_arguments, tool_templates, unset_varia
 from replanning.tools.errors import McpNotInstalled
 from replanning.tools.http import request_problems
 from replanning.tools.python import callable_problems
-from replanning.tools.shell import shell_problems
+from replanning.tools.shell import SANDBOX_PROGRAM, shell_problems
 
 _RESERVED_OUTPUT_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "shell": frozenset({"exit_code", "stdout", "stderr", "json", "undecodable"}),
@@ -118,6 +118,12 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
                 advice = "install it, or put its folder on PYTHONPATH"
                 needs.insert(0, f"the module {package!r}, which is not found; {advice}")
         notes += [Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs]
+        is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
+        if tool.kind == "shell" and tool.workspace is not None and not is_confined:
+            lacking = (
+                f"{SANDBOX_PROGRAM!r} (bubblewrap) is not on the PATH; only its arguments of type path are checked"
+            )
+            notes.append(Problem(f"tools[{index}]", f"tool {tool.name!r} is not confined to its workspace: {lacking}"))
     return notes
 
 

@@ -26,6 +26,7 @@ from replanning.tools.call import (
     missing_arguments,
     tool_templates,
     unset_variables,
+    workspace_problems,
 )
 from replanning.tools.errors import (
     CommandFailed,
@@ -198,7 +199,8 @@ class ToolExecutor:
             ToolError: the command cannot be run, or not to its end.
         """
         own = context.tool or self._tools.get(task.tool or "") or ToolSpec(name="acceptance")
-        tool = ToolSpec(name="acceptance", kind="shell", command=command, cwd=own.cwd, env=own.env)
+        described = {"cwd": own.cwd, "workspace": own.workspace, "env": own.env}
+        tool = ToolSpec.model_validate({"name": "acceptance", "kind": "shell", "command": command, **described})
         try:
             await self._run(run_shell, tool, task, context, self._default_timeout)
         except CommandFailed as error:
@@ -216,6 +218,9 @@ class ToolExecutor:
                 actual = _JSON_TYPE_NAMES[type(task.arguments[name])]
                 if actual != expected and (expected, actual) != ("number", "integer"):
                     problems.append(f"{name!r} must be of type {expected}, it is {actual}")
+        workspace = None if tool.workspace is None else (self._cwd / tool.workspace).resolve()
+        cwd = self._cwd / tool.cwd if tool.cwd is not None else workspace or self._cwd
+        problems += workspace_problems(tool, task.arguments, cwd, workspace) if workspace is not None else []
         if problems:
             raise InvalidArguments(tool.name, problems)
         if unset := unset_variables(tool, self._environ):
@@ -227,9 +232,10 @@ class ToolExecutor:
             context=context,
             secrets=Secrets(self._environ),
             environ=inherited_variables(self._environ),
-            cwd=self._cwd / tool.cwd if tool.cwd is not None else self._cwd,
+            cwd=cwd,
             output_limit=self._output_limit,
             grace=self._grace,
+            workspace=workspace,
         )
         key = context.idempotency_key
         while (before := self._running.get(key)) is not None:  # a process that is stopped may take a while to end

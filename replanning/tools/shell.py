@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from contextlib import suppress
 from functools import partial
@@ -107,6 +108,31 @@ def shell_problems(tool: ToolSpec) -> list[str]:
     return problems
 
 
+SANDBOX_PROGRAM: Final = "bwrap"
+"""Bubblewrap, which confines a command to its workspace."""
+
+_working_sandboxes: dict[str, bool] = {}
+"""Whether each program of that name works: without user namespaces, as in many containers, it does not."""
+
+
+async def _sandbox_words(call: ToolCall) -> list[str]:
+    """Return the words before a command that confine it to its workspace; none without a workspace or a sandbox.
+
+    It can write in the workspace and in an empty /tmp alone, and sees no other processes. What it can read, and the
+    network, are not confined.
+    """
+    program = shutil.which(SANDBOX_PROGRAM, path=call.environ.get("PATH", os.defpath))
+    if call.workspace is None or program is None:
+        return []
+    words = [program, "--ro-bind", "/", "/", "--dev", "/dev", "--unshare-pid", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108 - its own
+    if program not in _working_sandboxes:
+        tried = await anyio.run_process([*words, "--", _SHELL, "-c", ":"], check=False, env=dict(call.environ))
+        _working_sandboxes[program] = tried.returncode == 0
+    for place in map(str, (call.workspace, *call.writable)):
+        words += ["--bind", place, place]
+    return [*words, "--chdir", str(call.cwd.resolve()), "--"] if _working_sandboxes[program] else []
+
+
 _START_BARRIER = "read -r _ || exit 125; exec </dev/null; "
 """Beginning of every script: it waits until its process group is recorded; then its input is empty.
 
@@ -131,9 +157,10 @@ async def _run_process(call: ToolCall, script: Script) -> tuple[int, bytes, byte
     # contexts of others need not have feedback
     if feedback := str(getattr(call.context, "feedback", "")).replace(HOLE_DELIMITER, " "):
         own[FEEDBACK_VARIABLE] = feedback
+    sandbox = await _sandbox_words(call)
     with anyio.CancelScope(shield=True):  # asyncio loses a process while whose start it is cancelled
         process = await anyio.open_process(
-            (_SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
+            (*sandbox, _SHELL, "-ec", _START_BARRIER + script.text, call.tool.name, *script.words),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replanning.errors import Problem
+from replanning.errors import PlanError, Problem
 from replanning.plan.danger import danger_reason
 from replanning.plan.document import Plan
 from replanning.plan.tasks import ToolSpec
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import check_machine, check_tools
 from replanning.tools.check import check_danger, check_unused_arguments
 
@@ -336,3 +336,23 @@ def test_requests_that_may_do_harm():
     """A request that deletes counts as dangerous; one that reads does not."""
     tools = [ToolSpec(name="t", kind="http", method=method, url="http://x") for method in ("GET", "DELETE")]
     assert [danger_reason(tool) for tool in tools] == ["", "it sends DELETE"]
+
+
+def test_workspaces_that_are_not_confined():
+    """A command is said to be unconfined where bubblewrap is missing; an argument of type path is one path, or a list."""
+    tool: JsonObject = {
+        "name": "t",
+        "kind": "shell",
+        "command": "cat {x}",
+        "parameters": {"x": "path"},
+        "workspace": ".",
+    }
+    tasks: list[JsonValue] = [
+        {"id": f"t{n}", "tool": "t", "arguments": {"x": x}} for n, x in enumerate(["a", ["a", "b"]])
+    ]
+    document = {"goal": {"objective": "g"}, "tools": [tool], "tasks": tasks}
+    (note,) = [one for one in check_machine(Plan.model_validate(document), {"PATH": ""}) if "workspace" in one.message]
+    assert note.place == "tools[0]"
+    assert "'t' is not confined to its workspace: 'bwrap' (bubblewrap) is not on the PATH" in note.message
+    with pytest.raises(PlanError, match="expected path, not a number"):
+        Plan.model_validate({**document, "tasks": [{"id": "a", "tool": "t", "arguments": {"x": 3}}]})

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from replanning.errors import OutputError, ToolError, TransientError
 from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from replanning.run.retries import failure_from
 from replanning.tools import (
     CommandFailed,
@@ -25,7 +27,8 @@ from replanning.tools import (
     ToolUnavailable,
     TransientCommandFailed,
 )
-from tests.support.tools import PATIENCE, Attempt, Pulse, names_in, shell, spec, task, use
+from replanning.tools.shell import SANDBOX_PROGRAM
+from tests.support.tools import PATIENCE, Attempt, Pulse, call, names_in, shell, spec, task, use
 
 SHOW = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "
 """A command that prints the words that follow it as JSON."""
@@ -521,3 +524,79 @@ async def test_lack_of_descriptors_may_pass():
         for descriptor in taken:
             os.close(descriptor)
     assert failure_from(caught.value).transient
+
+
+# Confined to a workspace
+
+
+@pytest.mark.parametrize("kind", ["shell", "python"])
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ("in.txt", False),
+        (["sub/../in.txt", "new/file"], False),
+        ("../out.txt", True),
+        ("/etc/passwd", True),
+        (["in.txt", "link/x"], True),
+        ("~/x", True),
+        ("a\0b", True),
+    ],
+    ids=str,
+)
+async def test_paths_stay_in_the_workspace(tmp_path: Path, kind: str, given: JsonValue, refused: bool):
+    """An argument of type `path` that leads out of the workspace, also through a link, is refused by every kind of tool."""
+    (tmp_path / "ws" / "sub").mkdir(parents=True)
+    (tmp_path / "ws" / "link").symlink_to(tmp_path)
+    how = {"command": "echo {file}"} if kind == "shell" else {"callable": "json:dumps"}
+    tool = spec(kind=kind, workspace="ws", parameters={"file" if kind == "shell" else "obj": "path"}, **how)
+    arguments: JsonObject = {"file" if kind == "shell" else "obj": given}
+    if not refused:
+        await call(tool, arguments, cwd=tmp_path)
+        return
+    with pytest.raises(InvalidArguments, match=f"which is outside of its workspace '{tmp_path}/ws'"):
+        await call(tool, arguments, cwd=tmp_path)
+
+
+async def test_commands_and_checks_work_in_the_workspace(tmp_path: Path):
+    """A command runs in its workspace, as does a check of its task; a directory outside of it is refused."""
+    (tmp_path / "ws").mkdir()
+    tool = shell("pwd", workspace="ws")
+    assert (await use(tool, cwd=tmp_path))["stdout"] == str(tmp_path / "ws")
+    executor = ToolExecutor([tool], cwd=tmp_path)
+    assert await executor.check("test $(basename $PWD) = ws", task(), Attempt()) == ""
+    with pytest.raises(InvalidArguments, match="'cwd' is '.', which is outside of its workspace".replace("'.'", ".*")):
+        await use(shell("pwd", workspace="ws", cwd="."), cwd=tmp_path)
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_commands_run_in_a_sandbox(tmp_path: Path, works: bool):
+    """With bubblewrap a command may write in its workspace alone; where that does not work, it runs all the same."""
+    (tmp_path / "ws").mkdir()
+    program = tmp_path / "bin" / "bwrap"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\necho "$@" >> $(dirname "$0")/log\n'
+        + ('while test $1 != --; do shift; done; shift; exec "$@"' if works else "exit 1")
+    )
+    program.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    for _ in range(2):
+        assert (await use(shell("echo done", workspace="ws"), cwd=tmp_path, environ=environ))["stdout"] == "done"
+    tried, *used = (program.parent / "log").read_text().splitlines()
+    assert tried.endswith("-- /bin/sh -c :")
+    assert len(used) == 2 * works
+    ws = tmp_path / "ws"
+    confined = (
+        f"--ro-bind / / --dev /dev --unshare-pid --proc /proc --tmpfs /tmp --bind {ws} {ws} --chdir {ws} -- /bin/sh"
+    )
+    assert all(words.startswith(confined) for words in used)
+
+
+@pytest.mark.skipif(shutil.which(SANDBOX_PROGRAM) is None, reason="bubblewrap is not installed")
+async def test_a_real_sandbox(tmp_path: Path):
+    """Bubblewrap lets a command write in its workspace and in /tmp, and nowhere else, and its exit code through."""
+    (tmp_path / "ws").mkdir()
+    command = "touch in.txt ../out.txt /tmp/x; touch /var/x 2>/dev/null || exit 7"
+    output = await use(shell(command, workspace="ws", accepted=[7]), cwd=tmp_path)
+    assert output["exit_code"] == 7
+    assert (names_in(tmp_path), names_in(tmp_path / "ws")) == (["ws"], ["in.txt"])
