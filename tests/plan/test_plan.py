@@ -182,7 +182,7 @@ REFUSED = {
         tools[1]: tool 'h' is of kind http and has no url
         tools[2].callable: tool 'p': 'module' is not of the form module:function
         tools[3].parameters.x: tool 'q': there is no type 'strin'; did you mean 'string'?; expected one of
-          string, integer, number, boolean, array, object, any, or a type that `objects` states
+          string, path, integer, number, boolean, array, object, any, or a type that `objects` states
         tools[3].adds: tool 'q': {y} in adds is no parameter of it
     """,
     "commands of servers with NUL, which no program can be given": """
