@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import stat
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from threading import Event, RLock
 from typing import Any, ClassVar, Final, Literal, NamedTuple
+from weakref import WeakSet
 
 from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError, UnknownRun
 from replanning.journal.owner import is_lease_free
@@ -154,6 +156,45 @@ def _make_private(path: Path) -> None:
                 each.chmod(0o600)
 
 
+def _check_log(log: Path, index: Path) -> None:
+    """Check that a log holds the frames that its index counts; SQLite passes over damage, and all that was written later.
+
+    Raises:
+        JournalCorrupt: it does not.
+    """
+    header = _index_header(index)
+    frames = log.read_bytes() if log.is_file() else b""
+    # If the index has changed, another process is using the log, and began it anew while it was read.
+    if header and not _is_whole(frames, header) and _index_header(index) == header:
+        advice = f"put it back, or remove {index} to go on with what is whole"
+        raise JournalCorrupt(f"{log} is missing or damaged, to which the last records were written; {advice}")
+
+
+def _index_header(index: Path) -> bytes:
+    """Return the header of an index, of which it holds two copies; empty if it is missing or not valid."""
+    text = index.read_bytes()[: 2 * _INDEX_HEADER.size] if index.is_file() else b""
+    header = text[: _INDEX_HEADER.size]
+    return header if header + header == text else b""
+
+
+def _is_whole(log: bytes, header: bytes) -> bool:
+    """Return whether checksums and salts of all frames of a log are right; each checksum covers the frames before it."""
+    big_endian, page, count, salts = _INDEX_HEADER.unpack(header)
+    size = (page & 0xFE00) + ((page & 1) << 16) + 24
+    if not count or len(log) < 32 + count * size:
+        return not count
+    pairs, first, second = struct.Struct(">2I" if big_endian else "<2I"), 0, 0
+    for start in [0, *range(32, 32 + count * size, size)]:
+        text = log[start : start + 8] + log[start + 24 : start + size] if start else log[:24]
+        for even, odd in pairs.iter_unpack(text):
+            first = (first + even + second) & 0xFFFFFFFF
+            second = (second + odd + first) & 0xFFFFFFFF
+        end = start + 24 if start else 32
+        if log[end - 16 : end] != salts + struct.pack(">2I", first, second):
+            return False
+    return True
+
+
 @contextmanager
 def finished(connection: sqlite3.Connection) -> Iterator[None]:
     """Commit the transaction that has begun, or roll it back if the block raises."""
@@ -188,6 +229,9 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
+
+_INDEX_HEADER: Final = struct.Struct("=13x?HI12x8s8x")
+"""Byte order of checksums, size of pages, number of frames and salts, in the index of a log (walformat.html of SQLite)."""
 
 _READ_BATCH_SIZE: Final = 100
 
@@ -255,6 +299,9 @@ def _encoded(text: object) -> bytes:
     return text.encode(errors="surrogateescape") if isinstance(text, str) else ascii(text).encode()
 
 
+_open_stores: Final[WeakSet[SqliteStore]] = WeakSet()
+
+
 @checked
 class SqliteStore(RunStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
@@ -276,6 +323,7 @@ class SqliteStore(RunStore):
     def __init__(self, path: str | PathLike[str], *, synchronous: Synchronous = "normal") -> None:
         self._path, self._synchronous = Path(path), synchronous
         self._lock = RLock()
+        self._inodes: dict[Path, int] = {}
         try:
             self._connection  # noqa: B018 - opens the file
         except StoreError as error:
@@ -298,9 +346,10 @@ class SqliteStore(RunStore):
             # SQLite takes such files as new ones. Looked at twice, because another process may be opening or closing them.
             if all(self._path.is_file() and self._path.stat().st_size < 2 and not new.exists() for _ in range(2)):
                 raise JournalCorrupt(f"{self._path} is damaged: it was cut off; {_DAMAGE_ADVICE}")
-            if all(shm.exists() and not wal.exists() for _ in range(2)):
-                advice = f"put it back, or remove {shm} to go on without the last records"
-                raise JournalCorrupt(f"{wal} is missing, to which the last records were written; {advice}")
+            # Not if this process has the file open already: reading the index would take the locks from it.
+            used = {inode for store in list(_open_stores) for inode in store._inodes.values()}
+            if self._path.is_file() and self._path.stat().st_ino not in used:
+                _check_log(wal, shm)
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
                 self._path, timeout=lock_timeout(), isolation_level=None, check_same_thread=False
@@ -347,6 +396,7 @@ class SqliteStore(RunStore):
             if isinstance(error, sqlite3.Error | UnicodeError):
                 raise store_error(error, self._path, "be opened") from error
             raise
+        _open_stores.add(self)
         return connection
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
@@ -489,6 +539,7 @@ class SqliteStore(RunStore):
         """Close the file, after a checkpoint of its log."""
         with self._operation("be closed") as database:
             database.close()
+            _open_stores.discard(self)
 
     def _records(self, run: RunId, number: int, after: int, end: int) -> Iterator[Record]:
         # In batches, so that an unfinished loop holds no snapshot open and memory stays bounded.

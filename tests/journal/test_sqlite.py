@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -203,17 +204,47 @@ def killed(path, folder):
     return folder / "history.db"
 
 
-def test_missing_log(filled, tmp_path):
-    """A history without the log that a killed process has left is refused, until the log is back or is given up."""
+@pytest.mark.parametrize("damage", ["missing", 0, 17, 25, 40, 48, 70, 5000, -30])
+@pytest.mark.parametrize("cut", [True, False])
+def test_damaged_log(filled, tmp_path, damage, cut):
+    """A history without the log that a killed process left, or with a damaged one, is refused until it is back or given up."""
     with closing(SqliteStore(filled)) as store:
         store.append(store.acquire(RUN, "me", 6.0, 5.0), sample_record(4))
         left = killed(filled, tmp_path / "left")
-    log = left.with_name("history.db-wal").rename(tmp_path / "log")
-    with pytest.raises(JournalCorrupt, match=r"history\.db-wal is missing, .*; put it back, or remove .*-shm to go on"):
+    log = left.with_name("history.db-wal")
+    whole = log.read_bytes()
+    if damage == "missing":
+        log.unlink()
+    elif cut:
+        log.write_bytes(whole[:damage])
+    else:
+        log.write_bytes(whole[:damage] + bytes([whole[damage] ^ 1]) + whole[damage:][1:])
+    with pytest.raises(
+        JournalCorrupt, match=r"history\.db-wal is missing or damaged, .*; put it back, or remove .*-shm"
+    ):
         SqliteStore(left)
-    log.rename(left.with_name("history.db-wal"))
+    log.write_bytes(whole)
     with closing(SqliteStore(left)) as store:
         assert len(list(store.read(RUN))) == 4
+
+
+def test_log_in_use(filled, tmp_path, monkeypatch):
+    """A log that another process ends while it is read is not taken for a damaged one."""
+    with closing(SqliteStore(filled)) as store:
+        store.append(store.acquire(RUN, "me", 6.0, 5.0), sample_record(4))
+        left = killed(filled, tmp_path / "left")
+    log, index, read = left.with_name("history.db-wal"), left.with_name("history.db-shm"), Path.read_bytes
+
+    def read_meanwhile(path):
+        if path == log:
+            log.unlink()
+            index.unlink()
+            return b""
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_meanwhile)
+    with closing(SqliteStore(left)) as store:
+        assert len(list(store.read(RUN))) == 3
 
 
 @pytest.mark.parametrize("name", ["history.db", "history.db-wal"])
