@@ -232,7 +232,8 @@ class PathGenerator:
                 else:  # a provider that waits in a thread goes on after its deadline, and its answer is ignored
                     vetter.life.start_plugin(f"provider {reply.name!r}", _ask_provider, reply, vetter)
             for reply in together:
-                await reply.settled.wait()
+                if not reply.settled.is_set():  # waiting for what has happened takes a turn of the event loop
+                    await reply.settled.wait()
             proposals = [(alternative, reply.name) for reply in together for alternative in reply.alternatives]
             if len(rounds) > 1 and not all(vetter.vet(*proposal).candidate.rejected for proposal in proposals):
                 break
