@@ -223,8 +223,8 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
     """Tasks that started out of order, were given other results and arguments than the journal has, or ended so.
 
     Out of order is a task that starts although another that could start has its place before it. Left aside are tasks
-    that a trigger is about, which may be held while it is considered, and at the moment of a resume those whose wait
-    for another attempt is over, which the timer makes ready.
+    that a trigger is about, which may be held while it is considered, as may those after a skipped task that it is about,
+    and at the moment of a resume those whose wait for another attempt is over, which the timer makes ready.
     """
     model, seen = RunModel(records[0].body), dict(world.seen)
     concerned: set[str] = set()
@@ -234,6 +234,8 @@ def _misled(world: World, records: Sequence[journal.Record]) -> Iterator[str]:
         body = record.body
         if isinstance(body, journal.TriggerFired):
             concerned.update(body.trigger.tasks)
+            skipped = {task for task in body.trigger.tasks if model.tasks[task].state == "skipped"}
+            concerned |= {i for i, other in model.tasks.items() if not skipped.isdisjoint(other.task.depends_on)}
         elif isinstance(body, journal.RunResumed):
             resumed = record.at
             stopped.clear()
