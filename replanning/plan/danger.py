@@ -199,18 +199,15 @@ def option_problems(
         for name in names:
             value = arguments.get(name, "")
             texts = [str(item) for item in (value if isinstance(value, list) else [value])]
-            if sign == "@":
-                if any(text.startswith(sign) for text in texts):
-                    problems.append(
-                        f"{name!r} begins with @, which would be read as the name of a file; write @{{{name}}} for one"
-                    )
-                break
             is_number = parameters.get(name) in ("integer", "number") and isinstance(value, int | float)
-            if not is_number and (option := next((text for text in texts if text.startswith("-")), "")):
-                problems.append(
-                    f"{name!r} is {truncate(option, 81)!r}, which would be read as an option; if it may begin with a dash, "
-                    f"write -- before {{{name}}} in the command, or --option={{{name}}}"
-                )
+            if not is_number and (found := next((text for text in texts if text.startswith(sign)), "")):
+                read_as = f"the name of a file; if it may be one, write @{{{name}}} in the command"
+                if sign == "-":
+                    read_as = (
+                        f"an option; if it may begin with a dash, write -- before {{{name}}} in the command, or "
+                        f"--option={{{name}}}"
+                    )
+                problems.append(f"{name!r} is {truncate(found, 81)!r}, which would be read as {read_as}")
             if any(texts):
                 break
     return list(dict.fromkeys(problems))
@@ -256,11 +253,8 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], str]]:
                 is_open = is_open and (len(text) <= 2 or (text[0] == '"' and re.search(r"[$`]", text) is not None))
             word += text
             continue
-        if (
-            holes
-            and words
-            and _FILE_OPTION.fullmatch(f"{_program_name((_strip_launchers(words) or words)[0])} {words[-1]}")
-        ):
+        before = f"{_program_name((_strip_launchers(words) or words)[0])} {words[-1]}" if holes and words else ""
+        if _FILE_OPTION.fullmatch(before):
             yield holes, "@"
         elif holes and not redirected and not _takes_any_word(words):
             yield holes, "-"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import PlanError, Problem
-from replanning.plan.danger import danger_reason
+from replanning.plan.danger import danger_reason, option_problems
 from replanning.plan.document import Plan
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
@@ -113,6 +113,24 @@ def test_missing_arguments():
         "tasks[0].fallbacks[1].arguments: task 'one': the body of tool 'a' needs the arguments ['x'], given are ['y']",
         "tasks[0].undo.fallbacks[0].arguments: task 'one': the body of tool 'a' needs the arguments ['x', 'y'], given are []",
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "told"),
+    [
+        (
+            "timeout 5 curl -sd {x} http://h",
+            "@/etc/passwd",
+            ["the name of a file; if it may be one, write @{x} in the command"],
+        ),
+        ("curl --data @{x} http://h", "a", []),
+        ("curl --json {x} http://h", "-1", []),
+        ("curl {x} http://h", "", []),
+    ],
+)
+def test_files_among_arguments(command: str, given: str, told: list[str]):
+    """Data for `curl` may begin with a dash, and not with the sign that makes it the name of a file to be sent."""
+    assert [problem.partition(" read as ")[2] for problem in option_problems(command, {"x": given})] == told
 
 
 def test_uses_that_look_dangerous():
