@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 from replanning.providers.openai import OpenAIProvider
+
+_EDITOR_HEADERS: Final = {"editor-version": "vscode/1.99.0", "copilot-integration-id": "vscode-chat"}
+"""Headers without which the service refuses a request; it accepts only the names of editors that it knows."""
 
 
 class GitHubCopilotProvider(OpenAIProvider):
@@ -19,3 +23,7 @@ class GitHubCopilotProvider(OpenAIProvider):
     def needs_key(self) -> bool:
         """Return True: every endpoint needs a token."""
         return True
+
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers of its requests, the token and those of an editor included."""
+        return {**super().headers(), **_EDITOR_HEADERS}

@@ -554,24 +554,27 @@ class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 
     All of them share one deadline: each gets an equal share of the remaining time, so that a model that hangs leaves
-    time for the next. A model named in the options is that of the first. Embeddings of different models are not
-    comparable.
+    time for the next; unless `share_time` is false. A model named in the options is that of the first. Embeddings of
+    different models are not comparable.
 
     Calls raise an `LLMError` that names all of them with their reasons if none gave an answer, and `BudgetExceeded` if
     no call fits the remaining budget.
 
     Args:
         members: the language models, in order.
+        share_time: whether each gets a share of the time; otherwise each gets what is left, so that the others stand in
+            only for one that fails early, such as one that refuses the key.
 
     Raises:
         ValueError: there are none.
     """
 
-    def __init__(self, members: Sequence[LLMProvider]) -> None:
+    def __init__(self, members: Sequence[LLMProvider], *, share_time: bool = True) -> None:
         if not members:
             raise ValueError("a fallback needs at least one language model")
         super().__init__(members[0])
         self.members = tuple(members)
+        self._share_time = share_time
         self.name = ",".join(member.name for member in members)  # type: ignore[misc] # as the list is written
 
     def __repr__(self) -> str:
@@ -605,7 +608,8 @@ class FallbackLLM(_LLMWrapper):
                 failures.append(LLMUnavailable(problem, provider=member.name))
                 continue
             now = self.environment.clock.now()
-            followers = sum(not other.unavailable_reason() for other in self.members[number + 1 :])
+            others = self.members[number + 1 :] if self._share_time else ()
+            followers = sum(not other.unavailable_reason() for other in others)
             share = now + (deadline - now) / (followers + 1)
             try:
                 answer = await call(member, replace(options, deadline=share, model=None if number else options.model))

@@ -43,8 +43,8 @@ def create_llm_provider(
     """Create a language model by name, or the first that can be used, configured by the settings.
 
     `auto` takes those that the setting `provider` names; else the first of GitHub Copilot, Anthropic and OpenAI whose
-    key is in the environment, else Ollama if `llm.ollama` is on. If these fail, the models of `llm.fallback` are asked.
-    Each has a circuit breaker, and `llm.max_concurrency` calls at once.
+    key is in the environment, else Ollama if `llm.ollama` is on. If these fail, the models of `llm.fallback` are asked;
+    where that names none, `auto` asks the next one that it finds. Each has a circuit breaker, and `llm.max_concurrency` calls at once.
 
     Args:
         name: a plugin, `name:model` for one of its models, or several, in a list or with commas, to be asked in order.
@@ -68,7 +68,17 @@ def create_llm_provider(
         for client in clients:
             client.redactor = redactor
     guarded = [GuardedLLM(client, max_concurrency=settings.llm.max_concurrency) for client in clients]
-    return guarded[0] if len(guarded) == 1 else FallbackLLM(guarded)
+    found = not (_named_models(name, settings) or settings.llm.fallback)  # by `auto`
+    return guarded[0] if len(guarded) == 1 else FallbackLLM(guarded, share_time=not found)
+
+
+def _named_models(name: str | Sequence[str], settings: Settings) -> list[str]:
+    """Return the models that are named, here or in the settings; none where `auto` looks for one."""
+    given = [name] if isinstance(name, str) else name
+    if not set(given) - {AUTO, ""}:
+        given = [each for each in settings.provider if is_llm(each)]
+    names = [part.strip() for each in given for part in each.split(",")]
+    return [each for each in dict.fromkeys(names) if each not in ("", AUTO)]
 
 
 def create_clients(
@@ -96,11 +106,7 @@ def create_clients(
     first = shared | ({} if llm.model == AUTO else {"model": llm.model})
     if llm.base_url is not None:
         first["base_url"] = llm.base_url
-    given = [name] if isinstance(name, str) else name
-    if not set(given) - {AUTO, ""}:
-        given = [each for each in settings.provider if is_llm(each)]
-    names = [part.strip() for each in given for part in each.split(",")]
-    names = [each for each in dict.fromkeys(names) if each not in ("", AUTO)]
+    names = _named_models(name, settings)
     if names:
         clients = [_create_client(names[0], first)]
     elif llm.base_url is not None:
@@ -113,15 +119,16 @@ def create_clients(
             problem = f"{variables[0]} is not set" if variables else ""
             if not variables or any(environ.get(variable, "").strip() for variable in variables):
                 try:
-                    client = _create_client(each, first)
+                    client = _create_client(each, shared if clients else first)
                     problem = client.unavailable_reason()
                     if not problem:
                         clients.append(client)
-                        break
+                        if llm.fallback:
+                            break
                 except PluginError as error:
                     problem = str(error)
             problems.append(f"{each}: {problem}")
-        else:
+        if not clients:
             hint = "" if llm.ollama else "; to use Ollama, turn on the setting llm.ollama"
             raise NoLLMProvider(f"no language model can be used: {'; '.join(problems)}{hint}")
     fallbacks = [part.strip() for each in llm.fallback for part in each.split(",")]

@@ -157,7 +157,7 @@ def test_the_key_that_is_there(tmp_path: Path) -> None:
     ("variables", "openai", "anthropic"),
     [
         ({"REPLANNING_PROVIDER": "openai:gpt-x, repair"}, ("gpt-x", "used"), ("claude-sonnet-4-5", "available")),
-        ({"REPLANNING_LLM_MODEL": "claude-x"}, ("gpt-4.1-mini", "available"), ("claude-x", "used")),
+        ({"REPLANNING_LLM_MODEL": "claude-x"}, ("gpt-4.1-mini", "fallback"), ("claude-x", "used")),
     ],
 )
 def test_what_the_settings_name(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from anyio.lowlevel import checkpoint
 from hypothesis import given
@@ -23,7 +24,7 @@ from replanning.errors import (
 )
 from replanning.llm import FallbackLLM, LLMCall, LLMOptions, LLMProvider, create_llm_provider
 from replanning.llm.provider import CircuitBreaker, GuardedLLM, Permit
-from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns
+from replanning.testing import LLMReply, ScriptedLLM, VirtualClock, hangs, raises, returns, virtual_environment
 from tests.support.llm import Total, somebodys_plugins
 
 __all__ = ["somebodys_plugins"]
@@ -343,8 +344,28 @@ def test_wrong_names(name: str, message: str) -> None:
 def test_auto_takes_the_first_key(gone: int, found: str) -> None:
     """`auto` looks for the key of GitHub Copilot, of Anthropic, of OpenAI, and takes Ollama last if it is enabled."""
     llm = create_llm_provider(environ=dict([*KEYS.items()][gone:]), settings=settings(ollama=True))
-    assert llm.name == found
+    names = ["github-copilot", "anthropic", "openai", "ollama"]
+    assert llm.name.split(",") == names[names.index(found) :]
     assert not any(key in repr(llm) for key in KEYS.values())
+
+
+async def test_auto_goes_on_where_the_first_refuses(clock: VirtualClock) -> None:
+    """Where the first model that `auto` finds refuses the key, the next one is asked; until then the first has all the time."""
+    asked: list[tuple[str, float]] = []
+
+    async def service(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.host, clock.elapsed))
+        if request.url.host == "api.githubcopilot.com":
+            await clock.sleep(20)
+            return httpx.Response(401, json={"message": "no"})
+        return httpx.Response(200, json={"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]})
+
+    environ = {name: KEYS[name] for name in ("GITHUB_COPILOT_TOKEN", "OPENAI_API_KEY")}
+    environment = virtual_environment(clock=clock)
+    llm = create_llm_provider(environ=environ, environment=environment, transport=httpx.MockTransport(service))
+    assert [await llm.complete("?") for _ in range(2)] == ["yes", "yes"]
+    await llm.aclose()
+    assert asked == [("api.githubcopilot.com", 0), ("api.openai.com", 20), ("api.openai.com", 20)]
 
 
 def test_auto_without_any_key() -> None:

@@ -281,6 +281,8 @@ async def test_requests(kind, configured, options, url, body) -> None:
         assert "authorization" not in request.headers
     else:
         assert request.headers["authorization"] == f"Bearer {KEY}"
+    editor = [request.headers.get(name, "") for name in ("editor-version", "copilot-integration-id")]
+    assert all(editor) == any(editor) == (kind is GitHubCopilotProvider)
 
 
 @pytest.mark.parametrize(
