@@ -159,6 +159,7 @@ class PlanningSettings(Section):
     enabled: bool = True
     strategy: Literal["chain_of_thought", "hierarchical", "simple"] = "chain_of_thought"
     max_subtasks: int = Field(default=100, ge=1)
+    approve_plan: bool = False
     decomposition_level: Literal["detailed", "moderate", "minimal"] = "moderate"
     reflection: ReflectionSettings = ReflectionSettings()
     revision: RevisionSettings = RevisionSettings()

@@ -37,6 +37,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "history": "history",
         "why": "history",
         "diff": "history",
+        "decisions": "history",
         "pending": "status",
         "notify": "history",
         "history prune": "history",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from replanning import PlanRun, TaskState
 from replanning.cli.app import console, escape_control
-from replanning.cli.narrator import Line, Narrator, usage_words
+from replanning.cli.narrator import Line, Narrator, display_name, usage_words
 from replanning.environment import Clock
 from replanning.history.wording import evaluation_line, pluralise
 from replanning.journal import AttemptStarted, QuestionAsked, QuestionReminded
@@ -156,7 +156,7 @@ class Display:
             limit = f" of {entry.deadline - entry.started_at:g}" if entry.deadline is not None else ""
             took = f"{max(0.0, now - entry.started_at):.1f}{limit} s"
             tool = Text(escape_control(entry.task.tool or ""), "dim")
-            table.add_row(Text("  ▶", "bold blue"), escape_control(entry.id), tool, took)
+            table.add_row(Text("  ▶", "bold blue"), escape_control(display_name(entry.task)), tool, took)
         if len(running) > MAX_RUNNING_SHOWN:
             table.add_row("", f"and {len(running) - MAX_RUNNING_SHOWN} more")
         counts = run.live.counts

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
@@ -89,9 +89,13 @@ class ConsoleGate:
     Args:
         display: leaves the terminal to the questions.
         by: the name of the person who answers.
+
+    Attributes:
+        takes_words: whether any words answer a question, such as one about what is unclear.
     """
 
     def __init__(self, display: Display, by: str) -> None:
+        self.takes_words: Callable[[Question], bool] = lambda question: False
         self._display = display
         self._by = by
         self._lock = anyio.Lock()
@@ -120,11 +124,15 @@ class ConsoleGate:
         count = len(question.candidates)
         numbers = {0: "", 1: "1 approves, "}.get(count, f"1-{count} approves, ")
         ways = f"{numbers}r rejects, m makes changes of your own; words after {'1 or ' * bool(count)}r are kept"
-        self._console.print(f"\n{ways}, and answer what is unclear: ", end="", style="bold")
+        takes_words = self.takes_words(question)
+        ways = "your answer in words, or r to reject" if takes_words else ways
+        self._console.print(f"\n{ways}: ", end="", style="bold")
         line = (await _read_line()).strip()
         word, comment = line.partition(" ")[0].lower(), line.partition(" ")[2].strip()
         if word in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
+        if takes_words and line:
+            return Answer("approve", self._by, choice=0, comment=(word == "1" and comment) or line)
         if word in ("m", "modify"):
             first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
             text = json.dumps(list(map(dump_change, first)), indent=2)
@@ -151,8 +159,7 @@ class ConsoleGate:
             return Answer("modify", self._by, changes=changes)
         if word.isdecimal() and 1 <= int(word) <= count:
             return Answer("approve", self._by, choice=int(word) - 1, comment=comment)
-        hint = f"; put a number before your words, such as: 1 {escape_control(line)}" if line and count else ""
-        self._console.print(f"{word!r} is not an answer{hint}", style="red")
+        self._console.print(f"{word!r} is not an answer", style="red")
         return None
 
     def _time_left(self, question: Question) -> str:

@@ -36,6 +36,7 @@ from replanning.cli.lookup import (
     read_settings,
     split_run,
 )
+from replanning.cli.narrator import decision_line
 from replanning.environment import SystemClock
 from replanning.errors import Problem, ReplanningError, SettingsError
 from replanning.history import (
@@ -56,7 +57,7 @@ from replanning.history.wording import pluralise, stale_line
 from replanning.journal import RunOpened, RunStore
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
-from replanning.planning import request_of
+from replanning.planning import PlanningState, request_of
 from replanning.plugins import installed_plugins
 from replanning.telemetry import Exporter, ExporterContext
 
@@ -225,6 +226,29 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
     if int(word) > history.revision:
         refuse(f"run {history.run!r} has no revision {int(word)}; it has revisions 0 to {history.revision}")
     return int(word)
+
+
+@commands.command(epilog=_epilog("replanning decisions fix-12", "replanning decisions fix-12 --json"))
+def decisions(run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Show the decisions of a language model in a run of planning mode, followed or not, and what was assumed."""
+    with existing_store(store) as opened:
+        state = PlanningState.from_records(opened.read(find_run(opened, run).run))
+    assumed = [[*one.assumptions] for one in state.clarified if one.assumptions]
+    records = [record.model_dump(mode="json") for record in state.records]
+    if as_json:
+        print_json({"decisions": records, "assumptions": assumed})
+        return
+    out = console()
+    for number, (record, written) in enumerate(zip(state.records, records, strict=True), 1):
+        sure = "" if record.confidence is None else f" [confidence {record.confidence:g}]"
+        out.print(f"{number}. {record.timestamp}{sure} {escape_control(decision_line(written))}", markup=False)
+        issues = record.llm_decision.get("issues_found") if record.llm_decision else None
+        for issue in issues if isinstance(issues, list) else ():
+            out.print(f"     issue: {escape_control(str(issue))}", markup=False)
+    for assumptions in assumed:
+        out.print(f"assumed: {escape_control('; '.join(assumptions))}", markup=False)
+    if not records:
+        out.print("no decisions: the run is not one of planning mode, or no phase is done")
 
 
 @commands.command(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from replanning import PlanEvaluation, TaskState, journal
+from replanning import PlanEvaluation, Task, TaskState, journal
 from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluation_line, goal_line, pluralise, stale_line
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line
-from replanning.plan.tasks import Budget
+from replanning.plan.tasks import PLANNING_KEY, Budget
 from replanning.plan.types import JsonObject
 
 _MAX_TEXT_CHARS: Final = 300
@@ -20,6 +21,16 @@ _MAX_TEXT_CHARS: Final = 300
 _SIGNAL_REASONS: Final = frozenset(
     f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
+
+
+_MARKS: Final = re.compile(r"^(?:v\d+\.)+|~\d+$")
+"""Parts of the id of a planned action that tell it apart from actions of other plans."""
+
+
+def display_name(task: Task) -> str:
+    """Return the name of a task for people: its id, in planning mode without our marks, of a phase the phase alone."""
+    notes = task.metadata.get(PLANNING_KEY)
+    return str(notes.get("phase") or _MARKS.sub("", task.id)) if isinstance(notes, dict) else task.id
 
 
 class Line(NamedTuple):
@@ -51,14 +62,16 @@ class Narrator:
                     return None
                 cause = _one_line(event.reason or event.cause)
                 if event.kind in ("task-failed", "timeout") and event.tasks:  # the line before shows how it failed
-                    cause = f"looking for another way to do {', '.join(event.tasks)}"
+                    cause = f"looking for another way to do {', '.join(map(self._name, event.tasks))}"
                 return Line("!", f"{event.kind}: {cause}", "yellow")
             case journal.AttemptStarted():
                 tool = self._view().task(event.task).task.tool
                 again = f", attempt {event.number}" if event.number > 1 else ""
-                return Line("▶", f"{event.task} started{f' ({tool}{again})' if tool else again}")
+                return Line("▶", f"{self._name(event.task)} started{f' ({tool}{again})' if tool else again}")
             case journal.AttemptSucceeded():
-                return Line("✓", f"{event.task} done in {self._view().task(event.task).duration:.1f} s", "green")
+                return Line(
+                    "✓", f"{self._name(event.task)} done in {self._view().task(event.task).duration:.1f} s", "green"
+                )
             case journal.AttemptFailed() if event.failure.type == HELD_FAILURE_TYPE:
                 self._held.add(event.task)
                 return None
@@ -67,14 +80,14 @@ class Narrator:
                 if len(error) > _MAX_TEXT_CHARS:  # test runners and compilers sum up at the end
                     error = f"{error[: _MAX_TEXT_CHARS // 2]} … {error[-_MAX_TEXT_CHARS // 2 :]}"
                 if event.failure.kind == "unfinished":
-                    return Line("↻", f"{event.task} is not finished and is run again: {error}", "yellow")
+                    return Line("↻", f"{self._name(event.task)} is not finished and is run again: {error}", "yellow")
                 again = "; it is tried again" if event.retry_at is not None else ""
-                return Line("✗", f"{event.task} failed: {error}{again}", "red")
+                return Line("✗", f"{self._name(event.task)} failed: {error}{again}", "red")
             case journal.AttemptTimedOut():
                 again = "; it is tried again" if event.retry_at is not None else ""
-                return Line("✗", f"{event.task} did not finish within {event.timeout:g} s{again}", "red")
+                return Line("✗", f"{self._name(event.task)} did not finish within {event.timeout:g} s{again}", "red")
             case journal.AttemptInterrupted():
-                return Line("✗", f"{event.task} was cut off: {_one_line(event.reason)}", "red")
+                return Line("✗", f"{self._name(event.task)} was cut off: {_one_line(event.reason)}", "red")
             case journal.AttemptFenced():
                 return Line("·", f"{event.task}: a late report was set aside ({event.report})", "dim")
             case journal.ConditionEvaluated(value=None):
@@ -151,6 +164,9 @@ class Narrator:
                 return Line("◆", text, "cyan") if text else None
         return None
 
+    def _name(self, task_id: str) -> str:
+        return display_name(self._view().task(task_id).task)
+
     def _reason_with_score(self, event: journal.DecisionMade | journal.PlanRevised) -> str:
         candidates = self._candidates.get(event.replan or "", ())
         if event.chosen is None or event.chosen >= len(candidates):
@@ -174,28 +190,43 @@ def _planning_text(kind: str, data: JsonObject) -> str:
     """Return a note of planning mode in words; empty for notes that need no line."""
     value, record = data.get("value"), data.get("record")
     match kind:
+        case "plan":
+            from replanning.planning.outputs import ActionPlan  # only runs of planning mode have plans
+            from replanning.planning.tasks import describe_actions
+
+            plan = ActionPlan.model_validate(data["action_plan"], strict=False)
+            number, reason = data.get("number"), _one_line(str(data.get("reason") or ""))
+            which = f"revised plan {number}" if number != 1 else "the plan"
+            return f"{which}{f' ({reason})' if reason else ''}:\n{describe_actions(plan, ())}"
         case "output" if isinstance(value, dict):
             return f"{data.get('phase')}: {_phase_outcome(value)}"
         case "replan" if isinstance(record, dict):
-            phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
-            if replan == "none":
-                cause = as_object(record.get("cause"))
-                if not cause.get("error") or cause.get("action"):
-                    return ""
-                why = as_object(record.get("llm_decision")).get("reasoning") or reason
-                return f"{phase}: the plan stays as it is ({_one_line(str(cause['error']))}): {why}"
-            if record.get("result") == "failure":
-                return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))})"
-            if not record.get("executed"):
-                return f"{phase}: {replan} decided, not executed ({reason})"
             warned = as_object(as_object(data.get("considered")).get("ruling")).get("kind") == "execute_with_warning"
-            return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}"
+            return decision_line(record, warned=warned)
         case "assumed":
             assumptions = data.get("assumptions")
             return f"assumed: {'; '.join(map(str, assumptions))}" if isinstance(assumptions, list) else ""
         case "held":
             return f"waits for a person: {' '.join(str(data.get('text')).split())}"
     return ""
+
+
+def decision_line(record: JsonObject, *, warned: bool = False) -> str:
+    """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
+    phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
+    why = _one_line(str(as_object(record.get("llm_decision")).get("reasoning") or ""))
+    said, because = f": {why}" if why else "", f"{reason}"
+    if override := record.get("override_reason"):
+        because = f"{override}: {reason}"
+    if replan == "none":
+        error = as_object(record.get("cause")).get("error")
+        kept = f"{phase}: the plan stays as it is{f' ({_one_line(str(error))})' if error else ''}"
+        return f"{kept}{said}" if why else f"{kept}: {because}"
+    if record.get("result") == "failure":
+        return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))}){said}"
+    if not record.get("executed"):
+        return f"{phase}: {replan} decided, not executed ({because}){said}"
+    return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}{said}"
 
 
 def _phase_outcome(value: JsonObject) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import anyio
 import typer
@@ -28,7 +28,7 @@ from replanning.cli.app import (
     print_message,
 )
 from replanning.cli.display import Display
-from replanning.cli.gate import create_gate
+from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.narrator import Line
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, parse_context_options, run_context_shell, run_until_stopped
@@ -120,6 +120,7 @@ PlanningStarter = Callable[[PlanningCoordinator], Awaitable[object]]
         "replanning solve issue.txt --tools tools.yaml --llm anthropic --run-id fix-12",
         "replanning solve --issue owner/repo#12 --tools tools.yaml    people follow and steer it there",
         "replanning solve --goal 'Tidy up' --tools tools.yaml --dry-run",
+        "replanning solve --goal 'Tidy up' --tools tools.yaml --approve plan    asks before anything is executed",
         "replanning resume fix-12    resumes it, with its plan and the rest of its limits",
         codes=RUN_EXIT_CODES_HELP,
     ),
@@ -162,6 +163,10 @@ def solve(
         ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Plan, print the plan, and execute nothing.")] = False,
+    approve: Annotated[
+        Literal["plan"] | None,
+        typer.Option("--approve", help="Ask a person to approve each plan before it is executed."),
+    ] = None,
     options: RunOptions,
 ) -> None:
     """Achieve a goal in words: a language model plans it, tools carry it out, and the model judges each phase.
@@ -180,6 +185,8 @@ def solve(
     if run_id is not None:
         lookup.check_run_id(run_id)
     loaded = lookup.read_settings(options.settings, quiet=options.quiet)
+    if approve:
+        loaded = loaded.model_copy(update={"planning": loaded.planning.model_copy(update={"approve_plan": True})})
     run, model = _existing_run(job.request, run_id, loaded, options.store)
     job = replace(job, llm=job.llm or model)
     raise typer.Exit(_solve_and_report(job, options, loaded, lambda planning: planning.execute_with_planning(run)))
@@ -485,13 +492,14 @@ def _run_planning(
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
                 raise SettingsError([Problem("--tools", problem)])
+            gate = create_gate(options, store, display, remote_answers=reads_replies)
             planning = PlanningCoordinator(
                 settings,
                 model,
                 library,
                 _with_past_executions(job.request, settings),
                 work=use_tool,
-                gate=create_gate(options, store, display, remote_answers=reads_replies),
+                gate=gate,
                 store=store,
                 exporters=[
                     *([lookup.open_trace_exporter(options.trace)] if options.trace else []),
@@ -502,6 +510,9 @@ def _run_planning(
                 max_concurrency=options.concurrency,
                 wait_for_answers=reads_replies,
             )
+
+            if isinstance(gate, ConsoleGate):
+                gate.takes_words = lambda question: planning.state.accepts_free_text(question.id)
 
             def watch(run: PlanRun) -> None:
                 executor.watch(run.change_resource)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from replanning import PlanRun, ReplanningEngine, journal
 from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
+from replanning.cli.gate import is_phase_task
 from replanning.cli.lookup import command_line
+from replanning.cli.narrator import display_name
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
@@ -240,18 +242,21 @@ class RunSummary:
             table.add_column(heading)
         live = self.live
         rows: list[tuple[Task | None, list[TaskEntry]]] = [
-            (task, current_entries(live, live.entry(task.id))) for task in self._original_plan.tasks
+            (task, current_entries(live, live.entry(task.id)))
+            for task in self._original_plan.tasks
+            if not is_phase_task(task)
         ]
         seen = {entry.id for _, after in rows for entry in after} | {task.id for task in self._original_plan.tasks}
-        new = [entry for entry in live if entry.id not in seen and not entry.replaced_by and not entry.removed]
+        current = [entry for entry in live if not (entry.replaced_by or entry.removed or is_phase_task(entry.task))]
+        new = [entry for entry in current if entry.id not in seen]
         rows += [(None, new)] if new else []
         for before, after in rows:
             changed = before is None or before.id in retried or [entry.id for entry in after] != [before.id]
             style = "bold magenta" if changed else ""
             for number, entry in enumerate(after):
                 shown = before if number == 0 else None
-                old_id, old_tool = (shown.id, shown.tool or "") if shown is not None else ("", "")
-                new_id = "" if before is not None and entry.id == before.id else f"{entry.id}  "
+                old_id, old_tool = (display_name(shown), shown.tool or "") if shown is not None else ("", "")
+                new_id = "" if before is not None and entry.id == before.id else f"{display_name(entry.task)}  "
                 held = entry.id in self._held
                 state = "waits for a person" if held else str(entry.state)
                 table.add_row(

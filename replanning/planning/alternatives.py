@@ -36,6 +36,7 @@ from replanning.planning.tasks import (
     describe_actions,
     human_task,
     is_action,
+    is_action_done,
     pending_reflection,
     phase_of,
     phase_task,
@@ -114,9 +115,11 @@ class _Recovery:
         output = session.state.outputs.get(task.id, {})
         if held.why == "dangerous" and "action_plan" in output:
             plan = ActionPlan.model_validate(output["action_plan"], strict=False)
-            dangerous = {name for name, tool in session.tools.items() if tool.dangerous}
-            question = f"{question}\n{describe_actions(plan, dangerous)}"
+            question = f"{question}\n{describe_actions(plan, self._dangerous_tools())}"
         return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
+
+    def _dangerous_tools(self) -> set[str]:
+        return {name for name, tool in self._session.tools.items() if tool.dangerous}
 
     def _approved_changes(self, task: Task, held: TaskHold, *, assumed: str = "") -> list[PlanChange]:
         """Return the changes that follow approval, or that are assumed because no answer came."""
@@ -204,7 +207,12 @@ class _Recovery:
             }
             return _alternative(_replace(task, task.task.model_copy(update=changed)), "there is no answer")
         if held is not None and held.why == "dangerous" and not held.verdict:
-            return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text)
+            plan, live, rest = session.state.plan, session.run.live, ""
+            if plan is not None:
+                entries = {name: live.entry(TaskId(one)) for name, one in plan.tasks.items() if one in live}
+                left = plan.action_plan.without([name for name, e in entries.items() if is_action_done(live, e)])
+                rest = f"\nwhat is left of the plan:\n{describe_actions(left, self._dangerous_tools())}"
+            return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text + rest)
         subject = TaskId(f"{task.id}#{task.attempts}")
         if task.task.fallbacks:
             if (considered := session.state.judged.get(subject)) is not None:

@@ -17,6 +17,7 @@ from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from replanning.errors import ExpressionError, LLMResponseInvalid
+from replanning.plan.json_values import as_object
 from replanning.plan.references import rename_references
 from replanning.plan.tasks import Name, Text
 from replanning.plan.types import JsonObject, JsonValue
@@ -327,47 +328,28 @@ _BARE_FIELDS: Final[Mapping[type[BaseModel], str]] = {
 _Reply = TypeVar("_Reply", bound=BaseModel)
 
 
-def _with_normalised_ids(value: JsonObject) -> JsonObject:
+def _normalise_ids(value: JsonValue) -> JsonValue:
     """Return a reply in which ids of subtasks, and references to them, are normalised, with the mapping in `renamed`."""
-    revision = value.get("plan_revision")
-    if isinstance(revision, dict) and isinstance(plan := revision.get("updated_action_plan"), dict):
-        value = {**value, "plan_revision": {**revision, "updated_action_plan": _normalise_ids(plan)}}
-    plans = {name: plan for name in ("task_decomposition", "action_plan") if isinstance(plan := value.get(name), dict)}
-    return {**value, **{name: _normalise_ids(plan) for name, plan in plans.items()}}
-
-
-def _normalise_ids(plan: JsonObject) -> JsonObject:
-    parts = {name: items for name in ("subtasks", "actions") if isinstance(items := plan.get(name), list)}
-    own = {
-        str(part.get("id", part.get("task_id"))) for items in parts.values() for part in items if isinstance(part, dict)
-    }
-    renamed: JsonObject = {}
-
-    def rename(name: JsonValue) -> JsonValue:
-        new = normalise_id(name) if isinstance(name, str) else name
-        if not isinstance(name, str) or new == name or {name, new} <= own:  # an id that would be there twice is refused
-            return name
-        renamed[name] = new
-        return new
-
-    def rename_all(names: JsonValue) -> JsonValue:
-        return [rename(name) for name in names] if isinstance(names, list) else names
-
-    def rename_part(part: JsonValue) -> JsonValue:
-        if not isinstance(part, dict):
-            return part
-        changed: JsonObject = {name: rename(part[name]) for name in ("id", "task_id") if name in part}
-        if "dependencies" in part:
-            changed["dependencies"] = rename_all(part["dependencies"])
-        if isinstance(arguments := part.get("arguments"), dict):
+    if isinstance(value, list):
+        return [_normalise_ids(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found: JsonObject = {}
+    for key, member in value.items():
+        if key in ("id", "task_id") and isinstance(member, str):
+            found[key] = normalise_id(member)
+        elif key in ("dependencies", "execution_order") and isinstance(member, list):
+            found[key] = [normalise_id(name) if isinstance(name, str) else name for name in member]
+        elif key == "arguments" and isinstance(member, dict):
+            found[key] = member
             with suppress(ExpressionError):  # told where references are checked
-                changed["arguments"] = rename_references(arguments, normalise_id, own)
-        return {**part, **changed}
-
-    changed: JsonObject = {name: [rename_part(part) for part in items] for name, items in parts.items()}
-    if "execution_order" in plan:
-        changed["execution_order"] = rename_all(plan["execution_order"])
-    return {**{name: value for name, value in plan.items() if name != "renamed"}, **changed, "renamed": renamed}
+                found[key] = rename_references(member, normalise_id) if "task_id" in value else member
+        else:
+            found[key] = _normalise_ids(member)
+        if key in ("subtasks", "actions") and isinstance(member, list):
+            ids = {str(one.get("id", one.get("task_id"))) for one in member if isinstance(one, dict)}
+            found["renamed"] = {name: new for name in sorted(ids) if (new := normalise_id(name)) != name}
+    return found
 
 
 def parse_planning(text: str, phase: Phase) -> PlanningReply:
@@ -398,6 +380,7 @@ def parse_reply(
         return sum(name in model.model_fields for name in value)
 
     def unwrap(value: JsonObject) -> JsonObject:
-        return _with_normalised_ids(value if bare is None or fields_in(value) else {bare: value})
+        found = _normalise_ids(value if bare is None or fields_in(value) else {bare: value})
+        return as_object(found)
 
     return parse_json_reply(text, model, unwrap, fields_in, missing)

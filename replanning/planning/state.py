@@ -318,8 +318,10 @@ class PlanningState(_StateModel):
             case QuestionAnswered() as answer if answer.question in self.questions:
                 held = self.held[self.questions[answer.question]]
                 held.verdict, held.by = answer.verdict, answer.by
-                if held.why == "clarification" and held.is_approved and answer.comment:
-                    self.clarified.append(Clarification(questions=held.questions, answer=answer.comment))
+                if held.why == "clarification" and held.is_approved:  # without words, what the model assumes holds
+                    assumed = () if answer.comment else held.effective_assumptions
+                    words = Clarification(questions=held.questions, answer=answer.comment, assumptions=assumed)
+                    self.clarified.append(words)
             case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() as end:
                 if end.task.partition("~")[0] not in list(Phase):
                     succeeded = self.actions[end.task] = isinstance(end, AttemptSucceeded)

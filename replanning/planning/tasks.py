@@ -282,15 +282,16 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) ->
 
 
 def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
-    """Describe the actions of a plan in their order, one line each, to a person who must approve all of them."""
+    """Describe the actions of a plan in their order, one line each, with their arguments and expected outcomes."""
     places = {name: place for place, name in enumerate(plan.subtask_order)}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
     for number, action in enumerate(actions[:40], 1):
         use = describe_tool_use(action.tool, action.arguments, 200)
         harm = " (may do harm)" if action.tool in dangerous else ""
+        expected = f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
         otherwise = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
-        lines.append(f"  {number}. {action.task_id}: {use}{harm}{otherwise}")
+        lines.append(f"  {number}. {action.task_id}: {use}{harm}{expected}{otherwise}")
     if more := len(actions) - len(lines):
         lines.append(f"  … and {more} more")
     return "\n".join(lines)

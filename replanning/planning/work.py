@@ -320,6 +320,8 @@ def _install_plan(session: PlanningSession, task: Task, output: JsonObject) -> N
         uses += [describe_tool_use(tool_name(body), planned_arguments(body)) for body in bodies]
     held = state.held.get(notes.accept)
     approved = held is not None and held.why == "dangerous" and held.is_approved  # not of something else
+    if session.settings.approve_plan and not (uses or approved or session.plan_only):
+        session.hold(task.id, "dangerous", "the plan is made; carry it out?")
     if uses and not approved and not session.plan_only:
         shown = "; ".join(dict.fromkeys(uses[:_MAX_DANGEROUS_USES]))
         more = f"; and {len(uses) - _MAX_DANGEROUS_USES} more" if len(uses) > _MAX_DANGEROUS_USES else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -53,7 +54,8 @@ WIPES = planned(action("note", "write"), action("clear", "wipe", arguments={"tex
 ASKS = go_on(clarification_needed=True, clarification_questions=["Which words?"])
 GOAL = ("--goal", "Tidy up", "--tools", "tools.yaml")
 OPENAI = (*GOAL, "--llm", "openai")
-SOLVE = ("solve", *OPENAI, "--run-id", "r")
+OPENAI_SOLVE = ("solve", *OPENAI)
+SOLVE = (*OPENAI_SOLVE, "--run-id", "r")
 
 
 @pytest.fixture
@@ -327,17 +329,62 @@ def test_a_question_is_no_failure(folder: Path) -> None:
     assert "failed" not in started.seen
 
 
-def test_questions_are_answered_on_the_terminal(folder: Path) -> None:
-    """Words behind the number of a candidate are the answer, and the model gets to see them; words alone are explained."""
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [("Words of one syllable", "Words of one syllable"), ("1 Short ones", "Short ones"), ("1", '"answer": "1"')],
+)
+def test_questions_are_answered_on_the_terminal(folder: Path, typed: str, told: str) -> None:
+    """Any words answer a question about what is unclear, also a bare number, and the model gets to see them."""
     with planning_server({**NOTES, "decision:goal_understanding": (ASKS, go_on())}) as server:
         with Terminal(folder, *SOLVE, **server.environ()) as terminal:
-            terminal.until("answer what is unclear: ")
-            terminal.type("Words of one syllable")
-            terminal.until("'words' is not an answer; put a number before your words, such as: 1 Words of one syllable")
-            terminal.until("answer what is unclear: ")
-            terminal.type("1 Words of one syllable")
+            terminal.until("your answer in words, or r to reject: ")
+            terminal.type(typed)
             terminal.end()
-        assert any("Words of one syllable" in request.prompt for request in server.requests)
+        assert any(told in request.prompt for request in server.requests)
+
+
+def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder: Path) -> None:
+    """The plan is shown with tools, arguments and expected outcomes; with --approve plan a person is asked before anything runs."""
+    uses = planned(action("note", "write", expected_outcome="the log has a line"), action("more", "write"))
+    steps = '  1. note: write {"text": "news"} → the log has a line\n  2. more: write {"text": "news"}\n'
+    with planning_server(uses) as server:
+        shown = cli(folder, *OPENAI_SOLVE, **server.environ())
+        (folder / "log").unlink()
+        cli(folder, *SOLVE, "--approve", "plan", code=4, **server.environ())
+        asked = cli(folder, "pending").stdout
+        assert not (folder / "log").exists()
+        cli(folder, "approve", "r.q1")
+        cli(folder, "resume", "r", **server.environ())
+
+    assert f"◆ the plan:\n{steps}" in shown.stderr
+    assert f"the plan is made; carry it out?\n{indent(steps, '  ')}" in asked
+    assert lines(folder / "log") == ["news", "news"]
+
+
+def test_decisions_are_listed(folder: Path) -> None:
+    """`decisions` shows every decision with its reason, whether it was followed, and what was assumed; --json all of it."""
+    unsure = replan("task_redecomposition", confidence=0.2, issues_found=["too coarse"])
+    asks = {**ASKS, "replan_decision": {**ASKS["replan_decision"], "assumptions_to_make": ["short words"]}}
+    replies = {**NOTES, "decision:goal_understanding": (asks, go_on()), "decision:task_decomposition": unsure}
+    with planning_server(replies) as server:
+        live = cli(folder, *SOLVE, "--no-ask", **server.environ()).stderr
+    shown, told = cli(folder, "decisions").stdout, answer(folder, "decisions", "r")
+
+    skipped = (
+        "task_decomposition: task_redecomposition decided, not executed (confidence: its confidence is 0.2, and 0.3 is"
+    )
+    for text in (shown, live):
+        assert "goal_understanding: the plan stays as it is: it is good\n" in text
+        assert f"{skipped} needed): a task_redecomposition is needed\n" in text
+        assert "assumed: short words" in text
+        assert "~agreed" not in text
+    assert "     issue: too coarse\n" in shown
+    assert [one["phase"] for one in told["decisions"]][:3] == [
+        "goal_understanding",
+        "goal_understanding",
+        "task_decomposition",
+    ]
+    assert told["assumptions"][0][0] == "short words"
 
 
 # The planning history
@@ -447,7 +494,7 @@ UNCLEAR = go_on(
         (
             "execution",
             replan("partial_replan", confidence=0.2),
-            "execution: partial_replan decided, not executed (its confidence is 0.2, and 0.3 is needed)",
+            "execution: partial_replan decided, not executed (confidence: its confidence is 0.2, and 0.3 is needed)",
         ),
         ("execution", replan("partial_replan"), "execution: partial_replan failed (the model gave no usable revision"),
     ],

@@ -18,6 +18,7 @@ from tests.support.planning import (
     PHASES,
     SUBTASKS,
     TOOLS,
+    WHICH,
     Desk,
     Model,
     action,
@@ -166,6 +167,17 @@ async def test_an_unclear_goal_is_asked_about_and_planned_as_far_as_it_is_clear(
     assert planning.state.clarified[0].answer == "the neighbours"
     assert "the neighbours" in model.told("goal_understanding")[1]
     assert planning.state.outputs[Phase.GOAL_UNDERSTANDING].items() >= {**GOAL, "unclear": error}.items()
+
+
+async def test_an_agreement_without_words_is_an_answer():
+    """A person who approves a clarification without a word agrees to what the model assumes, which is on record."""
+    asks = go_on(**WHICH, assumptions_to_make=["the neighbours"])
+    planning, model, _ = await run({"decision:goal_understanding": (asks, go_on())}, gate=eve("approve"))
+
+    assert planning.result.status == "succeeded"
+    (found,) = planning.state.clarified
+    assert (found.answer, found.assumptions) == ("", ("the neighbours",))
+    assert "the neighbours" in model.told("goal_understanding")[1]
 
 
 UNCLEAR = {"error": {"type": "unclear_goal", "message": "who?", "clarification_needed": ["Which people?"]}}

@@ -245,11 +245,9 @@ def test_ids_are_normalised(text, name):
         assert planned.renamed == found.renamed
 
 
-@pytest.mark.parametrize(
-    ("ids", "value"), [(["///"], "'///'"), ([""], "''"), (["a b", "a-b"], "'a b'"), ([5], "expected text, got 5")]
-)
+@pytest.mark.parametrize(("ids", "value"), [(["///"], "'///'"), ([""], "''"), ([5], "expected text, got 5")])
 def test_an_id_that_cannot_be_normalised_is_named(ids, value):
-    """An id without a letter or digit, or one that another would be equal to, is refused with its value and the rule."""
+    """An id without a letter or digit is refused with its value and the rule."""
     told = refusal(json.dumps({"subtasks": [{"id": one, "description": "d"} for one in ids]}), Phase.TASK_DECOMPOSITION)
     assert value in told
     assert ids == [5] or "an id consists of 1 to 60 letters, digits, '-', '_' and '.'" in told
