@@ -238,7 +238,7 @@ def _parse_value(text: str, kind: str) -> JsonValue:
     if kind in _PYTHON_TYPES:
         try:
             value: JsonValue = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
         return value if isinstance(value, _PYTHON_TYPES[kind]) else text
     return text

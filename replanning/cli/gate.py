@@ -153,7 +153,7 @@ class ConsoleGate:
                     out.print(json.dumps(json.loads(text)), style="dim")
                     edited = await _read_line()
                 changes = parse_changes(json.loads(edited))
-            except (ReplanningError, ValueError, OSError) as error:
+            except (ReplanningError, ValueError, RecursionError, OSError) as error:
                 self._console.print(f"These changes are not valid: {escape_control(str(error))}", style="red")
                 return None
             return Answer("modify", self._by, changes=changes)

@@ -94,13 +94,13 @@ def _tool_problems(path: str, reported: Sequence[Problem]) -> list[Problem]:
     # This plan is not valid as a whole, and its positions are not those of the file.
     plan = Plan.model_construct(goal=Goal(objective=""), tools=tuple(tools.values()), tasks=tuple(tasks.values()))
     numbers = {"tools": list(tools), "tasks": list(tasks)}
+    parts = {part for problem in reported for part in re.findall(r"(?<!\S)(?:tools|tasks)\[\d+\]", problem.place)}
     problems = []
     for problem in check_tools(plan):
         match parse_path(problem.place):
             case (("tools" | "tasks") as group, int(index), *rest):
                 at = (group, numbers[group][index])
-                part = re.compile(rf"(?:^|\s){re.escape(format_path(at))}(?![0-9])")
-                if not any(part.search(other.place) for other in reported):
+                if format_path(at) not in parts:
                     problems.append(Problem(format_path((*at, *rest)), problem.message))
     return locate_problems(problems, path)
 

@@ -59,7 +59,7 @@ CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
 MAX_CONTEXT_BYTES: Final = 64 * 1024
 """Largest context file that a command may write, in bytes."""
 
-_PAIR_PATTERN: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
+_PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)")
 
 DEFAULT_FOLDER: Final = "replanning-demo"
 
@@ -346,7 +346,7 @@ def parse_context_options(options: Sequence[str]) -> JsonObject:
 
 def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
     """Return a key and its value, which is JSON where it can be; `1.10`, which may be a version, stays text."""
-    match = _PAIR_PATTERN.fullmatch(text)
+    match = _PAIR_PATTERN.fullmatch(text.strip())
     if match is None:
         return None
     key, text = match.groups()

@@ -707,9 +707,8 @@ def _json_values(text: str) -> Iterator[JsonValue]:
 def _parse_strict_json(text: str) -> JsonValue:
     """Parse JSON; raise a ValueError for duplicate names, numbers that are not finite and too deep nesting as well."""
     try:
-        # Not strict, because models write line breaks into strings as they are.
-        value: JsonValue = json.loads(text, strict=False, object_pairs_hook=_unique_members)
-        json.dumps(value, allow_nan=False)
+        value: JsonValue = _DECODER.decode(text)
+        _ENCODER.encode(value)
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
     if exceeds_depth(value, _MAX_DEPTH):
@@ -722,6 +721,12 @@ def _unique_members(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     if len(members) < len(pairs):
         raise ValueError("JSON object has a duplicate name")
     return members
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_unique_members)
+"""Not strict, because models write line breaks into strings as they are."""
+
+_ENCODER: Final = json.JSONEncoder(allow_nan=False)
 
 
 def validation_message(error: ValidationError, subject: str, *, most: int = 10) -> str:

@@ -145,7 +145,7 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
         known: the ids of all tasks, which separate a task's id from a path into its output.
     """
     for path, body in nested_bodies(task):
-        for name, parsed in _parsed_expressions(body, known):
+        for name, parsed in _parsed_expressions(body, known, "results"):
             if isinstance(parsed, Condition):
                 for read in sorted(parsed.names("results")):
                     yield (*path, name), read, f"results.{read}"
@@ -232,7 +232,7 @@ def _check_resource_declared(resource: str, scope: _Scope) -> Iterator[Finding]:
 
 
 def _parsed_expressions(
-    body: TaskBody, known: Container[str] = ()
+    body: TaskBody, known: Container[str] = (), about: str = ""
 ) -> Iterator[tuple[str, Condition | tuple[Reference, ...] | ExpressionError]]:
     """Yield the field and the parsed form of the references of each text, and of the condition; or why there is none."""
     if "${" in str(body.arguments):  # a quick look: most arguments have no references
@@ -242,7 +242,7 @@ def _parsed_expressions(
                     yield "arguments", find_references(text, known)
                 except ExpressionError as error:
                     yield "arguments", error
-    if body.when is not None:
+    if body.when is not None and about in body.when:
         try:
             yield "when", Condition.parse(body.when)
         except ExpressionError as error:

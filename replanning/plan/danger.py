@@ -15,6 +15,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import dropwhile, pairwise
 from types import MappingProxyType
 from typing import Final
@@ -296,11 +297,13 @@ def command_programs(command: str) -> list[str]:
     return list(dict.fromkeys(word for word in first if plain.fullmatch(word) and word not in _SHELL_BUILTINS))
 
 
-def _simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the simple commands of a template, roughly, with the operators before each; holes are marked.
+@lru_cache(maxsize=2)  # several judgements read the commands of one template
+def _simple_commands(command: str) -> list[tuple[str, list[str]]]:
+    """Return the simple commands of a template, roughly, with the operators before each; holes are marked.
 
     The end of a group is passed over: `(a) | b` is `a | b`.
     """
+    commands: list[tuple[str, list[str]]] = []
     words: list[str] = []
     word = before = ""
     for kind, text, _ in [*_tokens(mark_holes(command)), ("text", ";", True)]:
@@ -311,18 +314,22 @@ def _simple_commands(command: str) -> Iterator[tuple[str, list[str]]]:
             words.append(word)
         word = ""
         if words and text not in " \t)":
-            yield before, words
+            commands.append((before, words))
             words, before = [], text
         elif text not in " \t)":
             before += text
+    return commands
 
 
-def _tokens(marked: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield the parts of a marked template: kind, text, and whether it is a whole word."""
+@lru_cache(maxsize=2)  # likewise
+def _tokens(marked: str) -> list[tuple[str, str, bool]]:
+    """Return the parts of a marked template: kind, text, and whether it is a whole word."""
+    tokens = []
     for match in _TOKEN.finditer(marked):
         before, after = marked[match.start() - 1 : match.start()], marked[match.end() : match.end() + 1]
         alone = (not before or before in _BEFORE_WORD) and (not after or after in _AFTER_WORD)
-        yield match.lastgroup or "text", match[0], alone
+        tokens.append((match.lastgroup or "text", match[0], alone))
+    return tokens
 
 
 _CODE_OPTIONS: Final = {

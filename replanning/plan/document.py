@@ -6,10 +6,11 @@ problem. `LivePlan` holds the state of a plan while it runs.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from os import PathLike
 from typing import Any, Final, Self
@@ -145,14 +146,15 @@ class Plan(StrictModel):
         """
         expected = "the text of a plan file; Plan.load reads a file, Plan.model_validate takes a mapping"
         require_instance("Plan.parse", text, str, expected)
-        document = read_document(text, format=format, source=source)
-        if not isinstance(document, dict):
-            got = "it is empty" if document is None else f"this is {json_type_name(document)}"
-            raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
-        try:
-            return cls.model_validate(document)
-        except PlanError as error:
-            raise PlanError(with_positions(error.problems, text, format, source)) from None
+        with _paused_collector():
+            document = read_document(text, format=format, source=source)
+            if not isinstance(document, dict):
+                got = "it is empty" if document is None else f"this is {json_type_name(document)}"
+                raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
+            try:
+                return cls.model_validate(document)
+            except PlanError as error:
+                raise PlanError(with_positions(error.problems, text, format, source)) from None
 
     def task(self, task_id: str) -> Task:
         """Return the task with this id.
@@ -210,6 +212,18 @@ class Plan(StrictModel):
         if "tasks" in document:
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
+
+
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Pause the garbage collector while a plan is read: it would walk through all parts again and again, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _error_problems(

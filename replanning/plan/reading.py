@@ -142,6 +142,8 @@ def find_positions(text: str, format: Format, paths: Collection[JsonPath]) -> di
     for path, token in _iter_paths(_yaml_tokens(text) if format == "yaml" else _json_tokens(text), paths):
         if path in paths:
             positions.setdefault(path, (token.line, token.column))
+            if len(positions) == len(paths):
+                break
     return positions
 
 

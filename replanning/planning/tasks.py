@@ -400,8 +400,8 @@ def compile_action_plan(
             )
             arguments = rename_references(action.arguments, resolve, done)
             # A strategy may begin with a tool, as in `write_file: from scratch`.
-            text = re.sub(r"^use\s+", "", (action.fallback_strategy or "").strip(), flags=re.IGNORECASE)
-            head = re.split(r"[:;,(]|\s+[-–—]\s+|\s+(?:with|instead|for)\b", text, maxsplit=1)[0]
+            text = re.sub("^use ", "", " ".join((action.fallback_strategy or "").split()), flags=re.IGNORECASE)
+            head = re.split(r"[:;,(]| [-–—] | (?:with|instead|for)\b", text, maxsplit=1)[0]
             other, fallbacks = library.get(text) or library.get(head.strip(" `'\"")), list[Fallback]()
             if other is not None and other.name != action.tool:
                 shared = {each: arguments[each] for each in tool_parameters(other) if each in arguments}

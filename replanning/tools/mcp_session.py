@@ -95,7 +95,7 @@ class _Connection:
     async def read_stderr(self, end: int) -> None:
         """Read stderr, for the log and for the error when the program ends."""
         os.set_blocking(end, False)
-        unfinished = b""  # a line, which is logged as a whole: parts of secrets are not recognised
+        unfinished = bytearray()  # a line, which is logged as a whole: parts of secrets are not recognised
         try:
             while True:
                 await anyio.wait_readable(end)
@@ -109,8 +109,12 @@ class _Connection:
                     if self._abandoned:
                         self._kill()
                 elif self._process_group:
-                    said, line_end, unfinished = (unfinished + chunk).rpartition(b"\n")
-                    self._log_stderr(said + line_end)
+                    line_end = chunk.rfind(b"\n") + 1
+                    unfinished += chunk[:line_end]
+                    if line_end:
+                        self._log_stderr(unfinished)
+                        unfinished.clear()
+                    unfinished += chunk[line_end:]
                 if len(self.stderr_tail) > _MAX_STDERR_BYTES:
                     # A word that is cut is left out: half a secret is not recognised.
                     self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
@@ -119,7 +123,7 @@ class _Connection:
             self._log_stderr(unfinished)
             self._stderr_closed.set()
 
-    def _log_stderr(self, said: bytes) -> None:
+    def _log_stderr(self, said: bytearray) -> None:
         if said and _log.isEnabledFor(logging.DEBUG):
             text = _REDACTOR.text(self.secrets.redact(said.decode(errors="replace")))
             _log.debug("%s: %s", self.name, text.rstrip())

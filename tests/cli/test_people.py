@@ -98,7 +98,7 @@ def test_modify_on_the_terminal(asking: Path) -> None:
 def test_modify_without_an_editor(asking: Path) -> None:
     """Without an editor the changes are typed as JSON; what does not fit is refused, and asked for again."""
     with Terminal(asking, *RUN) as terminal:
-        for typed in ('[{"kind": "explode"}]', '[{"kind": "skip", "task_id": "work"}]'):
+        for typed in ('[{"kind": "explode"}]', "[" * 2_000, '[{"kind": "skip", "task_id": "work"}]'):
             terminal.until("m makes changes")
             terminal.type("m")
             terminal.until("as JSON on one line")

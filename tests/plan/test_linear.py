@@ -3,6 +3,7 @@
 `python -m tests.plan.test_linear SECONDS` searches for texts that take longest, for all parsers or for those named.
 """
 
+import gc
 import random
 import sys
 import tempfile
@@ -15,34 +16,54 @@ from typing import Any, Final
 import pytest
 
 from replanning import Plan, ToolSpec
+from replanning.changes import parse_changes
 from replanning.cli.app import escape_control
+from replanning.cli.run import _parse_pair
+from replanning.config import load_settings
 from replanning.errors import PlanError, ReplanningError
-from replanning.exporters._forge import find_marker, strip_authorship
+from replanning.exporters._forge import find_marker, parse_time, strip_authorship
 from replanning.exporters._forge_issue import _ESCAPED_COMMAND, _SLASH_COMMAND
-from replanning.exporters._notices import markdown_line
+from replanning.exporters._notices import _BLOCK_START, _EMPHASIS, _REFERENCES, markdown_line
+from replanning.exporters.github import GitHubIssue
+from replanning.exporters.gitlab import _BOT_LOGIN, GitLabIssue
 from replanning.exporters.notices import FileForge
+from replanning.history.export import import_history
 from replanning.history.reports import _escape_inline
-from replanning.http import error_message
+from replanning.http import error_message, retry_after_seconds, same_origin_url, url_problem
 from replanning.journal.jsonl import _RECORD_LINE
-from replanning.journal.records import normalised_cause
+from replanning.journal.owner import _OWNER_PATTERN
+from replanning.journal.records import load_body, normalised_cause
 from replanning.llm.provider import extract_json
 from replanning.llm.quoting import encode_data, truncate_value
 from replanning.plan.conditions import Condition
 from replanning.plan.danger import command_problems, command_programs, danger_reason, env_references, option_problems
+from replanning.plan.json_values import as_object
 from replanning.plan.messages import parse_path
 from replanning.plan.reading import Format
 from replanning.plan.references import FactPattern, fact_problem, find_references, normalise_fact, placeholders
 from replanning.planning.decisions import Phase
-from replanning.planning.outputs import ReflectionReply, parse_planning, parse_reply
+from replanning.planning.outputs import (
+    MAX_REPLY_CHARS,
+    Action,
+    ActionPlan,
+    ReflectionReply,
+    Subtask,
+    TaskDecomposition,
+    parse_planning,
+    parse_reply,
+)
 from replanning.planning.steering import _COMMAND, _COMMENT_AUTHOR, _LEADING_QUOTE
+from replanning.planning.tasks import compile_action_plan
+from replanning.providers._planner.domain import _parse_value
+from replanning.settings import _ADDRESS
 from replanning.tools.call import parse_json
 from replanning.tools.http import request_problems
 from replanning.tools.mcp import schema_problems
 
 MEGABYTE: Final = 1_000_000
 SECONDS_PER_MEGABYTE: Final = 1.0
-NOISE: Final = 8
-"""How many times as long a busy machine may take."""
+NOISE: Final = 3
+"""How many times as much processor time a busy machine may take."""
 
 
 def read(form: Format, context: str = "{}") -> Callable[[str], object]:
@@ -68,12 +89,53 @@ def judge_command(text: str) -> None:
     danger_reason(tool, {"x": "rm"})
 
 
+def read_settings(text: str) -> None:
+    """Read a settings file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "settings.yaml")
+        path.write_text(f"replanning:\n  model: {text}", encoding="utf-8", errors="replace")
+        load_settings(path, {}, override=dict)
+
+
+def compile_strategies(text: str) -> None:
+    """Read the fallback strategies of a model's actions, up to the length of one each."""
+    chunks = [text[start : start + 20_000] for start in range(0, len(text), 20_000)]
+    actions = [Action(task_id="a", tool="t", fallback_strategy=chunk) for chunk in chunks]
+    subtasks = TaskDecomposition(subtasks=(Subtask(id="a", description="x"),))
+    library = {"t": ToolSpec(name="t", kind="shell", command="true")}
+    compile_action_plan(ActionPlan(actions=tuple(actions)), subtasks, library)
+
+
 SCHEMA: Final[dict[str, Any]] = {"properties": {"x": {"type": "integer"}}, "anyOf": [{"required": ["y"]}] * 20}
 
 PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "yaml plan": read("yaml"),
     "json plan": read("json"),
     "yaml value": read("yaml", 'goal: {objective: "x"}\ncontext:\n  a: {}'),
+    "tasks": read("json", '{"goal":{"objective":"x"},"tasks":[{}]}'),
+    "task": read("json", '{"goal":{"objective":"x"},"tasks":[{"id":"a",{}}]}'),
+    "dependencies": read("json", '{"goal":{"objective":"x"},"tasks":[{"id":"a","depends_on":[{}]}]}'),
+    "conditions": lambda text: Plan.model_validate(
+        {"goal": {"objective": "x"}, "tasks": [{"id": "a", "when": text[:1_000]}, {"id": "b", "when": text[-1_000:]}]}
+    ),
+    "settings": read_settings,
+    "address": lambda text: _ADDRESS.fullmatch(f"http://{text}"),
+    "context file": lambda text: [_parse_pair(f"a{line}") for line in text.split("\n")],
+    "changes": lambda text: parse_changes(parse_json(text) or [text]),
+    "history": import_history,
+    "body of a record": lambda text: load_body("run-opened", text),
+    "owner of a run": lambda text: _OWNER_PATTERN.fullmatch(f"process 1 on {text}"),
+    "time": lambda text: (parse_time(text), retry_after_seconds({"retry-after": text}, 0.0)),
+    "link": lambda text: (url_problem(f"http://{text}"), same_origin_url("http://a/", text)),
+    "issue": lambda text: [
+        pattern.fullmatch(text)
+        for forge in (GitHubIssue, GitLabIssue)
+        for pattern in (forge._short_pattern, forge._page_pattern)
+    ],
+    "bot": _BOT_LOGIN.fullmatch,
+    "value of a fact": lambda text: _parse_value(text, "array"),
+    "fallback strategies": compile_strategies,
+    "yaml items": read("yaml", 'goal: {objective: "x"}\ncontext: {a: [{}]}'),
     "goal": lambda text: Plan.model_validate({"goal": {"objective": text, "facts": [text]}}),
     "arguments": lambda text: find_references({"x": text}),
     "references": lambda text: find_references({"x": f"${{{text}}}"}),
@@ -84,14 +146,15 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "pattern of facts": lambda text: FactPattern(text).match(text.replace("{", "").replace("}", "")),
     "condition": lambda text: Condition.parse(text).evaluate({"a": text}, {}),
     "path": parse_path,
-    "JSON in a reply": lambda text: list(extract_json(text)),
-    "reply": lambda text: parse_reply(text, ReflectionReply),
-    "plan in a reply": lambda text: parse_planning(text, Phase.ACTION_SEQUENCE),
+    "JSON in a reply": lambda text: list(extract_json(text[:MAX_REPLY_CHARS])),
+    "reply": lambda text: parse_reply(text[:MAX_REPLY_CHARS], ReflectionReply),
+    "plan in a reply": lambda text: parse_planning(text[:MAX_REPLY_CHARS], Phase.ACTION_SEQUENCE),
     "quoted data": lambda text: encode_data(truncate_value({"a": [text]}, 10_000)),
     "marker": find_marker,
     "authorship": strip_authorship,
     "commands to a forge": lambda text: (_SLASH_COMMAND.sub(r"\1&#47;", text), _ESCAPED_COMMAND.sub(r"\1/", text)),
-    "line for a forge": lambda text: markdown_line(text, len(text)),
+    "line for a forge": lambda text: markdown_line(text, 2_000),
+    "marks for a forge": lambda text: (_REFERENCES.sub("", text), _EMPHASIS.sub("", text), _BLOCK_START.match(text)),
     "file of notices": read_notices,
     "comment": lambda text: (
         _COMMAND.fullmatch(_LEADING_QUOTE.sub("", text, count=1)),
@@ -104,6 +167,9 @@ PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "error of a service": lambda text: error_message(text.encode()),
     "output of a tool": parse_json,
     "arguments of a server's tool": lambda text: schema_problems(SCHEMA, {"x": text}),
+    "schema of a server's tool": lambda text: schema_problems(
+        as_object(parse_json(text)) or {"properties": {text: {"enum": [text]}}}, {text: text}
+    ),
     "request": lambda text: request_problems(
         ToolSpec.model_construct(name="t", kind="http", method="GET", url=f"https://{text}", headers={"A": text})
     ),
@@ -117,7 +183,7 @@ FRAGMENTS: Final = [
     "- ", "&a ", "*a ", "? ", "a: ", "!!map ", "|\n ", "'a", '"a', '\\"', "\\u0041", "\\ud800", '{"a":', '"a":1,', "null", "1e",
     "```", "```json\n", "<think>", "</think>", "<!-- replanning notice=a run=", " about=", " -->", "<!-- comment 1 at x -->\n",
     "<!-- end of comment 1 -->\n", "/approve ", "> ", " (comment ", "&#47;", " and ", " or ", "not ", "context.a == ", "%41", "@a",
-    ":a", "{env:A}", "http://", "p(", "data", '{"seq":1,"at":1,"kind":"a","data":',
+    ":a", "{env:A}", "[],", "{},", "1,", '"a",', "http://", "p(", "data", '{"seq":1,"at":1,"kind":"a","data":',
 ]  # fmt: skip
 """Pieces that texts are made of."""
 
@@ -139,6 +205,22 @@ CORPUS: Final[Sequence[tuple[str, Family]]] = [
     ("terminal", ("", "\x1b", "")),
     ("references", ("a", ".output.output", "")),
     ("record", ('{"seq":1,"at":1,"kind":"a","data":', " ", "")),
+    ("fallback strategies", ("a", " ", "b")),
+    ("context file", ("=", " ", "b")),
+    ("value of a fact", ("", "[", "")),
+    ("yaml items", ("", "[],", "")),
+    ("yaml items", ("", "1,", "]}\nx: [")),
+    ("yaml plan", ("goal: {objective: x}\n", "? \n", "")),
+    ("json plan", ('{"goal":{"objective":"x","facts":[', '"(",', '"("]}}')),
+    ("tasks", ("", "1,", "1")),
+    ("tasks", ("", '{"id":"a"},', "1")),
+    ("tasks", ('{"id":"a"}', ',{"id":"a"}', "")),
+    ("task", ('"fallbacks":[', "{},", "{}]")),
+    ("task", ('"arguments":{"x":[', '"${",', "1]}")),
+    ("task", ('"arguments":{"x":[', '"${b.output}",', "1]}")),
+    ("dependencies", ("", '"b",', '"b"')),
+    ("reply", ("", "{},", "")),
+    ("command", ("", "<(a", "")),
     ("command", ("", "$((", "")),
     ("command", ("x ", "-c {x} ", "")),
     ("command", ("x ", "{x} ", "")),
@@ -151,7 +233,7 @@ def seconds(parse: Callable[[str], object], family: Family, size: int) -> float:
     start, unit, end = family
     text = start + unit * (size // len(unit)) + end
     began = time.process_time()
-    with suppress(ReplanningError, ValueError, RecursionError):
+    with suppress(ReplanningError, ValueError):
         parse(text)
     return time.process_time() - began
 
@@ -169,6 +251,18 @@ def test_plain_families(parser: str, family: Family) -> None:
 def test_corpus(parser: str, family: Family) -> None:
     """A megabyte of the worst texts that a search has found is read in about a second."""
     assert seconds(PARSERS[parser], family, MEGABYTE) < SECONDS_PER_MEGABYTE * NOISE
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collector(enabled: bool) -> None:
+    """Reading a plan, which pauses the garbage collector, leaves it as it was."""
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        Plan.parse("goal: {objective: x}")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 @pytest.mark.parametrize(
@@ -192,26 +286,32 @@ def test_first_problems(form: Format, text: str) -> None:
 
 
 def search(names: Sequence[str], budget: float, seed: int = 0) -> None:
-    """Print families for which a parser takes more than it may per megabyte, each parser for its share of a time."""
+    """Print the family for which each parser takes longest, and those that take disproportionately longer if longer."""
     chance = random.Random(seed)
     for name in names:
-        until, worst = time.monotonic() + budget / len(names), (0.0, ("", "a", ""))
+        parse, size = PARSERS[name], 32_000
+        worst, family = seconds(parse, ("", "a", ""), size), ("", "a", "")
+        known = [each for other, each in CORPUS if other == name]
+        until = time.monotonic() + budget / len(names)
         while time.monotonic() < until:
             parts = ["".join(chance.choices(FRAGMENTS, k=chance.randint(place == 1, 3))) for place in range(3)]
             kept = chance.randrange(8)  # bits: which parts of the worst family stay
             start, unit, end = (
-                old if kept >> place & 1 else new for place, old, new in zip(range(3), worst[1], parts, strict=True)
+                old if kept >> place & 1 else new for place, old, new in zip(range(3), family, parts, strict=True)
             )
-            size = 32_000
-            took = seconds(PARSERS[name], (start, unit, end), size)
-            if took > worst[0]:
-                worst = took, (start, unit, end)
-                longer = seconds(PARSERS[name], worst[1], 3 * size)
-                if longer > 0.1 and longer > 5 * took:
-                    sys.stdout.write(
-                        f"{name}: {worst[1]!r} takes {took:.3f} s, and {longer:.3f} s three times as long\n"
-                    )
-        sys.stdout.write(f"{name}: {worst[0] * MEGABYTE / 32_000:.2f} s per MB for {worst[1]!r}\n")
+            start, unit, end = known.pop() if known else (start, unit, end)
+            took = seconds(parse, (start, unit, end), size)
+            if took * MEGABYTE / size < worst:
+                continue
+            longer = seconds(parse, (start, unit, end), 3 * size)
+            if longer > 0.1 and longer > 5 * took:
+                sys.stdout.write(
+                    f"{name}: {(start, unit, end)!r}: {took:.3f} s, and {longer:.3f} s three times as long\n"
+                )
+            elif (whole := seconds(parse, (start, unit, end), MEGABYTE)) > worst:
+                worst, family = whole, (start, unit, end)
+        sys.stdout.write(f"{name}: {worst:.2f} s per MB for {family!r}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
