@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -263,6 +264,25 @@ def test_file_in_use(path, name, replaced):
             store.renew(lease, 1.0, 5.0)
         aside.replace(used)
         store.renew(lease, 1.0, 5.0)
+
+
+def test_waiting_thread(path, monkeypatch):
+    """A thread that waits for the lock of another process leaves the store to other threads between its tries."""
+
+    class Pause:
+        def wait(self, seconds):
+            elsewhere = threading.Thread(target=lambda: seen.append(store.runs()))
+            elsewhere.start()
+            elsewhere.join(10)
+            other.execute("ROLLBACK")
+
+    seen = []
+    monkeypatch.setattr("replanning.journal.sqlite.Event", Pause)
+    with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store.create(RUN, "me", 0.0, 5.0)
+        assert seen == [[]]
+        assert [info.run for info in store.runs()] == [RUN]
 
 
 def test_record_missing_at_the_end_of_a_batch(path):
