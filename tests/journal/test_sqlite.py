@@ -276,7 +276,7 @@ def test_waiting_thread(path, monkeypatch):
             elsewhere.join(10)
             other.execute("ROLLBACK")
 
-    seen = []
+    seen: list[object] = []
     monkeypatch.setattr("replanning.journal.sqlite.Event", Pause)
     with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
