@@ -307,7 +307,8 @@ class SqliteStore(RunStore):
     """Store in a SQLite file, created with its folder if it is missing, and private to its user.
 
     Any number of processes may use the file; each run is written by the process that owns it. Appended records
-    outlive the process however it ends. Rows have checksums: damage to a run is refused when it is read.
+    outlive the process however it ends. Rows have checksums: damage to a run is refused when it is read, and damage to the
+    log of a killed process when the file is opened.
 
     Args:
         path: the file.
