@@ -513,7 +513,8 @@ def _danger_reasons(command: str) -> Iterator[str]:
                 verb = next(filter(_GIT_LOSSES.__contains__, plain), "")
                 if verb and (loss := next(filter(_GIT_LOSSES[verb].fullmatch, plain[plain.index(verb) + 1 :]), "")):
                     yield f"it discards work, with 'git {verb} {loss}'"
-        yield from _danger_reasons(_inline_script(words))
+        if script := _inline_script(words):
+            yield from _danger_reasons(script)
     yield from (
         f"it runs whatever comes from elsewhere, with {runner!r}" for runner in _untrusted_code_runners(command)
     )
