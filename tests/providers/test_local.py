@@ -1,13 +1,16 @@
 """The model that runs in this process: what it says when it is not installed, and what it can do where it is."""
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import anyio
 import pytest
 from pydantic import BaseModel, Field
 
-from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
-from replanning.errors import LLMRequestRejected, LLMUnavailable
+from replanning import Environment, Plan, ReplanningEngine, Settings, Task, TaskContext
+from replanning.environment import Clock, SystemClock
+from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.journal import AlternativesConsidered
 from replanning.llm import LLMOptions
 from replanning.providers.local import LocalProvider
@@ -34,6 +37,56 @@ async def test_not_installed() -> None:
     assert not await local.is_available()
     with pytest.raises(LLMRequestRejected, match=r"replanning\[local\]"):
         await local.complete("hello")
+
+
+class Ticking:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 1
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep_forever()
+
+
+BABBLING = """
+class CommonParams:
+    def __init__(self):
+        self.model = self.cpuparams = self.cpuparams_batch = self
+
+class Server:
+    def __init__(self, params):
+        pass
+
+    def handle_chat_completions(self, body, hear):
+        for _ in range(min(body["max_tokens"], 600)):
+            if hear({"choices": [{"delta": {"content": "x"}}]}):
+                return
+        hear({"choices": [{"delta": {}, "finish_reason": "length"}]})
+"""
+"""The library with a model that never comes to an end."""
+
+
+@pytest.mark.parametrize(
+    ("clock", "cut"), [(Ticking(), "8 s"), (SystemClock(), "500 tokens")], ids=["slow machine", "fast machine"]
+)
+async def test_it_cannot_follow_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, cut: str
+) -> None:
+    """A model that does not complete an answer of a given form in its time fails with a sentence that says so, once."""
+    (tmp_path / "xllamacpp.py").write_text(BABBLING)
+    (tmp_path / "weak.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
+    local = LocalProvider(model=str(tmp_path / "weak.gguf"), environment=Environment(clock=clock))
+    with pytest.raises(LLMResponseInvalid, match=f"cannot follow the format .* after {cut}; it is too weak for this"):
+        await local.complete_json("How bad is it?", Verdict)
+    assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
+    monkeypatch.delitem(sys.modules, "xllamacpp")
 
 
 @pytest.mark.integration
