@@ -589,8 +589,7 @@ def _value_problem(error: ErrorDetails, given: Mapping[str, _Value]) -> Problem:
         if key in given:
             inner = steps[length:] if _key_index()[key].is_table else []
             path = ".".join([key, *(["*", *inner[1:]] if inner else [])])
-            redactor = Redactor()  # twice: a secret is recognised only as long as it is whole
-            got = redactor.text(brief_repr(redactor.value(error["input"])))
+            got = brief_repr(error["input"])
             message = error["msg"].removeprefix("Value error, ")
             match error["type"]:
                 case "value_error":

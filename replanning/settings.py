@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 
 from replanning.errors import SettingsError
 from replanning.journal.records import trigger_types
-from replanning.plan.messages import brief_repr, did_you_mean, validation_problems
-from replanning.plan.redaction import Redactor, pattern_problem
+from replanning.plan.messages import did_you_mean, validation_problems
+from replanning.plan.redaction import pattern_problem
 from replanning.plan.tasks import Budget, Retry, StrictModel
 from replanning.plan.types import to_seconds
 from replanning.plugins import installed_plugins
@@ -33,12 +33,7 @@ class Section(StrictModel):
 
     @classmethod
     def _construction_error(cls, error: ValidationError) -> SettingsError:
-        redactor = Redactor()  # a wrong value may be a secret in the wrong place
-
-        def show(value: Any) -> str:  # any JSON
-            return redactor.text(brief_repr(redactor.value(value)))  # twice: it is recognised only while it is whole
-
-        return SettingsError(validation_problems(error, cls, root=cls.__name__, show=show))
+        return SettingsError(validation_problems(error, cls, root=cls.__name__))
 
 
 class ReflectionSettings(Section):

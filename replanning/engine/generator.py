@@ -26,7 +26,7 @@ from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
-from replanning.plan.messages import checked
+from replanning.plan.messages import checked, cut
 from replanning.plan.tasks import Goal
 from replanning.plugins import plugin_error, plugin_name, read_attribute
 from replanning.run.event_loop import describe_error, isolate
@@ -360,12 +360,12 @@ class ProviderReply:
     def add_note(self, text: str) -> None:
         """Keep a note of the provider beside its alternatives, up to a limit."""
         if len(self.notes) < _MAX_NOTES and not self.settled.is_set():
-            self.notes.append(f"{self.name}: {text}"[:_MAX_NOTE_CHARS])
+            self.notes.append(cut(f"{self.name}: {text}", _MAX_NOTE_CHARS))
 
     def settle(self, problem: str = "") -> None:
         """Accept nothing more from the provider; note the problem unless the reply was settled before."""
         if problem and not self.settled.is_set():
-            self.notes.append(f"{self.name} {problem}"[:_MAX_NOTE_CHARS])
+            self.notes.append(cut(f"{self.name} {problem}", _MAX_NOTE_CHARS))
         self.settled.set()
 
 

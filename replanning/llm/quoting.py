@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import Final
 
 from replanning.plan.json_values import iter_strings
+from replanning.plan.messages import cut
 from replanning.plan.types import JsonValue
 
 _UNSAFE_CHARS: Final = re.compile(r"[<>&]|[^\x20-\x7e\w]")
@@ -99,7 +100,7 @@ def _truncate_string(text: str, room: int) -> tuple[str, int]:
 
 def truncate_text(text: str, max_chars: int) -> str:
     """Return the beginning of a text, with a mark if it was cut."""
-    return text if len(text) <= max_chars else f"{text[:max_chars]}… [cut: {len(text)} characters in all]"
+    return text if len(text) <= max_chars else f"{cut(text, max_chars)}… [cut: {len(text)} characters in all]"
 
 
 def is_truncated(value: JsonValue) -> bool:

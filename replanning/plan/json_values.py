@@ -9,6 +9,7 @@ from itertools import islice
 from pydantic import JsonValue
 
 from replanning.plan.messages import join_names
+from replanning.plan.secrets import MASK
 
 _MAX_LISTED_KEYS = 10
 _CHARS_PER_ITEM = 10
@@ -29,6 +30,11 @@ def iter_strings(value: JsonValue, *, keys: bool = True) -> Iterator[str]:
                 stack.append(inner)
                 if keys:
                     stack.append(key)
+
+
+def is_redacted(value: JsonValue) -> bool:
+    """Return whether a value contains the mark of a redacted secret."""
+    return any(MASK in text for text in iter_strings(value))
 
 
 def map_strings(value: JsonValue, change: Callable[[str], JsonValue]) -> JsonValue:

@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 from pydantic import BaseModel, ValidationError
 
 from replanning.errors import Problem
+from replanning.plan.masking import mask
+from replanning.plan.secrets import find_secrets
 from replanning.plan.types import JsonPath
 
 MAX_PROBLEMS: Final = 1_000
@@ -31,7 +33,21 @@ _MAX_CANDIDATES: Final = 20_000
 _MAX_NAME_CHARS: Final = 200
 _BARE_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PATH_STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
-_BRIEF_REPR: Final = reprlib.Repr()
+_CUT_MARGIN: Final = 2_000
+"""Characters that are read beyond a cut, for a secret that lies across it."""
+
+
+class _SafeRepr(reprlib.Repr):
+    """Shortened repr without secrets, which are recognised only while they are whole."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        """Return the repr of a text, whose middle is left out if it is long."""
+        if len(x) > 2 * _CUT_MARGIN:
+            x = x[:_CUT_MARGIN] + x[-_CUT_MARGIN:]
+        return super().repr_str(mask(x, find_secrets), level)
+
+
+_BRIEF_REPR: Final = _SafeRepr()
 _BRIEF_REPR.maxstring = _BRIEF_REPR.maxlong = _BRIEF_REPR.maxother = 80
 _BRIEF_REPR.maxlist = 12
 
@@ -56,9 +72,9 @@ def parse_path(text: str) -> JsonPath:
 
 
 def brief_repr(value: object) -> str:
-    """Return the repr of a value, shortened if it is long."""
+    """Return the repr of a value without secrets, shortened if it is long."""
     try:
-        return _BRIEF_REPR.repr(value)
+        return mask(_BRIEF_REPR.repr(value), find_secrets)
     except ValueError:  # Python writes no number of thousands of digits
         return f"<{type(value).__name__}>"
 
@@ -150,9 +166,19 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
     return not parts or not isinstance(value, Collection) or all(_is_of_kind(item, parts[0]) for item in value)
 
 
+def cut(text: str, limit: int, *, from_end: bool = False) -> str:
+    """Return the beginning of a text, or its end; a secret is taken out before it is cut and no longer recognised."""
+    if len(text) <= limit:
+        return text
+    most, step = limit + _CUT_MARGIN, -1 if from_end else 1
+    part = text if len(text) <= most else text[-most:] if from_end else text[:most]
+    clean = mask(part, find_secrets)[::step]
+    return (clean if part is text else clean[:-_CUT_MARGIN])[:limit][::step]
+
+
 def truncate(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, with `…` at its end if it was longer."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text if len(text) <= limit else f"{cut(text, limit - 1)}…"
 
 
 def one_line(text: str, limit: int) -> str:
@@ -219,23 +245,20 @@ def first_problems(problems: Iterable[Problem]) -> list[Problem]:
     return [*first[:MAX_PROBLEMS], FURTHER_PROBLEMS] if len(first) > MAX_PROBLEMS else first
 
 
-def validation_problems(
-    error: ValidationError, model: type[BaseModel], *, root: str = "", show: Callable[[object], str] = brief_repr
-) -> list[Problem]:
+def validation_problems(error: ValidationError, model: type[BaseModel], *, root: str = "") -> list[Problem]:
     """Return the errors of pydantic in plain words, each with its place.
 
     Args:
         error: the error that pydantic raised.
         model: the model that raised it.
         root: the name of the whole, at the beginning of each place.
-        show: returns a wrong value as text.
     """
     hints = NameSuggester()
     problems = []
     for details in error.errors(include_url=False)[: MAX_PROBLEMS + 1]:
         path = _without_union_tags(details["loc"])
         kind, value, limits = details["type"], details["input"], details.get("ctx", {})
-        got = f", got {show(value)}"
+        got = f", got {brief_repr(value)}"
         match kind:
             case "missing":
                 message = f"{path[-1]!r} is missing"
@@ -256,7 +279,7 @@ def validation_problems(
                 message = "must be more than whitespace"
             case "string_pattern_mismatch":
                 fault = "contain control characters" if value == value.strip() else "begin or end with whitespace"
-                message = f"{show(value)} must not {fault}"
+                message = f"{brief_repr(value)} must not {fault}"
             case "greater_than_equal":
                 message = f"must be at least {limits['ge']:g}{got}"
             case "literal_error":
@@ -267,7 +290,8 @@ def validation_problems(
                 message = f"{limits['error']}{got}"
             case _:
                 message = f"{details['msg']}{got}"
-        problems.append(Problem(format_path((root, *path) if root else path), message))
+        place = mask(format_path((root, *path) if root else path), find_secrets)
+        problems.append(Problem(place, message))
     return first_problems(problems)
 
 

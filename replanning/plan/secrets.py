@@ -16,9 +16,6 @@ from importlib import resources
 from typing import Any, Final, NamedTuple
 
 import re2
-from pydantic import JsonValue
-
-from replanning.plan.json_values import iter_strings
 
 MASK: Final = "[redacted]"
 """Replacement of a secret."""
@@ -118,11 +115,6 @@ _NON_SECRET_WORDS: Final = frozenset(
 
 _WORD_CHAR_LIMIT: Final = 16
 """Letters from which a word in prose may be a secret."""
-
-
-def is_redacted(value: JsonValue) -> bool:
-    """Return whether a value contains the mark of a redacted secret."""
-    return any(MASK in text for text in iter_strings(value))
 
 
 def is_secret(value: str) -> bool:

@@ -20,7 +20,7 @@ from replanning.errors import (
 from replanning.history.wording import format_iso_time
 from replanning.llm.completions import Completion, LLMOptions
 from replanning.llm.provider import LLMProvider
-from replanning.plan.messages import checked
+from replanning.plan.messages import checked, cut
 from replanning.plan.types import JsonObject
 from replanning.planning.decisions import (
     ALLOWED_REPLANS,
@@ -364,7 +364,7 @@ class ReplanManager:
         except StoreError:  # a run ends without its journal
             raise
         except Exception as caught:  # noqa: BLE001 - a failed replan leaves the run as it was
-            error = str(caught)[:_MAX_ERROR_CHARS] or type(caught).__name__
+            error = cut(str(caught), _MAX_ERROR_CHARS) or type(caught).__name__
         return self.record_decision(considered, executed=True, error=error, seconds=self._clock.now() - began)
 
     def record_decision(
@@ -422,7 +422,7 @@ class ReplanManager:
         if not executed:
             raise ValueError(f"{considered.replan_id} was not executed")
         index = executed[-1]
-        failed: dict[str, object] = {"result": "failure", "error": error[:_MAX_ERROR_CHARS]}
+        failed: dict[str, object] = {"result": "failure", "error": cut(error, _MAX_ERROR_CHARS)}
         record = self._records[index] = self._records[index].model_copy(update=failed)
         self._notify("failed", considered, record)
         return record

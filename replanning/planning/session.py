@@ -13,7 +13,8 @@ from replanning.errors import LLMResponseInvalid, ReplanningError
 from replanning.llm.completions import LLMOptions
 from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import is_truncated
-from replanning.plan.secrets import MASK, is_redacted
+from replanning.plan.json_values import is_redacted
+from replanning.plan.secrets import MASK
 from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import (

@@ -68,9 +68,10 @@ from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
 from replanning.plan.danger import use_danger
+from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
-from replanning.plan.secrets import MASK, is_redacted
+from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
 from replanning.plugins import plugin_error
@@ -730,7 +731,8 @@ class Lifecycle:
     def charge(self, usage: Usage, *, attempt_id: AttemptId | None = None, provider: str | None = None) -> None:
         """Count usage against the budget, and hand out nothing more once it is exceeded; running attempts may finish."""
         recorded = self.seq
-        self.commit_or_defer(UsageCharged(usage, attempt_id, provider))
+        name = provider and self.redactor.text(provider)
+        self.commit_or_defer(UsageCharged(usage, attempt_id, name))
         if self.seq == recorded:
             self.ledger.budget_tracker.unrecorded.append(usage)
         self._budget_exceeded_reason = self.ledger.budget_tracker.exceeded_reason()

@@ -541,7 +541,7 @@ class PlanRun:
             TypeError: the type is no text.
         """
         self._require_running("nothing more is noted")
-        self._lifecycle.commit_or_defer(PlanningNoted(type, self._redact_object(data)))
+        self._lifecycle.commit_or_defer(PlanningNoted(self._clean("type", type), self._redact_object(data)))
 
     def redact_value(self, value: JsonValue) -> JsonValue:
         """Return a value without secrets, as the run records it."""

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from replanning.errors import OutputError, ToolError, TransientError
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import cut, did_you_mean
 
 MAX_EXCERPT_CHARS = 2_000
 """Characters of the answer of a server that an error message quotes."""
@@ -40,14 +40,14 @@ def head(text: str) -> str:
     """Return the start of a text, with a mark if its end was left out."""
     text = text.strip()
     left = len(text) - MAX_EXCERPT_CHARS
-    return text if left <= 0 else f"{text[:MAX_EXCERPT_CHARS]} [… {left} characters more]"
+    return text if left <= 0 else f"{cut(text, MAX_EXCERPT_CHARS)} [… {left} characters more]"
 
 
 def tail(text: str) -> str:
     """Return the end of a text, with a mark if its start was left out."""
     text = text.strip()
     left = len(text) - MAX_STREAM_CHARS
-    return text if left <= 0 else f"[… {left} characters before] {text[left:]}"
+    return text if left <= 0 else f"[… {left} characters before] {cut(text, MAX_STREAM_CHARS, from_end=True)}"
 
 
 class UnknownTool(ToolError):

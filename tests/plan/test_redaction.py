@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from replanning import Goal, Plan, Task
+from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
 from replanning.plan import secrets as _secrets
@@ -373,6 +373,16 @@ def test_time_grows_with_length_alone(part: str) -> None:
     """Hostile text of four times the length takes four times the steps, not sixteen."""
     small, large = (part * (size // len(part)) for size in (5_000, 20_000))
     assert calls(lambda: REDACT.text(large)) <= 5 * calls(lambda: REDACT.text(small)) + 200
+
+
+@pytest.mark.parametrize("size", [0, 60, 1_000, 10_000])
+def test_errors_about_plans(size: int) -> None:
+    """An error that quotes a wrong value, also a long one, tells neither a secret in it nor half of one."""
+    text = f"{'x ' * size}{BY_SHAPE[4]} {JWT} {BY_SHAPE[4]}{' x' * size}\n\0"
+    with pytest.raises(PlanError) as caught:
+        Plan.model_validate({"goal": {"objective": text}, "tasks": [{"id": "a", "depends_on": {text: text}}]})
+    assert not any(BY_SHAPE[4][at : at + 12] in str(caught.value) for at in range(20))
+    assert not any(JWT[at : at + 12] in str(caught.value) for at in range(60))
 
 
 @pytest.mark.deep

@@ -1,0 +1,250 @@
+"""Every rule of the collection, in every wrapping, at every place where text enters: nothing tells it afterwards."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import re2
+
+from replanning import (
+    Alternative,
+    Answer,
+    CallbackGate,
+    Plan,
+    PlanRun,
+    Question,
+    ReplanningEngine,
+    ReplanRequest,
+    Task,
+)
+from replanning.changes import ReplaceTask, SkipTask
+from replanning.errors import LLMUnavailable
+from replanning.exporters.notices import FileNotifier
+from replanning.history import export_history, markdown_report, text_report
+from replanning.journal import JsonlStore, SqliteStore, Usage
+from replanning.plan import JsonObject
+from replanning.testing import RecordingExporter, ScriptedLLM, ScriptedProvider, VirtualClock, raises
+from tests.support.cli import cli
+from tests.support.runs import Proposer, environment
+from tests.support.secret_examples import NOT_IN_WORDS, WRAPPINGS, Example, examples
+from tests.support.tracing import Spans
+
+WRAPPED = ("plain", "on a line", "JSON", "coloured", "percent-encoded", "base64", "glued to a word", "in a file name")
+MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+SLICE = examples()[::20]
+SETTINGS: JsonObject = {
+    "capture_content": True,
+    "cooldown": 0,
+    "max_output": 100_000_000,
+    "alternatives": {"require_approval": True},
+}
+
+
+def told(example: Example, place: str = "", *, controls: bool = True) -> str:
+    """A line for each wrapping of a secret, where the place is named; without control characters, as in plans, if asked."""
+    names = [name for name in WRAPPED if not ("glued" in name and example.rule in NOT_IN_WORDS)]
+    lines = [f"{place} {WRAPPINGS[name](example.text)}" for name in names if controls or name != "coloured"]
+    text = "\n".join([*lines, f"end of {place}"])
+    return text if controls else re.sub(r"[\x00-\x09\x0b-\x1f]", " ", text)
+
+
+def needles(example: Example) -> set[str]:
+    """What tells the secret, however it is quoted: its longest run of letters and digits, in each wrapping."""
+    text, secret = example.text, example.secret
+    at, middle = text.index(secret), len(text) // 2
+    halves = [text[at : max(at, middle)], text[max(at, middle) : at + len(secret)]]
+    offset = len("it says ") + at
+    encoded = base64.b64encode(f"it says {text}\n".encode()).decode()
+    inner = encoded[-(-offset // 3) * 4 : (offset + len(secret)) // 3 * 4]
+    found = {max(re.findall("[A-Za-z0-9]+", part), key=len, default="") for part in (secret, *halves, inner)}
+    return {run for run in found if len(run) >= 8} or {secret, json.dumps(secret)[1:-1]}
+
+
+@cache
+def _searched(chosen: Sequence[Example]) -> object:
+    options = re2.Options()
+    options.max_mem = 1 << 30
+    return re2.compile("|".join(re2.escape(run) for each in chosen for run in sorted(needles(each))), options)
+
+
+def leaks(chosen: Sequence[Example], *texts: str) -> list[str]:
+    """The secrets in some texts, each with what stands around it."""
+    search = _searched(tuple(chosen))
+    found = [(text, match) for text in texts for match in search.finditer(text)]  # type: ignore[attr-defined]
+    return [text[max(0, match.start() - 150) : match.end() + 20] for text, match in found]
+
+
+def files(folder: Path) -> list[str]:
+    """Everything that was written to a folder, and the names in it."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return [*map(str, paths), *(path.read_bytes().decode("utf-8", "replace") for path in paths)]
+
+
+def document(chosen: Sequence[Example]) -> Plan:
+    """A plan that tells the secrets in all of its texts: each task and each tool one of them."""
+    says = partial(told, controls=False)
+    tasks, tools = [], []
+    for number, each in enumerate(chosen):
+        call = {
+            "tool": "call",
+            "arguments": {"text": says(each, "argument"), says(each, "argument-name"): [says(each)]},
+        }
+        task = {
+            "name": says(each, "name"),
+            "goal": says(each, "goal"),
+            "metadata": {says(each, "meta-name"): says(each, "meta")},
+        }
+        undo = {"name": says(each, "undo"), **call}
+        tasks.append({"id": f"t{number}", **task, **call, "acceptance": [says(each, "acceptance")], "undo": undo})
+        tool = {"name": f"tool{number}", "description": says(each, "description"), "command": says(each, "command")}
+        tool |= {
+            "env": {"X": says(each, "env")},
+            "headers": {"X": says(each, "header")},
+            "body": {"x": says(each, "body")},
+        }
+        tools.append(tool)
+    goal = {"objective": says(chosen[0], "objective"), "success_criteria": [says(each, "criterion") for each in chosen]}
+    context = {f"c{number}": {says(each, "context-name"): says(each, "context")} for number, each in enumerate(chosen)}
+    given = {"name": says(chosen[0], "plan"), "goal": goal, "context": context, "tasks": tasks}
+    return Plan.model_validate({**given, "tools": [{"name": "call"}, *tools]})
+
+
+def secret_of(chosen: Sequence[Example], task_id: str) -> Example:
+    """The secret that a task, or what replaces it, tells."""
+    return chosen[int(re.findall("[0-9]+", task_id)[0])]
+
+
+def propose(chosen: Sequence[Example], request: ReplanRequest) -> Sequence[Alternative]:
+    """Propose alternatives and make a note, with a secret in all of their texts."""
+    task_id = request.triggers[0].tasks[0] if request.triggers[0].tasks else "t0"
+    each = secret_of(chosen, task_id)
+    request.add_note(told(each, "note"))
+    new = Task(
+        id=request.view.unused_id(task_id),
+        name=told(each, "new-name", controls=False),
+        goal=told(each, "new-goal", controls=False),
+    )
+    skip = SkipTask(task_id=task_id, reason=told(each, "skip"))
+    return [
+        Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told(each, "reason"), confidence=0.9),
+        Alternative(changes=(skip,), reason=told(each, "skip-reason"), ask=told(each, "ask")),
+    ]
+
+
+def answer(chosen: Sequence[Example], question: Question) -> Answer:
+    """Answer with secrets: first something that cannot be done."""
+    each = chosen[sum(map(ord, question.id)) % len(chosen)]
+    if not question.rejection_reason:
+        change = SkipTask(task_id="nowhere", reason=told(each, "answer"))
+        return Answer("modify", told(each, "by"), changes=(change,))
+    return Answer("approve", told(each, "by"), comment=told(each, "comment"))
+
+
+async def work(run: PlanRun, chosen: Sequence[Example]) -> None:
+    """Carry out a run in which all reports tell secrets; every task fails once."""
+    async for task in run.ready():
+        each = secret_of(chosen, task.id)
+        async with run.attempt(task) as attempt:
+            attempt.charge(calls=1)
+            if "~" not in task.id:
+                run.change_context({task.id: told(each, "changed"), told(each, "changed-name"): 1})
+                with suppress(ValueError):
+                    run.observe(holds=[f"seen({each.text})"])
+                run.change_resource("call", available=True, reason=told(each, "resource"))
+                run.note("note", {told(each, "note-name"): told(each, "planning-note")})
+                run.charge(Usage(calls=1), provider=told(each, "charged"))
+                run.add_task(
+                    Task(id=f"x{task.id}~", goal=told(each, "added", controls=False)), reason=told(each, "add")
+                )
+                run.modify_task(f"x{task.id}~", metadata={"x": told(each, "modified")}, reason=told(each, "modify"))
+                run.change_goal(
+                    objective=told(each, "new-objective", controls=False),
+                    reason=told(each, "why"),
+                    by=told(each, "who"),
+                )
+                if task.id == "t1":
+                    run.request_replan(told(each, "request"), by=told(each, "requester"))
+                try:
+                    raise KeyError(told(each, "cause"))
+                except KeyError as error:
+                    raise RuntimeError(told(each, "error")) from error
+            attempt.output = {"text": told(each, "output"), told(each, "output-name"): [told(each)]}
+    run.pause(told(chosen[0], "pause"), by=told(chosen[0], "pauser"))
+
+
+BATCHES = [
+    pytest.param(SLICE, JsonlStore, id="some"),
+    *(
+        pytest.param(examples()[n::6], (SqliteStore, JsonlStore)[n % 2], marks=pytest.mark.deep, id=f"{n + 1} of 6")
+        for n in range(6)
+    ),
+]
+
+
+@pytest.mark.parametrize(("chosen", "kind"), BATCHES)
+async def test_run(
+    chosen: Sequence[Example],
+    kind: type[SqliteStore | JsonlStore],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Plans, reports, proposals, models and people tell all secrets; what is kept, shown, logged, asked and sent tells none."""
+    caplog.set_level(logging.DEBUG)
+    spans, numbers = Spans(), iter(range(10**9))
+    place = tmp_path / ("runs.db" if kind is SqliteStore else "runs")
+
+    def reply(prompt: str) -> str:
+        each = chosen[next(numbers) % len(chosen)]
+        if next(numbers) % 3 == 0:
+            raise LLMUnavailable(told(each, "service"))
+        return told(each, "reply")
+
+    async with VirtualClock() as clock:
+        world = environment(clock)
+        model = ScriptedLLM(reply, name="babbling", environment=world)
+        failing = [raises(ValueError(told(each, "provider-error"))) for each in chosen]
+        exporter = RecordingExporter(error=OSError(told(chosen[0], "exporter")))
+        with closing(kind(place)) as store:
+            engine = ReplanningEngine(
+                [Proposer(lambda request: propose(chosen, request)), ScriptedProvider(failing, name="failing"), model],
+                settings=SETTINGS,
+                gate=CallbackGate(lambda question: answer(chosen, question)),
+                store=store,
+                exporters=[exporter, FileNotifier(tmp_path / "notices.md")],
+                environment=world,
+                tracer_provider=spans.provider,
+            )
+            async with engine.open(document(chosen), run_id="run") as run:
+                await work(run, chosen)
+            history = engine.history("run")
+            reports = [text_report(history), markdown_report(history), export_history(history)]
+            await engine.aclose()
+    prompts = [asked.prompt + (asked.options.system or "") for asked in model.requests]
+    shown = []
+    for words in (["status"], ["history"], ["why"], ["pending"], ["diff"]):
+        for form in ([], ["--json"]):
+            done = cli(tmp_path, *words, *form, "--store", place, code=pytest.approx(1, abs=1), COLUMNS="10000")
+            shown.append(done.stdout + done.stderr)
+    said = capfd.readouterr()
+    finished = [span.to_json() for span in spans.finished]
+    kept = files(tmp_path)
+    artefacts = {
+        "files": kept,
+        "spans": finished,
+        "prompts": prompts,
+        "reports": reports,
+        "terminal": shown,
+        "logs": [caplog.text, said.out, said.err],
+        "records": [repr(exporter.records), repr(run.result)],
+    }
+    assert [name for name, texts in artefacts.items() if "end of " not in "".join(texts)] == []
+    assert {name: found[:5] for name, texts in artefacts.items() if (found := leaks(chosen, *texts))} == {}
