@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import cache, partial
@@ -24,6 +25,7 @@ from replanning import (
     ReplanningEngine,
     ReplanRequest,
     Task,
+    open_run,
 )
 from replanning.changes import ReplaceTask, SkipTask
 from replanning.errors import LLMUnavailable
@@ -32,7 +34,10 @@ from replanning.history import export_history, markdown_report, text_report
 from replanning.journal import JsonlStore, SqliteStore, Usage
 from replanning.plan import JsonObject
 from replanning.testing import RecordingExporter, ScriptedLLM, ScriptedProvider, VirtualClock, raises
+from replanning.tools import ToolExecutor
 from tests.support.cli import cli
+from tests.support.http_server import Answer as Served
+from tests.support.http_server import HttpServer, Request
 from tests.support.runs import Proposer, environment
 from tests.support.secret_examples import NOT_IN_WORDS, WRAPPINGS, Example, examples
 from tests.support.tracing import Spans
@@ -248,3 +253,52 @@ async def test_run(
     }
     assert [name for name, texts in artefacts.items() if "end of " not in "".join(texts)] == []
     assert {name: found[:5] for name, texts in artefacts.items() if (found := leaks(chosen, *texts))} == {}
+
+
+@pytest.mark.deep
+async def test_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What programs, files and servers tell in two reads, as results and as errors, is in no journal and no log."""
+    caplog.set_level(logging.DEBUG)
+    chosen, names = examples(), tmp_path / "in" / "names"
+    names.mkdir(parents=True)
+    for number, each in enumerate(chosen):
+        text = told(each, "said")
+        (names / re.sub(r"[/\x00]", "_", each.text)[:200]).touch()
+        for part, piece in enumerate((text[: len(text) // 2], text[len(text) // 2 :])):
+            (tmp_path / "in" / f"{number}.{part}").write_text(piece, newline="")
+
+    def parts(request: Request) -> Served:
+        texts = [(tmp_path / "in" / f"{request.path.rpartition('/')[2]}.{part}").read_bytes() for part in (0, 1)]
+        return (500 if "bad" in request.path else 200), {"content-type": "text/plain"}, texts
+
+    slowly = "cat in/{n}.0; sleep 0.001; cat in/{n}.1"
+    commands = {"out": slowly, "err": f"({slowly}) >&2; exit 3", "ls": "ls in/names"}
+    described = [{"name": name, "kind": "shell", "command": command} for name, command in commands.items()]
+    with HttpServer(parts) as server, closing(SqliteStore(tmp_path / "out.db")) as store:
+        described += [{"name": name, "kind": "http", "url": f"{server.url}/{name}/{{n}}"} for name in ("good", "bad")]
+        mcp = {"web": {"command": [sys.executable, str(MCP_SERVER)]}}
+        tasks = [{"id": "ls", "tool": "ls"}]
+        for number in range(len(chosen)):
+            calls = {name: {"n": number} for name in ("out", "err", "good", "bad")}
+            calls |= {
+                "web.say": {"text": str(number)},
+                "web.search": {"query": str(number)},
+                "web.wipe": {"path": str(number)},
+            }
+            tasks += [{"id": f"{name}-{number}", "tool": name, "arguments": given} for name, given in calls.items()]
+        given = {"goal": {"objective": "x"}, "mcp": mcp, "tools": described, "tasks": tasks}
+        plan = Plan.model_validate({**given, "tasks": [{**task, "retry": {"max_attempts": 1}} for task in tasks]})
+        async with ToolExecutor(plan, cwd=tmp_path) as execute:
+            plan = await execute.discover(plan)
+            async with open_run(plan, store=store, run_id="run") as run:
+                async for task in run.ready():
+                    async with run.attempt(task) as attempt:
+                        secret = told(chosen[int("0" + task.id.rpartition("-")[2].strip("ls"))], "sent")
+                        sent = dict.fromkeys(task.arguments, secret) if "." in task.id else task.arguments
+                        told_task = task.model_copy(update={"arguments": sent})
+                        attempt.output = await execute(told_task, attempt.context)
+    kept = [path.read_bytes().decode("utf-8", "replace") for path in tmp_path.glob("out.db*")]
+    assert "end of said" in "".join(kept)
+    assert "end of sent" in "".join(kept)
+    logged = [record.getMessage() for record in caplog.records if record.name != "replanning.mcp"]  # which wraps lines
+    assert leaks(chosen, *kept, *logged)[:5] == []
