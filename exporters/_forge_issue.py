@@ -8,7 +8,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import anyio
@@ -108,11 +110,12 @@ class ApiResponse(NamedTuple):
     data: bytes
 
 
-class _UnconfirmedPost(NamedTuple):
+@dataclass
+class _UnconfirmedPost:
     """A comment that may have arrived: the ids of the comments before it, and until when it may still arrive."""
 
     earlier: frozenset[str]
-    may_arrive_until: float
+    may_arrive_until: float = 0.0
 
 
 _SLASH_COMMAND: Final = re.compile(r"^([^\S\n]*)/", re.MULTILINE)
@@ -396,8 +399,8 @@ class ForgeIssue(ABC):
         """Write a new comment and return its id.
 
         A comment that may have arrived without a response, now or when one with the same marker or text was last tried,
-        is searched for among the comments that are new since then, and sent again only if it is missing. One that was
-        cut off while the forge was at it is not sent again for a minute.
+        is searched for among the comments that are new since then, and sent again only if it is missing. One that the
+        forge may still be at, because it was cut off or a gateway did not wait, is not sent again for a minute.
 
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
@@ -413,7 +416,7 @@ class ForgeIssue(ABC):
                 cached = [page.entries for url, page in self._page_cache.items() if httpx.URL(url).path == listed]
                 pages = cached or [await self._list_entries(self._comments_path)]
                 ids = frozenset(text_at(entry, "id") for page in pages for entry in page)
-                self._unconfirmed[key] = _UnconfirmedPost(ids, 0.0)
+                self._unconfirmed[key] = _UnconfirmedPost(ids)
             unconfirmed = self._unconfirmed[key]
 
             async def find_existing() -> JsonObject | None:
@@ -438,6 +441,9 @@ class ForgeIssue(ABC):
                     raise ForgeError(f"{self._label}: no response in time, but the comment may still arrive")
                 return None
 
+            def on_unanswered() -> None:
+                unconfirmed.may_arrive_until = clock.now() + _SETTLE_SECONDS
+
             try:
                 entry = await self._write(
                     "POST",
@@ -445,13 +451,11 @@ class ForgeIssue(ABC):
                     {"body": text},
                     find_existing=find_existing,
                     maybe_written=maybe_written,
+                    on_unanswered=on_unanswered,
                 )
             except ForgeError as error:
                 if error.final:
                     del self._unconfirmed[key]
-                raise
-            except anyio.get_cancelled_exc_class():
-                self._unconfirmed[key] = unconfirmed._replace(may_arrive_until=clock.now() + _SETTLE_SECONDS)
                 raise
             del self._unconfirmed[key]
             comment = text_at(entry, "id")
@@ -573,6 +577,7 @@ class ForgeIssue(ABC):
         *,
         find_existing: Callable[[], Awaitable[JsonObject | None]] | None = None,
         maybe_written: bool = False,
+        on_unanswered: Callable[[], None] = lambda: None,
     ) -> JsonObject:
         """Send a request that writes, and return the JSON object in its response.
 
@@ -582,6 +587,7 @@ class ForgeIssue(ABC):
             body: JSON body.
             find_existing: finds the result of an earlier try that may have succeeded; None if repeating is harmless.
             maybe_written: true if an earlier call may have succeeded.
+            on_unanswered: called if the forge may still be at it: it was cut off, or a gateway did not wait for it.
 
         Raises:
             ForgeError: the request failed, or its effect is unknown.
@@ -597,6 +603,11 @@ class ForgeIssue(ABC):
                 return await self._send(method, self._url + path, body=body)
             except RequestFailed as failed:
                 maybe_written = maybe_written or failed.maybe_executed
+                if failed.status == HTTPStatus.GATEWAY_TIMEOUT:
+                    on_unanswered()
+                raise
+            except anyio.get_cancelled_exc_class():
+                on_unanswered()
                 raise
 
         answer = await self._with_retries(ask)
