@@ -337,24 +337,19 @@ def notify(
             )
             raise SettingsError([Problem("--to", problem)])
         exporters = open_notifiers(to or [forge_target(request.issue_id if request is not None else "")], "--to")
-        context = ExporterContext(opened, SystemClock())
 
         async def post(exporter: Exporter) -> None:
-            exporter.attach(context)
+            exporter.attach(ExporterContext(opened, SystemClock()))
             with suppress(ReplanningError):  # closing tries again, and raises
                 await exporter.export(info.run, records[-1])
             await exporter.aclose()
 
-        problems = list[str]()
         for exporter in exporters:
             try:
                 anyio.run(post, exporter)
             except ReplanningError as error:
-                problems.append(str(error))
-            else:
-                print_message(f"{getattr(exporter, 'endpoint', exporter.name)} has all notices about run {info.run}")
-        if problems:
-            refuse("; ".join(problems))
+                refuse(str(error))
+            print_message(f"{getattr(exporter, 'endpoint', exporter.name)} has all notices about run {info.run}")
 
 
 @commands.command(

@@ -282,32 +282,18 @@ class RequiresHumanIntervention(_ReplyModel):
     summary: InterventionSummary
 
 
-def intervention_data(
-    reason: str,
-    current_state: str,
-    *,
-    done: int,
-    failed: int,
-    revisions: int,
-    outcomes: tuple[str, ...] = (),
-    recommendations: tuple[str, ...] = (),
-) -> JsonObject:
-    """Return the completion of a run that only a person can continue; foreign texts are cleaned and cut."""
+def intervention_data(**fields: str | int | tuple[str, ...]) -> JsonObject:
+    """Return the completion of a run that only a person can continue; foreign texts in the summary's fields are cleaned."""
 
-    def clean(text: str) -> str:
-        return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text)[:_MAX_TEXT_CHARS]
+    def clean(value: str) -> str:
+        return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", value)[:_MAX_TEXT_CHARS]
 
-    summary = InterventionSummary(
-        goal_achieved=False,
-        tasks_completed=done,
-        tasks_failed=failed,
-        key_outcomes=outcomes,
-        revision_attempts=revisions,
-        reason=clean(reason),
-        current_state=clean(current_state),
-        recommendations=tuple(map(clean, recommendations)),
-    )
-    return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
+    cleaned: dict[str, object] = {"goal_achieved": False}
+    for name, value in fields.items():
+        cleaned[name] = clean(value) if isinstance(value, str) else value
+        if isinstance(value, tuple):
+            cleaned[name] = tuple(map(clean, value))
+    return RequiresHumanIntervention(summary=InterventionSummary.model_validate(cleaned)).model_dump(mode="json")
 
 
 PHASE_OUTPUT_FIELDS: Final = {

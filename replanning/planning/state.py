@@ -368,12 +368,12 @@ class PlanningState(_StateModel):
         done, failed = sum(self.actions.values()), len(self.failures)
         shown = f" ({'; '.join(errors)})" if errors else ""
         return intervention_data(
-            reason,
-            f"actions done: {done}, failed: {failed}{shown}; replans made: {self.counts.total}",
-            done=done,
-            failed=failed,
-            revisions=max(self.counts.plan_revisions, len(self.plans) - 1),
-            outcomes=outcomes,
+            tasks_completed=done,
+            tasks_failed=failed,
+            key_outcomes=outcomes,
+            revision_attempts=max(self.counts.plan_revisions, len(self.plans) - 1),
+            reason=reason,
+            current_state=f"actions done: {done}, failed: {failed}{shown}; replans made: {self.counts.total}",
             recommendations=tuple(advice),
         )
 
