@@ -201,7 +201,8 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
     else:
         met = f"{'all' if result in (None, 'success') else 'in part'}, as the model judges"
     met += f", {rate:.0f} %" if rate is not None and body.status == "succeeded" else ""
-    revisions = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
+    planned = f"{max(len(state.plans) - 1, 0)}, replans: {state.counts.total}"
+    revisions = planned if state.outputs else str(progress.revisions)  # of a plan that was given
     cost = f"{format_usage(progress.spent)}, {format_duration(record.at - progress.opened_at)}"
 
     def build(limit: int) -> Paragraphs:

@@ -322,6 +322,7 @@ def notify(
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
 ) -> None:
     """Post the notices about a run that are missing, and its checklist; what is there already is not repeated."""
     with existing_store(store) as opened:
@@ -350,6 +351,8 @@ def notify(
             except ReplanningError as error:
                 refuse(str(error))
             print_message(f"{getattr(exporter, 'endpoint', exporter.name)} has all notices about run {info.run}")
+        if as_json:
+            print_json({"run": info.run, "posted_to": [str(getattr(one, "endpoint", one.name)) for one in exporters]})
 
 
 @commands.command(

@@ -449,13 +449,14 @@ class PlanningProgress:
         run_opened: the first record.
         opened_at: its time, in seconds since the epoch.
         spent: calls, tokens and money that the run has used.
+        revisions: how often the live plan was changed.
     """
 
     def __init__(self) -> None:
         self.state = PlanningState()
         self.run_opened: RunOpened | None = None
         self.opened_at = 0.0
-        self.spent = Usage()
+        self.spent, self.revisions = Usage(), 0
         self._live: LivePlan | None = None
         self._created_at: dict[str, float] = {}
         self._superseded_steps: dict[str, tuple[PlanStep, ...]] = {}
@@ -479,6 +480,7 @@ class PlanningProgress:
             self._created_at[task] = record.at
         if isinstance(body, UsageCharged):
             self.spent += body.usage
+        self.revisions += isinstance(body, PlanRevised)
         self.state.fold(record)
 
     def finished_actions(self) -> list[str]:

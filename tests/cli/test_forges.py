@@ -175,7 +175,7 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
             "## 📋 Execution Plan",
             "## 🏁 Execution Finished",
         ]
-        cli(folder, "notify", "r", "--to", "news.md", **environ)
+        assert answer(folder, "notify", "r", "--to", "news.md", **environ) == {"run": "r", "posted_to": ["news.md"]}
     assert "**Criteria Met** (all, as the model judges):" in (folder / "news.md").read_text()
 
 

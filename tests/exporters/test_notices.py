@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replanning import Settings
+from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
 from replanning.cli.lookup import open_notifiers
 from replanning.exporters._forge import MAX_COMMENT_CHARS, ForgeError, Marker, find_marker
 from replanning.exporters._notices import HEADINGS, Notice, NoticeKind, RunNotices
@@ -182,6 +182,24 @@ async def test_the_end() -> None:
         "**Plan Revisions**: 0, replans: 0",
         "",
     ]
+
+
+async def test_the_end_of_a_plan_that_was_given() -> None:
+    """Of a run whose plan was given, the revisions are counted, and nothing is said of criteria that nobody judged."""
+    store = MemoryStore()
+    engine = ReplanningEngine(["repair"], store=store)
+
+    async def work(task: Task, context: TaskContext) -> None:
+        if task.tool == "a":
+            raise RuntimeError("no")
+
+    given = Plan.parse(
+        "{goal: {objective: g, success_criteria: [it is out]}, tools: [{name: a, capability: x}, {name: b, capability: x}], tasks: [{id: t, tool: a}]}"
+    )
+    result = await engine.execute(given, work)
+    await engine.aclose()
+    body = the(list(store.read(result.run)), NoticeKind.FINISHED)
+    assert "**Criteria Met** (not judged):\n- it is out\n\n**Changes**:\n- t (b)\n\n**Plan Revisions**: 1\n" in body
 
 
 @pytest.mark.parametrize(
