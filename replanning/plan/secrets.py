@@ -306,15 +306,22 @@ class CollectionRule:
 
     def spans(self, encoded: bytes, known: set[Span]) -> Iterator[Span]:
         """Yield the spans of secrets that are not known yet, in a text with a byte for each character."""
-        numbers = range(self._described["group"] or 1, self._pattern.groups + 1)
-        for match in self._pattern.finditer(encoded):
+        numbers, position = range(self._described["group"] or 1, self._pattern.groups + 1), 0
+        while (match := self._pattern.search(encoded, position)) is not None:
+            position = max(match.end(), match.start() + 1)
             groups = (match.span(n) for n in numbers)
             start, end = next((span for span in groups if span[1] > span[0]), match.span())
-            if (start, end) not in known and self._accepts(encoded, match.span(), (start, end)):
-                if self._is_by_name:
-                    yield start, end
-                elif not _is_by_chance(encoded, start, end):
-                    yield start, _WORD_END.match(encoded, end).end()  # type: ignore[union-attr]
+            if (start, end) in known:
+                continue
+            if not self._accepts(encoded, match.span(), (start, end)):
+                if self._is_by_name:  # another name may follow its name, or end its value
+                    words = encoded[match.start() : end].lower()
+                    last = max(map(words.rfind, self._keywords))
+                    position = match.start() + last if last > 0 else position
+            elif self._is_by_name:
+                yield start, end
+            elif not _is_by_chance(encoded, start, end):
+                yield start, _WORD_END.match(encoded, end).end()  # type: ignore[union-attr]
 
     @property
     def hints(self) -> list[str]:
@@ -327,6 +334,10 @@ class CollectionRule:
     @cached_property
     def _pattern(self) -> Any:
         return re2.compile(self._regex.encode())
+
+    @cached_property
+    def _keywords(self) -> tuple[bytes, ...]:
+        return tuple(word.encode() for word in self._described["keywords"])
 
     @cached_property
     def _exceptions(self) -> dict[str, Any]:

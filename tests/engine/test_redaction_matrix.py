@@ -117,7 +117,7 @@ def document(chosen: Sequence[Example]) -> Plan:
         }
         tools.append(tool)
     goal = {"objective": says(chosen[0], "objective"), "success_criteria": [says(each, "criterion") for each in chosen]}
-    context = {f"c{number}": {says(each, "context-name"): says(each, "context")} for number, each in enumerate(chosen)}
+    context = {f"c{number}": {says(each, "context-key"): says(each, "context")} for number, each in enumerate(chosen)}
     given = {"name": says(chosen[0], "plan"), "goal": goal, "context": context, "tasks": tasks}
     return Plan.model_validate({**given, "tools": [{"name": "call"}, *tools]})
 

@@ -40,6 +40,12 @@ def test_every_rule_in_every_wrapping(wrapping: str) -> None:
     assert left == {}
 
 
+@pytest.mark.parametrize("text", ["context-key passwdaK6\"':=%s", 'key: api.key.access_token := "%s"'])
+def test_name_behind_a_name(text: str) -> None:
+    """The value of a name is found also where another name, without a value of its own, stands before it."""
+    assert "g97gw" not in Redactor().text(text % "g97gw+ncicy3dx")
+
+
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
 def test_known_values_in_every_wrapping(wrapping: str) -> None:
     """A secret that is known by value is found in each wrapping, without the blanks at its ends, and line by line."""
