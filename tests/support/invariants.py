@@ -110,8 +110,8 @@ class RunModel:
         dependents: dict[str, list[str]] = {}
         for task_id, model in self.tasks.items():
             for dep in model.task.depends_on:
-                for leaf in {dep, *self._leaves(dep)}:
-                    dependents.setdefault(leaf, []).append(task_id)
+                for part in self._final_parts(dep):
+                    dependents.setdefault(part, []).append(task_id)
         stack = list(found)
         while stack:
             for task_id in dependents.get(stack.pop(), ()):
@@ -121,9 +121,9 @@ class RunModel:
                     stack.append(task_id)
         return found
 
-    def _leaves(self, task_id: str) -> set[str]:
-        model = self.tasks[task_id]
-        return set().union(*map(self._leaves, model.sinks)) if model.state == "replaced" else {task_id}
+    def _final_parts(self, task_id: str) -> set[str]:
+        """The task, and those that give its result in its place, at every replacement."""
+        return {task_id}.union(*map(self._final_parts, self.tasks[task_id].sinks))
 
     def open_questions(self, task_id: str) -> list[str]:
         return [question for question, holds in self.holds.items() if task_id in holds]
