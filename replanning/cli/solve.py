@@ -385,6 +385,7 @@ def _make_plan(job: _Job, options: RunOptions, *, save: Path | None = None) -> i
 
     options.store, options.context = "memory", None
     settings = lookup.read_settings(options.settings, quiet=options.quiet)
+    settings = settings.model_copy(update={"judge": settings.judge.model_copy(update={"enabled": False})})
     summary, _ = _run_planning(job, options, settings, start)
     if made is None:
         result, reason = summary.result, summary.result.reason

@@ -142,7 +142,9 @@ def test_actions_of_a_goal_are_judged(tmp_path: Path) -> None:
     words = ("solve", "--goal", "Greet", "--tools", "tools.yaml", "--llm", "openai")
     with ScriptedLLMServer(reply) as server:
         done = cli(tmp_path, *words, **server.environ())
+        dry = cli(tmp_path, *words, "--dry-run", **server.environ())
     assert lines(tmp_path / "said.txt") == ["", "say please"]
+    assert "which judges them" not in dry.stderr
     assert "the results of tasks are shown to openai (" in done.stderr
 
 
