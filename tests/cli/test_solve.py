@@ -216,7 +216,7 @@ def test_a_run_goes_on_with_the_model_that_was_named(folder: Path) -> None:
             (("resume", "r", "--replan-provider", "anthropic"), "anthropic"),
             (("resume", "r"), "anthropic"),
             (SOLVE, "openai"),
-            (("solve", *GOAL, "--run-id", "s"), "github-copilot"),
+            (("solve", *GOAL, "--run-id", "s"), "github-copilot,anthropic,openai"),
         ):
             told = cli(folder, *words, code=4, **server.environ()).stderr
             assert f"planned and judged by {model} (" in told
