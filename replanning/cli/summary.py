@@ -147,6 +147,7 @@ class RunSummary:
         if count:
             self._show_plan_comparison(out)
             out.print("\nWhat changed in the plan, and why", style="bold")
+            phases = {entry.id for entry in self.live if is_phase_task(entry.task)}  # they mean nothing to people
             for revision in self._revisions[:MAX_REVISIONS_SHOWN]:
                 revised, candidate = revision.revised, revision.candidate
                 out.print(f"\n  revision {revised.number}: {escape_control(revised.reason)}", style="magenta")
@@ -159,7 +160,7 @@ class RunSummary:
                     others = revision.other_candidates
                     beside = f"; {pluralise(others, 'other candidate')}" if others else ""
                     out.print(f"    with     {format_score(candidate.score)}{beside}")
-                lines = revision.diff.splitlines()
+                lines = [line for line in revision.diff.splitlines() if line[2:].partition(":")[0] not in phases]
                 for line in lines[:MAX_DIFF_LINES]:
                     out.print(f"    {escape_control(line)}", style=DIFF_STYLES.get(line[:1], "dim"))
                 if len(lines) > MAX_DIFF_LINES:

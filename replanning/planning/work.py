@@ -639,6 +639,8 @@ def reported_failure(output: JsonValue, accepted: Container[int] = (), *, is_nes
             output = json.loads(output)
         except (ValueError, RecursionError):
             return ""
+    if is_nested and isinstance(output, Mapping) and output.keys() == {"result"}:
+        output = output["result"]  # MCP servers wrap what is no object by itself
     if not isinstance(output, Mapping):
         return ""
     for name, value in output.items():

@@ -136,3 +136,31 @@ def test_a_goal_is_solved_with_the_tools_of_a_server(tmp_path: Path) -> None:
     assert found["status"] == "succeeded"
     assert {"text": "news 1"} in found["outputs"].values()
     assert any('"web.search"' in prompt and '"limit"' in prompt for prompt in prompts)
+
+
+def test_what_tools_really_answer_is_judged(tmp_path: Path) -> None:
+    """An MCP server that answers with a failure is reflected on; an accepted exit code and an expected failure are not."""
+    more = "tools:\n- {name: find, kind: shell, command: 'grep -e {text} /dev/null', accepted: [1]}\n"
+    more += "- {name: check, kind: shell, command: 'echo 1 failed; exit 1'}\n"
+    uses: list[JsonObject] = [
+        {"task_id": "look at/x", "tool": "find", "arguments": {"text": "news"}},
+        {"task_id": "see it fail", "tool": "check", "may_fail": True},
+        {"task_id": "tell", "tool": "web.say", "arguments": {"text": '{"ok": false}'}},
+        {"task_id": "end", "tool": "web.say", "arguments": {"text": "${see it fail.output.stdout}"}},
+    ]
+    subtasks = [{"id": use["task_id"], "description": "d"} for use in uses]
+    subtasks[-1]["dependencies"] = ["see it fail"]
+    thought = {"reflection": {"action_id": "tell", "status": "success"}}
+    replies = {
+        "task_decomposition": {"subtasks": subtasks},
+        "action_sequence": {"actions": uses},
+        "reflection": thought,
+    }
+    model = Model(replies)
+    with ScriptedLLMServer(lambda request: json.dumps(model(request.prompt))) as server:
+        options = ("--goal", "Tell people", "--tools", servers(tmp_path, more=more), "--llm", "openai", "--no-ask")
+        found = answer(tmp_path, "solve", *options, REFLECTION_INTERVAL="0", **server.environ())
+    assert found["status"] == "succeeded", found
+    assert (found["outputs"]["look-at-x"]["exit_code"], found["outputs"]["end"]["text"]) == (1, "1 failed")
+    [asked] = model.told("reflection")
+    assert "ok is false" in asked

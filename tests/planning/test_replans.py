@@ -470,6 +470,7 @@ async def test_reflection_on_error_can_be_switched_off(reflection):
         {"text": '{"success": false}', "json": {"success": False}},  # of an MCP server
         {"status": 200, "headers": {}, "json": {"error": "no paper"}},
         {"exit_code": 0, "stdout": '{"error": "no paper"}'},
+        {"text": "", "json": {"result": {"success": False}}},
     ],
 )
 async def test_an_output_that_states_a_failure_is_unexpected(output):

@@ -84,6 +84,7 @@ def tools(folder: Path) -> tuple[ToolSpec, ...]:
         {
             **shell,
             "name": "commit",
+            "dangerous": False,  # it removes its own lock alone
             "parameters": {"message": "string"},
             "command": f"{locked}; {noted}; {add} && (git diff --cached --quiet || git {author} commit -q -m {{message}})",
         },
