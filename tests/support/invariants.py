@@ -94,19 +94,21 @@ class RunModel:
         found = set[str]()
         for task_id, model in self.tasks.items():  # each after those that it depends on, or examined again
             outdated = any(self.context.get(key) not in values for key, values in model.reads.items())
-            if model.state == "done" and outdated and self._policy(model) != "ignore":
+            if self._may_be_stale(model, certainly=True) and outdated:
                 found.add(task_id)
-        return self._with_dependents(found, ("done",))
+        return self._with_dependents(found, certainly=True)
 
     def possibly_stale(self) -> set[str]:
         """Tasks of which a reading, a reference or a condition names a changed key, tasks done again, and dependents."""
         found = {i for i, m in self.tasks.items() if m.redone or not self.changed_keys.isdisjoint(_context_keys(m))}
-        return self._with_dependents(found, tuple({model.state for model in self.tasks.values()}))
+        return self._with_dependents(found, certainly=False)
 
-    def _policy(self, model: TaskModel) -> str:
-        return model.task.on_stale or self.plan.on_stale
+    def _may_be_stale(self, model: TaskModel, *, certainly: bool) -> bool:
+        if certainly:
+            return model.state == "done" and (model.task.on_stale or self.plan.on_stale) != "ignore"
+        return model.task.on_stale != "ignore"  # what the plan says does not count after a task that is to be redone
 
-    def _with_dependents(self, found: set[str], states: tuple[str, ...]) -> set[str]:
+    def _with_dependents(self, found: set[str], *, certainly: bool) -> set[str]:
         dependents: dict[str, list[str]] = {}
         for task_id, model in self.tasks.items():
             for dep in model.task.depends_on:
@@ -115,8 +117,7 @@ class RunModel:
         stack = list(found)
         while stack:
             for task_id in dependents.get(stack.pop(), ()):
-                model = self.tasks[task_id]
-                if task_id not in found and model.state in states and self._policy(model) != "ignore":
+                if task_id not in found and self._may_be_stale(self.tasks[task_id], certainly=certainly):
                     found.add(task_id)
                     stack.append(task_id)
         return found
