@@ -31,7 +31,7 @@ from replanning.cli.app import (
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
 from replanning.history.wording import pluralise
-from replanning.plan.danger import danger_reason
+from replanning.plan.commands import danger_reason
 from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document

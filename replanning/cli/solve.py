@@ -39,7 +39,7 @@ from replanning.journal.records import Record
 from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
-from replanning.plan.danger import danger_reason, use_danger
+from replanning.plan.commands import danger_reason, use_danger
 from replanning.plan.json_values import as_object
 from replanning.plan.types import JsonObject, JsonValue, RunId, TaskId
 from replanning.planning import (

@@ -39,7 +39,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, strips_problem
 from replanning.llm.quoting import is_truncated
-from replanning.plan.danger import use_danger
+from replanning.plan.commands import use_danger
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor

@@ -19,7 +19,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import check_graph, check_task
-from replanning.plan.danger import option_problems
+from replanning.plan.commands import option_problems
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names

@@ -22,7 +22,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
-from replanning.plan.danger import use_danger
+from replanning.plan.commands import use_danger
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, TaskId

@@ -67,7 +67,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
-from replanning.plan.danger import use_danger
+from replanning.plan.commands import use_danger
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from pydantic import JsonValue
 
-from replanning.plan.danger import ENV_REFERENCE, MARKED_HOLE, env_references
+from replanning.plan.commands import ENV_REFERENCE, MARKED_HOLE, env_references
 from replanning.plan.json_values import as_text, exceeds_depth, iter_strings
 from replanning.plan.masking import find_known, known_texts, mask
 from replanning.plan.messages import checked

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from replanning.errors import Problem
-from replanning.plan.danger import command_problems, command_programs, option_problems, use_danger
+from replanning.plan.commands import command_problems, command_programs, option_problems, use_danger
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import checked, did_you_mean, format_path

@@ -17,7 +17,7 @@ import httpx
 from pydantic import JsonValue
 
 from replanning.http import read_body, same_origin_url
-from replanning.plan.danger import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
+from replanning.plan.commands import HOLE_DELIMITER, MARKED_HOLE, argument_text, env_references, mark_holes
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import ToolSpec

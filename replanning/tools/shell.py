@@ -16,7 +16,7 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 from pydantic import JsonValue
 
-from replanning.plan.danger import HOLE_DELIMITER, Script, command_problems, compile_command
+from replanning.plan.commands import HOLE_DELIMITER, Script, command_problems, compile_command
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.processes import IDEMPOTENCY_KEY_VARIABLE

@@ -35,8 +35,8 @@ from replanning.journal.owner import _OWNER_PATTERN
 from replanning.journal.records import load_body, normalised_cause
 from replanning.llm.provider import extract_json
 from replanning.llm.quoting import encode_data, truncate_value
+from replanning.plan.commands import command_problems, command_programs, danger_reason, env_references, option_problems
 from replanning.plan.conditions import Condition
-from replanning.plan.danger import command_problems, command_programs, danger_reason, env_references, option_problems
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import parse_path
 from replanning.plan.reading import Format

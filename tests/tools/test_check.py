@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replanning.errors import PlanError, Problem
-from replanning.plan.danger import danger_reason, option_problems
+from replanning.plan.commands import danger_reason, option_problems
 from replanning.plan.document import Plan
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject, JsonValue

@@ -1,4 +1,4 @@
-"""Command templates: a shell script in which arguments are words, and never text of the script.
+"""Command templates, in which arguments are words and never text of the script, and the harm that commands may do.
 
 The script reaches `/bin/sh` as it was written, with a variable of the shell in the place of each hole; the
 values travel beside it. So no value is ever parsed by the shell, whatever it holds. What could still go
