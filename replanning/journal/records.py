@@ -590,7 +590,7 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True)
 class PlanRevised:
-    """Changes were applied: the plan has a new revision."""
+    """Changes were applied: the plan has a new revision; `traces` has the trace contexts of the attempts that they cancel."""
 
     kind: ClassVar = "revised"
     number: int
@@ -602,6 +602,7 @@ class PlanRevised:
     replan: ReplanId | None = None
     chosen: int | None = None
     hash: str = ""
+    traces: dict[TaskId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

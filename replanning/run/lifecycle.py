@@ -424,13 +424,16 @@ class Lifecycle:
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}; its plan cannot be changed")
         parent = live.revision
-        stopped = [live.entry(c.task_id).attempt for c in changes if c.kind == "cancel" and c.task_id in live]
+        cancelled = [live.entry(c.task_id) for c in changes if c.kind == "cancel" and c.task_id in live]
+        stopped = {entry.id: entry.attempt for entry in cancelled if entry.attempt is not None}
+        traces = {task: trace for task, attempt in stopped.items() if (trace := self.spans.attempt_trace(attempt))}
         with self.spans.apply_span(changes, by, replan):
             draft = live.prepare(changes, expected_revision, draft=draft)
-            self.commit(
-                PlanRevised(parent + 1, parent, changes, reason, by, triggers, replan, chosen, draft.plan_hash), draft
+            body = PlanRevised(
+                parent + 1, parent, changes, reason, by, triggers, replan, chosen, draft.plan_hash, traces
             )
-        for attempt_id in stopped:
+            self.commit(body, draft)
+        for attempt_id in stopped.values():
             self._cancel_attempt(attempt_id)
         self.after_observation()
         self.check_completion()
@@ -751,13 +754,12 @@ class Lifecycle:
             self.commit_or_defer(AttemptFenced(attempt_id, task_id, report))
         return None
 
-    def _cancel_attempt(self, attempt_id: AttemptId | None) -> None:
+    def _cancel_attempt(self, attempt_id: AttemptId) -> None:
         """Stop the body of an attempt that is not current any more."""
-        if attempt_id is not None:
-            entry, body = self.running.pop(attempt_id, (None, None))
-            if entry is not None and body is not None:
-                self.live.keep_resources(entry, attempt_id)
-                body.cancel()
+        entry, body = self.running.pop(attempt_id, (None, None))
+        if entry is not None and body is not None:
+            self.live.keep_resources(entry, attempt_id)
+            body.cancel()
 
     def body_ended(self, attempt_id: AttemptId) -> None:
         """Free the resources that the body of a cancelled attempt held until it ended."""

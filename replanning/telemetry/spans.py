@@ -202,6 +202,8 @@ class OTelRunTracer(RunTracer):
                 ended = ended or current
             elif isinstance(body, _UNSUCCESSFUL) and body.trace is not None:
                 self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
+            elif isinstance(body, journal.PlanRevised):
+                self._unsuccessful_contexts |= {task: _parse_trace(trace) for task, trace in body.traces.items()}
         opener, earlier = writer, _parse_trace(ended or first or "")
         if earlier.is_valid:
             # The trace of the run continues; the caller that resumes it becomes a link instead of the parent.
@@ -574,7 +576,9 @@ class OTelRunTracer(RunTracer):
 
 
 _UNSUCCESSFUL: Final = (journal.AttemptFailed, journal.AttemptTimedOut, journal.AttemptInterrupted)
-_TRACED: Final = frozenset((journal.RunOpened, journal.RunResumed, journal.RunEnded, *_UNSUCCESSFUL))
+_TRACED: Final = frozenset(
+    (journal.RunOpened, journal.RunResumed, journal.RunEnded, journal.PlanRevised, *_UNSUCCESSFUL)
+)
 """Records from which a resumed run continues its trace."""
 
 _OBSERVED: Final[tuple[type[journal.RecordBody], ...]] = (

@@ -24,7 +24,7 @@ from replanning import (
     TaskContext,
     open_run,
 )
-from replanning.changes import CancelTask, ReplaceTask
+from replanning.changes import CancelTask, ReplaceTask, RetryTask
 from replanning.errors import SettingsError, StoreError
 from replanning.journal import AttemptStarted, ErrorContained, MemoryStore, RunOpened, RunResumed, Usage
 from replanning.testing import (
@@ -205,6 +205,25 @@ async def test_resumed_after_a_kill(spans: Spans, clock: VirtualClock, outcome: 
     links = {link.attributes["replanning.link"]: link.context.span_id for span in after.finished for link in span.links}
     failed = first.context.span_id
     assert links == {"resumes": lost.context.span_id, "caused-by": failed, "replaces": failed}
+
+
+async def test_cancelled_before_a_kill(spans: Spans) -> None:
+    """After a kill, a task that a revision had cancelled while it ran links to what was cancelled."""
+    engine = make_engine(tracer_provider=spans.provider)
+    async with engine.open(plan(Task(id="a"), Task(id="b"))) as run:
+        run.started("a")
+        run.cancel_task("a")
+    store, after = MemoryStore(), Spans()
+    lease = store.create(run.id, "killed", 0, 1)
+    for record in engine.store.read(run.id):
+        if record.body.kind != "run-ended":
+            store.append(lease, record)
+    async with make_engine(store=store, tracer_provider=after.provider).resume(run.id) as resumed:
+        resumed.apply([RetryTask(task_id="a")])
+        await perform(resumed, failing())
+    [cancelled] = spans.named("replanning.attempt")
+    again = next(span for span in after.named("replanning.attempt") if span.attributes["replanning.attempt.id"] == "a#2")
+    assert [link.context.span_id for link in again.links] == [cancelled.context.span_id]
 
 
 async def test_trace_context_is_journaled(spans: Spans) -> None:
