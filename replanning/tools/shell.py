@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from anyio.abc import ByteReceiveStream
 from pydantic import JsonValue
 
 from replanning.plan.commands import HOLE_DELIMITER, Script, command_problems, compile_command
+from replanning.plan.messages import one_line
 from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.run.processes import IDEMPOTENCY_KEY_VARIABLE
@@ -108,6 +110,8 @@ def shell_problems(tool: ToolSpec) -> list[str]:
     return problems
 
 
+_log: Final = logging.getLogger("replanning.tools")
+
 SANDBOX_PROGRAM: Final = "bwrap"
 """Bubblewrap, which confines a command to its workspace."""
 
@@ -128,6 +132,9 @@ async def _sandbox_words(call: ToolCall) -> list[str]:
     if program not in _working_sandboxes:
         tried = await anyio.run_process([*words, "--", _SHELL, "-c", ":"], check=False, env=dict(call.environ))
         _working_sandboxes[program] = tried.returncode == 0
+        if tried.returncode:
+            said = one_line(tried.stderr.decode(errors="replace"), 200)
+            _log.warning("%s does not work here, so commands are not confined to their workspace: %s", program, said)
     for place in map(str, (call.workspace, *call.writable)):
         words += ["--bind", place, place]
     return [*words, "--chdir", str(call.cwd.resolve()), "--"] if _working_sandboxes[program] else []

@@ -222,7 +222,9 @@ async def test_cancelled_before_a_kill(spans: Spans) -> None:
         resumed.apply([RetryTask(task_id="a")])
         await perform(resumed, failing())
     [cancelled] = spans.named("replanning.attempt")
-    again = next(span for span in after.named("replanning.attempt") if span.attributes["replanning.attempt.id"] == "a#2")
+    again = next(
+        span for span in after.named("replanning.attempt") if span.attributes["replanning.attempt.id"] == "a#2"
+    )
     assert [link.context.span_id for link in again.links] == [cancelled.context.span_id]
 
 

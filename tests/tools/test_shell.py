@@ -569,14 +569,14 @@ async def test_commands_and_checks_work_in_the_workspace(tmp_path: Path):
 
 
 @pytest.mark.parametrize("works", [True, False])
-async def test_commands_run_in_a_sandbox(tmp_path: Path, works: bool):
-    """With bubblewrap a command may write in its workspace alone; where that does not work, it runs all the same."""
+async def test_commands_run_in_a_sandbox(tmp_path: Path, works: bool, caplog: pytest.LogCaptureFixture):
+    """With bubblewrap a command may write in its workspace alone; where that does not work, it runs with a warning."""
     (tmp_path / "ws").mkdir()
     program = tmp_path / "bin" / "bwrap"
     program.parent.mkdir()
     program.write_text(
         '#!/bin/sh\necho "$@" >> $(dirname "$0")/log\n'
-        + ('while test $1 != --; do shift; done; shift; exec "$@"' if works else "exit 1")
+        + ('while test $1 != --; do shift; done; shift; exec "$@"' if works else "echo no namespaces >&2; exit 1")
     )
     program.chmod(0o755)
     environ = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
@@ -585,6 +585,8 @@ async def test_commands_run_in_a_sandbox(tmp_path: Path, works: bool):
     tried, *used = (program.parent / "log").read_text().splitlines()
     assert tried.endswith("-- /bin/sh -c :")
     assert len(used) == 2 * works
+    warning = f"{program} does not work here, so commands are not confined to their workspace: no namespaces"
+    assert caplog.messages == ([] if works else [warning])
     ws = tmp_path / "ws"
     confined = (
         f"--ro-bind / / --dev /dev --unshare-pid --proc /proc --tmpfs /tmp --bind {ws} {ws} --chdir {ws} -- /bin/sh"
