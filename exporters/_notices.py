@@ -16,7 +16,16 @@ from typing import Final
 
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
 from replanning.history.wording import format_duration, format_time, format_usage
-from replanning.journal import AttemptSucceeded, PlanningNoted, PlanRevised, QuestionAsked, Record, RunEnded, RunOpened
+from replanning.journal import (
+    AttemptSucceeded,
+    PlanningNoted,
+    PlanRevised,
+    QuestionAsked,
+    Record,
+    RunEnded,
+    RunOpened,
+    RunResumed,
+)
 from replanning.plan import JsonObject, Redactor, RunId
 from replanning.planning import Phase, ReplanType
 from replanning.planning.decisions import LEVEL_DESCRIPTIONS
@@ -501,7 +510,8 @@ class RunNotices:
         self.checklist_changed |= isinstance(body, AttemptSucceeded | PlanRevised) or (
             isinstance(body, PlanningNoted) and body.type == "plan"
         )
-        self.end_status = body.status if isinstance(body, RunEnded) else ""
+        if isinstance(body, RunEnded | RunResumed):  # other records may follow the end, such as a failure to post it
+            self.end_status = body.status if isinstance(body, RunEnded) else ""
         if isinstance(body, RunOpened) and body.forked_from is not None and body.forked_from[1]:
             self._forked_revision = body.forked_from[1]
         if self._forked_revision is None:

@@ -66,6 +66,9 @@ _HOLE_ERRORS: Final = {
 _MAX_COMMAND_CHARS: Final = 100_000
 """Longest template, in characters; the system passes on no longer one."""
 
+_MAX_COMMANDS: Final = 2_000
+"""Most simple commands of a template that are judged."""
+
 _MAX_PROGRAM_CHARS: Final = 1_000
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
@@ -477,7 +480,7 @@ def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
         return "it sends DELETE"
     if tool.kind != "shell" or not tool.command:
         return ""
-    if len(tool.command) > _MAX_COMMAND_CHARS:
+    if len(tool.command) > _MAX_COMMAND_CHARS or len(_simple_commands(tool.command)) > _MAX_COMMANDS:
         return "its command is too long to be judged"
     filled = MARKED_HOLE.sub(
         lambda hole: _quoted_words(arguments.get(hole[1], f"{{{hole[1]}}}")), mark_holes(tool.command)

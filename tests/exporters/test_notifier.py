@@ -7,7 +7,7 @@ import pytest
 from replanning import Task
 from replanning.exporters._forge import ForgeError
 from replanning.exporters.notices import Notifier
-from replanning.journal import ErrorContained, MemoryStore, RunEnded
+from replanning.journal import ErrorContained, MemoryStore, Record, RunEnded
 from replanning.plan import RunId
 from replanning.telemetry import ExporterContext
 from replanning.testing import VirtualClock
@@ -179,6 +179,18 @@ async def test_what_was_missed_is_posted_later(expected, errors, effective, ever
     issue = Issue(errors, effective=effective)
     await carried_out(EVENTFUL, Notifier(issue, edit_interval=every), failing=2)
     assert marks_and_texts(issue) == marks_and_texts(expected)
+
+
+async def test_records_after_the_end(records, clock):
+    """A run is over although its journal goes on, as with a failure to post: the checklist is posted first, and once."""
+    late = Record(records[-1].seq + 1, clock.now(), ErrorContained("exporter 'notices'", "no network"))
+    issue = Issue()
+    notifier = attached(issue, [*records, late], clock)
+    await notifier.export(RUN, late)
+    assert issue.titles()[0].startswith("📋 Execution Plan")
+    assert "finished" in repr(marks(issue)[-1])
+    await notifier.aclose()
+    assert len(set(marks(issue))) == len(issue.kept)
 
 
 async def test_what_was_missed_is_posted_when_the_run_is_resumed(records, expected, clock):

@@ -254,7 +254,8 @@ def test_filled_commands_that_may_do_harm(command, arguments, why):
 
 def test_long_commands_count_as_dangerous():
     """A command that is too long to be run is not looked at."""
-    assert "too long" in danger_reason(ToolSpec(name="t", kind="shell", command="$((" * 100_000))
+    for command in ("$((" * 100_000, "<(a" * 3_000):
+        assert "too long" in danger_reason(ToolSpec(name="t", kind="shell", command=command))
 
 
 @pytest.mark.parametrize(
