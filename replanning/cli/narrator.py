@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from replanning import PlanEvaluation, Task, TaskState, journal
+from replanning import PlanEvaluation, Task, TaskState, ToolSpec, journal
 from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluation_line, goal_line, pluralise, stale_line
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line
 from replanning.plan.tasks import PLANNING_KEY, Budget
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, TaskId
 
 _MAX_TEXT_CHARS: Final = 300
 """Longest text of a tool, a person or an error in one line, in characters."""
@@ -22,6 +22,7 @@ _SIGNAL_REASONS: Final = frozenset(
     f"{number.name} was received" for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
 
+_RULE: Final = re.compile(r"([-=_])\1{3,}")
 
 _MARKS: Final = re.compile(r"^(?:v\d+\.)+|~\d+$")
 """Parts of the id of a planned action that tell it apart from actions of other plans."""
@@ -31,6 +32,11 @@ def display_name(task: Task) -> str:
     """Return the name of a task for people: its id, in planning mode without our marks, of a phase the phase alone."""
     notes = task.metadata.get(PLANNING_KEY)
     return str(notes.get("phase") or _MARKS.sub("", task.id)) if isinstance(notes, dict) else task.id
+
+
+def display_tool(task: Task) -> str:
+    """Return the tool of a task, also of a planned action whose arguments are not chosen yet; empty if it has none."""
+    return task.tool or str(as_object(task.metadata.get(PLANNING_KEY)).get("tool") or "")
 
 
 class Line(NamedTuple):
@@ -65,20 +71,22 @@ class Narrator:
                     cause = f"looking for another way to do {', '.join(map(self._name, event.tasks))}"
                 return Line("!", f"{event.kind}: {cause}", "yellow")
             case journal.AttemptStarted():
-                tool = self._view().task(event.task).task.tool
+                tool = display_tool(self._view().task(event.task).task)
                 again = f", attempt {event.number}" if event.number > 1 else ""
                 return Line("▶", f"{self._name(event.task)} started{f' ({tool}{again})' if tool else again}")
             case journal.AttemptSucceeded():
-                return Line(
-                    "✓", f"{self._name(event.task)} done in {self._view().task(event.task).duration:.1f} s", "green"
-                )
+                viewed = self._view().task(event.task)
+                took = f"in {viewed.duration:.1f} s"
+                error = as_object(event.output).get("error")
+                if error and as_object(viewed.task.metadata.get(PLANNING_KEY)).get("may_fail"):
+                    failed = f"{self._name(event.task)} failed {took}, as the plan allows"
+                    return Line("✓", f"{failed}: {_short_error(str(error))}", "yellow")
+                return Line("✓", f"{self._name(event.task)} done {took}", "green")
             case journal.AttemptFailed() if event.failure.type == HELD_FAILURE_TYPE:
                 self._held.add(event.task)
                 return None
             case journal.AttemptFailed():
-                error = " ".join(event.failure.message.split())
-                if len(error) > _MAX_TEXT_CHARS:  # test runners and compilers sum up at the end
-                    error = f"{error[: _MAX_TEXT_CHARS // 2]} … {error[-_MAX_TEXT_CHARS // 2 :]}"
+                error = _short_error(event.failure.message)
                 if event.failure.kind == "unfinished":
                     return Line("↻", f"{self._name(event.task)} is not finished and is run again: {error}", "yellow")
                 again = "; it is tried again" if event.retry_at is not None else ""
@@ -159,8 +167,15 @@ class Narrator:
                 worse = event.health == "strained" and self._health != "strained"
                 self._health = event.health
                 return Line("!", evaluation_line(event), "yellow") if worse else None
+            case journal.PlanningNoted(type="call", data=data):
+                from replanning.planning.tasks import describe_tool_use  # only runs of planning mode have such notes
+
+                task = self._view().task(TaskId(str(data["task"]).rpartition("#")[0])).task
+                use = describe_tool_use(display_tool(task), as_object(data["arguments"]), _MAX_TEXT_CHARS)
+                why = f"{_one_line(str(data['comment']))}: " if data.get("comment") else ""
+                return Line("◆", f"{display_name(task)}: {why}{use}", "cyan")
             case journal.PlanningNoted():
-                text = _planning_text(event.type, event.data)
+                text = _planning_text(event.type, event.data, self._view().tools)
                 return Line("◆", text, "cyan") if text else None
         return None
 
@@ -186,7 +201,15 @@ def _one_line(text: str) -> str:
     return one_line(text, _MAX_TEXT_CHARS)
 
 
-def _planning_text(kind: str, data: JsonObject) -> str:
+def _short_error(message: str) -> str:
+    """Return an error on one line, with short rules, and of a long one its beginning and its end."""
+    error = _RULE.sub(r"\1\1\1", " ".join(message.split()))
+    if len(error) > _MAX_TEXT_CHARS:  # test runners and compilers sum up at the end
+        error = f"{error[: _MAX_TEXT_CHARS // 2]} … {error[-_MAX_TEXT_CHARS // 2 :]}"
+    return error
+
+
+def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -> str:
     """Return a note of planning mode in words; empty for notes that need no line."""
     value, record = data.get("value"), data.get("record")
     match kind:
@@ -195,9 +218,8 @@ def _planning_text(kind: str, data: JsonObject) -> str:
             from replanning.planning.tasks import describe_actions
 
             plan = ActionPlan.model_validate(data["action_plan"], strict=False)
-            number, reason = data.get("number"), _one_line(str(data.get("reason") or ""))
-            which = f"revised plan {number}" if number != 1 else "the plan"
-            return f"{which}{f' ({reason})' if reason else ''}:\n{describe_actions(plan, ())}"
+            which = f"revised plan {number}" if (number := data.get("number")) != 1 else "the plan"
+            return f"{which}:\n{describe_actions(plan, tools)}"  # the reason is that of the revision, which follows
         case "output" if isinstance(value, dict):
             return f"{data.get('phase')}: {_phase_outcome(value)}"
         case "replan" if isinstance(record, dict):

@@ -11,13 +11,14 @@ from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.gate import is_phase_task
 from replanning.cli.lookup import command_line
-from replanning.cli.narrator import display_name
+from replanning.cli.narrator import display_name, display_tool
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
 from replanning.history.wording import edit_author, format_usage, pluralise, stale_line, trigger_line
 from replanning.live.plan import LivePlan
-from replanning.plan.types import JsonObject, JsonValue, QuestionId
+from replanning.plan.tasks import PLANNING_KEY
+from replanning.plan.types import JsonObject, JsonValue, QuestionId, TaskId
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,6 +149,8 @@ class RunSummary:
             self._show_plan_comparison(out)
             out.print("\nWhat changed in the plan, and why", style="bold")
             phases = {entry.id for entry in self.live if is_phase_task(entry.task)}  # they mean nothing to people
+            # Planned actions were shown with their arguments; the fields of their tasks mean nothing to people either.
+            names = {entry.id: display_name(entry.task) for entry in self.live if PLANNING_KEY in entry.task.metadata}
             for revision in self._revisions[:MAX_REVISIONS_SHOWN]:
                 revised, candidate = revision.revised, revision.candidate
                 out.print(f"\n  revision {revised.number}: {escape_control(revised.reason)}", style="magenta")
@@ -160,7 +163,11 @@ class RunSummary:
                     others = revision.other_candidates
                     beside = f"; {pluralise(others, 'other candidate')}" if others else ""
                     out.print(f"    with     {format_score(candidate.score)}{beside}")
-                lines = [line for line in revision.diff.splitlines() if line[2:].partition(":")[0] not in phases]
+                lines = []
+                for line in revision.diff.splitlines():
+                    task_id = TaskId(line[2:].partition(":")[0])
+                    if task_id not in phases:
+                        lines.append(f"{line[:2]}{names[task_id]}" if task_id in names and line[0] in "+-" else line)
                 for line in lines[:MAX_DIFF_LINES]:
                     out.print(f"    {escape_control(line)}", style=DIFF_STYLES.get(line[:1], "dim"))
                 if len(lines) > MAX_DIFF_LINES:
@@ -256,7 +263,7 @@ class RunSummary:
             style = "bold magenta" if changed else ""
             for number, entry in enumerate(after):
                 shown = before if number == 0 else None
-                old_id, old_tool = (display_name(shown), shown.tool or "") if shown is not None else ("", "")
+                old_id, old_tool = (display_name(shown), display_tool(shown)) if shown is not None else ("", "")
                 new_id = "" if before is not None and entry.id == before.id else f"{display_name(entry.task)}  "
                 held = entry.id in self._held
                 state = "waits for a person" if held else str(entry.state)
@@ -264,7 +271,7 @@ class RunSummary:
                     f"  {escape_control(old_id)}",
                     escape_control(old_tool),
                     Text("→" if changed else "", style),
-                    Text(escape_control(f"{new_id}{entry.task.tool or ''}"), style),
+                    Text(escape_control(f"{new_id}{display_tool(entry.task)}"), style),
                     Text(state, "yellow" if held else _STATE_STYLES.get(entry.state, "yellow")),
                 )
         out.print("\nThe plan before and after\n", style="bold")

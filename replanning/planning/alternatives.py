@@ -115,11 +115,8 @@ class _Recovery:
         output = session.state.outputs.get(task.id, {})
         if held.why == "dangerous" and "action_plan" in output:
             plan = ActionPlan.model_validate(output["action_plan"], strict=False)
-            question = f"{question}\n{describe_actions(plan, self._dangerous_tools())}"
+            question = f"{question}\n{describe_actions(plan, self._session.tools)}"
         return _alternative(self._approved_changes(task.task, held), held.text, ask=question)
-
-    def _dangerous_tools(self) -> set[str]:
-        return {name for name, tool in self._session.tools.items() if tool.dangerous}
 
     def _approved_changes(self, task: Task, held: TaskHold, *, assumed: str = "") -> list[PlanChange]:
         """Return the changes that follow approval, or that are assumed because no answer came."""
@@ -211,7 +208,7 @@ class _Recovery:
             if plan is not None:
                 entries = {name: live.entry(TaskId(one)) for name, one in plan.tasks.items() if one in live}
                 left = plan.action_plan.without([name for name, e in entries.items() if is_action_done(live, e)])
-                rest = f"\nwhat is left of the plan:\n{describe_actions(left, self._dangerous_tools())}"
+                rest = f"\nwhat is left of the plan:\n{describe_actions(left, self._session.tools)}"
             return _alternative([RetryTask(task_id=task.id)], held.text, ask=held.text + rest)
         subject = TaskId(f"{task.id}#{task.attempts}")
         if task.task.fallbacks:

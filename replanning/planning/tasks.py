@@ -281,17 +281,20 @@ def describe_tool_use(tool: str, arguments: JsonObject, max_chars: int = 500) ->
     return f"{tool} {text if more <= 0 else f'{text[:max_chars]} [… {more} characters more]'}"
 
 
-def describe_actions(plan: ActionPlan, dangerous: Container[str]) -> str:
+def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
     """Describe the actions of a plan in their order, one line each, with their arguments and expected outcomes."""
     places = {name: place for place, name in enumerate(plan.subtask_order)}
     actions = sorted(plan.actions, key=lambda action: places[action.task_id])
     lines = []
     for number, action in enumerate(actions[:40], 1):
-        use = describe_tool_use(action.tool, action.arguments, 200)
-        harm = " (may do harm)" if action.tool in dangerous else ""
+        use = describe_tool_use(action.tool, action.arguments, 200) if action.arguments else action.tool
+        spec = tools.get(action.tool)
+        left = missing_arguments(spec, action.arguments) if spec is not None else ()
+        later = f", {' and '.join(left)} chosen when it begins" if left else ""
+        harm = " (may do harm)" if spec is not None and spec.dangerous else ""
         expected = f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
         otherwise = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
-        lines.append(f"  {number}. {action.task_id}: {use}{harm}{expected}{otherwise}")
+        lines.append(f"  {number}. {action.task_id}: {use}{later}{harm}{expected}{otherwise}")
     if more := len(actions) - len(lines):
         lines.append(f"  … and {more} more")
     return "\n".join(lines)

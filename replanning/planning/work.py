@@ -753,8 +753,9 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
     if not missing_arguments(spec, planned):
         return task.model_copy(update={"tool": name, "arguments": planned})
 
-    def parse(text: str) -> JsonObject:
-        call = parse_reply(text, ExecutionReply).function_call
+    def parse(text: str) -> tuple[JsonObject, str]:
+        reply = parse_reply(text, ExecutionReply)
+        call = reply.function_call
         if call.name != name:
             raise LLMResponseInvalid(f"the tool of this action is {name!r}, not {call.name!r}")
         arguments = {**call.arguments, **planned}
@@ -763,16 +764,17 @@ async def _resolve_task(session: PlanningSession, task: Task, context: TaskConte
         if problems := tool_use_problems(spec, arguments, live.pool.capacity):
             raise LLMResponseInvalid("; ".join(problems))
         session.refuse_secrets({"the arguments": call.arguments})
-        return call.arguments
+        return call.arguments, reply.comment
 
     calls = [call for attempt, call in session.state.calls.items() if attempt.startswith(f"{task.id}#")]
     if approved and calls:
-        chosen = calls[-1]
+        chosen, comment = calls[-1], ""
     else:
         action: JsonObject = {**action_data(task, session.state.name_of(task.id)), "arguments": planned}
         data: JsonObject = {**session.prompt_data(task), "action": action}
-        chosen = await session.ask("execution", data, ExecutionReply, parse, repairs=1)
-    session.note("call", {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}})
+        chosen, comment = await session.ask("execution", data, ExecutionReply, parse, repairs=1)
+    noted: JsonObject = {"task": context.attempt_id, "arguments": {**chosen, **planned_arguments(task)}}
+    session.note("call", {**noted, "comment": comment} if comment else noted)
     arguments = {**chosen, **planned}  # planned arguments take precedence over those chosen now
     if use_danger(spec, arguments) and not approved:
         _require_approval(session, task, name, arguments)

@@ -101,6 +101,7 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
     """
     environ = os.environ if environ is None else environ
     notes: list[Problem] = []
+    unconfined: dict[str, int] = {}
     if plan.mcp and find_spec("mcp") is None:
         notes.append(Problem("mcp", str(McpNotInstalled(plan.mcp))))
     for name, server in plan.mcp.items():
@@ -120,10 +121,12 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         notes += [Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs]
         is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
         if tool.kind == "shell" and tool.workspace is not None and not is_confined:
-            lacking = (
-                f"{SANDBOX_PROGRAM!r} (bubblewrap) is not on the PATH; only its arguments of type path are checked"
-            )
-            notes.append(Problem(f"tools[{index}]", f"tool {tool.name!r} is not confined to its workspace: {lacking}"))
+            unconfined[tool.name] = index
+    if unconfined:
+        one, names = len(unconfined) == 1, ", ".join(map(repr, unconfined))
+        which = f"tool {names} is not confined to its" if one else f"tools {names} are not confined to their"
+        lacking = f"{SANDBOX_PROGRAM!r} (bubblewrap) is not on the PATH; only arguments of type path are checked"
+        notes.append(Problem(f"tools[{min(unconfined.values())}]", f"{which} workspace: {lacking}"))
     return notes
 
 

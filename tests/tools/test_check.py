@@ -373,5 +373,8 @@ def test_workspaces_that_are_not_confined():
     (note,) = [one for one in check_machine(Plan.model_validate(document), {"PATH": ""}) if "workspace" in one.message]
     assert note.place == "tools[0]"
     assert "'t' is not confined to its workspace: 'bwrap' (bubblewrap) is not on the PATH" in note.message
+    two: JsonValue = [tool, {**tool, "name": "u"}]
+    noted = [one.message for one in check_machine(Plan.model_validate({**document, "tools": two}), {"PATH": ""})]
+    assert ["'t', 'u' are not confined to their workspace" in text for text in noted].count(True) == 1
     with pytest.raises(PlanError, match="expected path, not a number"):
         Plan.model_validate({**document, "tasks": [{"id": "a", "tool": "t", "arguments": {"x": 3}}]})
