@@ -9,6 +9,7 @@ import select
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from replanning.cli.app import app
 from replanning.config import trust_file
 from replanning.plan import JsonObject
+from replanning.plan.types import JsonValue
 from tests.support.llm_server import ScriptedLLMServer
 from tests.support.planning import Model, Replies
 
@@ -107,7 +109,7 @@ def write_settings(folder: Path, **settings: object) -> None:
     trust_file(file, ENVIRONMENT)
 
 
-def planning_server(replies: Replies | None = None) -> ScriptedLLMServer:
+def planning_server(replies: Replies | Callable[[str], JsonValue] | None = None) -> ScriptedLLMServer:
     """Web server in place of the services that plans, with these replies in place of the usual ones."""
     model = Model(replies)
     return ScriptedLLMServer(lambda request: json.dumps(model(request.prompt)))

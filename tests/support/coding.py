@@ -1,14 +1,18 @@
-"""A coding task in a git repository: its tools, and a model whose replies follow from the prompt alone."""
+"""Coding tasks in a git repository: their tools, and models whose replies follow from the prompt alone."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from random import Random
+from typing import Any, Final, NamedTuple
 
 from replanning import TaskContext, ToolSpec
 from replanning.plan import JsonObject
@@ -157,3 +161,128 @@ class Coder:
 
     def _file(self, name: str, content: str) -> JsonObject:
         return {"folder": self._folder, "name": name, "content": content}
+
+
+# A test that fails for bugs that nobody knows beforehand
+
+_NAMES: Final = re.findall(r"\w+", "bonus fees grades level orders points rank rates score share stock total")
+_BUGS: Final = (
+    ("a * b {} c", ("+", "-")),
+    ("a {} b - c", ("*", "+")),
+    ("{}(a, b) * c", ("max", "min")),
+    ("a if b {} c else c", ("<", ">=")),
+    ("sum(range(a + b + {})) - c", ("1", "0")),
+)
+_EXCHANGES: Final = (("+", "-", "*"), ("max", "min"), ("<", "<=", ">", ">="), tuple("0123456789"))
+_FAILURE: Final = re.compile(
+    r"assert (?P<actual>-?\d+) == (?P<expected>-?\d+)\n.*? where (?P=actual) = <function .*?>(?P<arguments>\(.*?\))\n"
+    r".*? where <function .*?> = (?P<module>\w+)\.(?P<function>\w+)\n\s*(?P<place>\w+\.py:\d+): AssertionError",
+    re.DOTALL,
+)
+
+
+class Failure(NamedTuple):
+    """Failed assertion, as the output of pytest tells it."""
+
+    actual: str
+    expected: str
+    arguments: str
+    module: str
+    function: str
+    place: str
+
+    def __str__(self) -> str:
+        call = f"{self.module}.{self.function}{self.arguments}"
+        return f"{self.place} expects {self.expected} from {call}, which returns {self.actual}"
+
+
+def draw_failing_test(folder: Path, seed: int, bugs: int) -> list[Failure]:
+    """Write a test, and for each of its assertions a module with a bug; return how they will fail."""
+    random = Random(seed)
+    drawn = random.sample(_NAMES, 2 * bugs + 1)
+    title, modules, functions = drawn[0], drawn[1 : bugs + 1], drawn[bugs + 1 :]
+    failures, asserts = list[Failure](), ""
+    for module, function, (body, fillings) in zip(modules, functions, random.sample(_BUGS, bugs), strict=True):
+        right, wrong = (body.format(filling) for filling in random.sample(fillings, 2))
+        while True:
+            values = [random.randint(2, 9) for _ in "abc"]
+            expected, actual = (eval(text, dict(zip("abc", values, strict=True))) for text in (right, wrong))
+            if expected != actual:
+                break
+        (folder / f"{module}.py").write_text(f"def {function}(a, b, c):\n    return {wrong}\n")
+        asserts += f"    assert {module}.{function}{tuple(values)} == {expected}\n"
+        place = f"test_{title}.py:{len(failures) + 5}"
+        failures.append(Failure(str(actual), str(expected), str(tuple(values)), module, function, place))
+    (folder / f"test_{title}.py").write_text(f"import {', '.join(modules)}\n\n\ndef test_{title}():\n{asserts}")
+    return failures
+
+
+def mended(source: str, failure: Failure) -> str:
+    """Return a program with one word or operator exchanged, so that the function returns what the test expects."""
+    for found in re.finditer(r"\w+|[<>]=?|[-+*]", source):
+        for other in next((group for group in _EXCHANGES if found[0] in group), ()):
+            text, names = f"{source[: found.start()]}{other}{source[found.end() :]}", dict[str, Any]()
+            exec(text, names)
+            if str(names[failure.function](*ast.literal_eval(failure.arguments))) == failure.expected:
+                return text
+    raise LookupError(f"no exchange of one word makes it right: {source}")
+
+
+_REASONS: Final = {
+    "decision:goal_understanding": "the tests say whether it is reached",
+    "decision:task_decomposition": "each part is one use of one tool",
+    "decision:action_sequence": "what to change is known once the tests and the file are read",
+    "decision:reflection": "the last run of the tests passed",
+}
+
+
+def mender(prompt: str) -> JsonValue:
+    """Reply as a model that knows of a repository only what tools print: the failing assertion, and the text of the file."""
+    match kind := kind_of(prompt):
+        case "goal_understanding":
+            return {"main_objective": "Every test passes", "success_criteria": ["run-tests succeeds"]}
+        case "task_decomposition":
+            names = ["see", "look", "mend", "check"]
+            needs = {name: [before] for before, name in pairwise(names)}
+            return planned(*({"task_id": name} for name in names), **needs)["task_decomposition"]
+        case "action_sequence":
+            seen = {**use("see", "run-tests"), "expected_outcome": "a test fails, and names the function"}
+            return actions({**seen, "may_fail": True}, *_steps("look", "mend", "check"))
+        case "execution":
+            failure, action = next(failures(prompt)), json.loads(section(prompt, "action"))
+            arguments, comment = {"path": f"{failure.module}.py"}, str(failure)
+            if action["tool"] == "write-file":
+                printed = next(text for text in outputs(prompt) if "'stdout': 'def " in text)
+                arguments["text"] = mended(f"{ast.literal_eval(printed)['stdout']}\n", failure)
+                comment = f"{failure.function}{failure.arguments} returns {failure.expected} with this text"
+            call: JsonObject = {"name": action["tool"], "arguments": {**arguments}}
+            return {"comment": comment, "current_task": action["id"], "function_call": call}
+        case "decision:execution":
+            return go_on(replan_needed=True, replan_type="partial_replan", reasoning=str(next(failures(prompt))))
+        case "revision":
+            return revision(*_steps("look-2", "mend-2", "check-2", path=f"{next(failures(prompt)).module}.py"))
+        case "completion":
+            passed = re.search(r"\d+ passed", next(outputs(prompt)))
+            return {**summary(achieved=bool(passed)), "comment": f"the tests say: {passed and passed[0]}"}
+        case _:
+            return _USUAL.get(kind) or go_on(reasoning=_REASONS[kind])
+
+
+def _steps(look: str, mend: str, check: str, **path: str) -> list[JsonObject]:
+    return [
+        {**use(look, "read-file", **path), "expected_outcome": "the text of the function"},
+        {**use(mend, "write-file", **path), "expected_outcome": "the function returns what the test expects"},
+        {**use(check, "run-tests"), "expected_outcome": "every test passes"},
+    ]
+
+
+def outputs(prompt: str) -> Iterator[str]:
+    """Yield the outputs and errors of tools in a prompt, the latest first."""
+    for line in section(prompt, "executed").strip().splitlines():
+        yield json.loads(line).get("error") or json.loads(line).get("output", "")
+
+
+def failures(prompt: str) -> Iterator[Failure]:
+    """Yield the failed assertions of the outputs in a prompt, the latest first."""
+    found = (_FAILURE.search(text.replace("\\n", "\n")) for text in outputs(prompt))
+    yield from (Failure(**one.groupdict()) for one in found if one is not None)

@@ -1,0 +1,103 @@
+"""The coding task of the README as written: the command, the file of tools, and a model that reads what tools print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import ENVIRONMENT, SCRIPT, Terminal, planning_server
+from tests.support.coding import Failure, draw_failing_test, mender, repository
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = re.search(r"^\$ replanning (solve --goal .* fix-12)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+DOCUMENT = ROOT / "docs" / "planning.md"
+BLOCK = re.compile(r"(?<=<!-- recording -->\n\n```\n).*?(?=```\n)", re.DOTALL)
+STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\r")
+VARYING = re.compile(r"\d+\.\d+ ?s|\d+ tokens|[\d.]+ money|(?:0x|… )[0-9a-f]+>")
+PLAN = """◆ the plan:
+  1. see: run-tests → a test fails, and names the function
+  2. look: read-file, path chosen when it begins → the text of the function
+  3. mend: write-file, path and text chosen when it begins → the function returns what the test expects
+  4. check: run-tests → every test passes"""
+
+
+def solve(folder: Path, seed: int, bugs: int) -> tuple[str, list[Failure]]:
+    """Run the README's command in a repository; return what the terminal shows, and the bugs."""
+    assert EXAMPLE is not None
+    drawn = draw_failing_test(repository(folder), seed, bugs)
+    (folder / "tools.yaml").write_bytes((ROOT / "examples" / "coding-tools.yaml").read_bytes())
+    plain = {"TERM": "dumb", "NO_COLOR": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    variables = {**plain, "PATH": f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"}
+    with (
+        planning_server(mender) as server,
+        Terminal(folder, *shlex.split(EXAMPLE[1]), **server.environ(), **variables) as terminal,
+    ):
+        shown = STYLES.sub("", terminal.end())
+    tests = subprocess.run([SCRIPT.with_name("python"), "-m", "pytest", "-q"], cwd=folder, env=ENVIRONMENT | plain)
+    assert tests.returncode == 0
+    return f"$ replanning {EXAMPLE[1]}\n{shown}", drawn
+
+
+def assert_in_order(shown: str, *texts: str) -> None:
+    """Check that a terminal shows texts one after the other, wherever its lines are broken."""
+    rest = " ".join(shown.split())
+    for text in texts:
+        _, found, rest = rest.partition(" ".join(text.split()))
+        assert found, f"{text!r} is not shown, or not in its place:\n{shown}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) -> None:
+    """The terminal shows the plan before anything runs, the failing test, each choice with its reason, and the result."""
+    shown, (bug,) = solve(tmp_path / "work", seed, 1)
+
+    assert_in_order(
+        shown,
+        "action_sequence: the plan stays as it is: what to change is known once the tests and the file are read",
+        PLAN,
+        "✓ see failed in",
+        "as the plan allows: tool 'run-tests' ended with exit code 1 (command: python3 -B -m pytest -q); it printed: F",
+        f"{bug.place}: AssertionError",
+        f"assert {bug.actual} == {bug.expected}",
+        f'◆ look: {bug}: read-file {{"path": "{bug.module}.py"}}',
+        f'◆ mend: {bug.function}{bug.arguments} returns {bug.expected} with this text: write-file {{"path":',
+        "✓ check done in",
+        "success: the tests say: 1 passed",
+        "✓ succeeded: every required task is done",
+        "11 calls",
+        "+ see + look + mend + check",
+    )
+
+
+def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:
+    """A bug that appears once the first is mended leads to a decision and a revised plan, as the documentation shows.
+
+    With REPLANNING_RECORD=1 in the environment the documentation is written anew.
+    """
+    shown, (_, second) = solve(tmp_path / "work", 0, 2)
+
+    assert_in_order(
+        shown,
+        PLAN,
+        "✗ check failed: tool 'run-tests' ended with exit code 1",
+        f"◆ execution: partial_replan decided, executed: {second}",
+        f'◆ revised plan 2: 1. look-2: read-file {{"path": "{second.module}.py"}}',
+        f"◆ mend-2: {second.function}{second.arguments} returns {second.expected} with this text: write-file",
+        "✓ check-2 done in",
+        "✓ succeeded: every required task is done",
+        "16 calls",
+    )
+    lines = shown.partition("\nWhat changed in the plan")[0].splitlines()
+    recording = "".join(f"{line.rstrip()}\n" for line in lines if not line.startswith("note: "))  # of this machine
+    text = DOCUMENT.read_text("utf-8")
+    if os.environ.get("REPLANNING_RECORD"):
+        DOCUMENT.write_text(text := BLOCK.sub(lambda _: recording, text, count=1), "utf-8")
+    documented = BLOCK.search(text)
+    assert documented is not None
+    old, new = ("".join(VARYING.sub("", one).split()) for one in (documented[0], recording))
+    assert old == new, "run this test with REPLANNING_RECORD=1"
