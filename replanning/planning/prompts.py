@@ -306,11 +306,14 @@ class ReplanPromptBuilder:
         kept = items[-_MAX_VALUES:][::-1] if kind in _LATEST_FIRST else items[:_MAX_VALUES]
         factor = 6 if kind in frozenset({"request", "goal_understanding"}) else 2 if len(kept) == 1 else 1
         room = min(factor * _MAX_VALUE_CHARS, self._max_chars // 6)
+        # The latest outputs have more room, so that a file that was read can be written anew.
+        latest = min(self._max_chars // 3, left // 2) if kind == "executed" else 0
         lines: list[str] = []
         for item in kept:
             if left <= 0:
                 break
-            lines.append(self._encode_line(item, room))
+            lines.append(self._encode_line(item, max(room, latest)))
+            latest -= len(lines[-1])
             left -= len(lines[-1]) + 1
         return DataSection(kind, lines, omitted=len(items) - len(lines))
 

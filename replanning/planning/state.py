@@ -598,4 +598,4 @@ def action_data(task: Task, name: str, chosen: JsonObject | None = None) -> Json
 
 
 def _shorten(value: JsonValue) -> str:
-    return truncate_text(value if isinstance(value, str) else repr(value), 2_000)
+    return truncate_text(value if isinstance(value, str) else repr(value), 8_000)

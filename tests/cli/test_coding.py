@@ -26,10 +26,10 @@ PLAN = """◆ the plan:
   4. check: run-tests → every test passes"""
 
 
-def solve(folder: Path, seed: int, bugs: int) -> tuple[str, list[Failure]]:
+def solve(folder: Path, seed: int, bugs: int, more: str = "") -> tuple[str, list[Failure]]:
     """Run the README's command in a repository; return what the terminal shows, and the bugs."""
     assert EXAMPLE is not None
-    drawn = draw_failing_test(repository(folder), seed, bugs)
+    drawn = draw_failing_test(repository(folder), seed, bugs, more)
     (folder / "tools.yaml").write_bytes((ROOT / "examples" / "coding-tools.yaml").read_bytes())
     plain = {"TERM": "dumb", "NO_COLOR": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     variables = {**plain, "PATH": f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}"}
@@ -53,8 +53,9 @@ def assert_in_order(shown: str, *texts: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) -> None:
-    """The terminal shows the plan before anything runs, the failing test, each choice with its reason, and the result."""
-    shown, (bug,) = solve(tmp_path / "work", seed, 1)
+    """The terminal shows the plan, the failing test, each choice with its reason, and the result, also of longer files."""
+    more = "".join(f"# Line {number} is about something else.\n" for number in range(seed * 80))
+    shown, (bug,) = solve(tmp_path / "work", seed, 1, more)
 
     assert_in_order(
         shown,
@@ -72,6 +73,7 @@ def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) ->
         "11 calls",
         "+ see + look + mend + check",
     )
+    assert (tmp_path / "work" / f"{bug.module}.py").read_text().endswith(more)
 
 
 def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ class Failure(NamedTuple):
         return f"{self.place} expects {self.expected} from {call}, which returns {self.actual}"
 
 
-def draw_failing_test(folder: Path, seed: int, bugs: int) -> list[Failure]:
-    """Write a test, and for each of its assertions a module with a bug; return how they will fail."""
+def draw_failing_test(folder: Path, seed: int, bugs: int, more: str = "") -> list[Failure]:
+    """Write a test, and for each assertion a module with a bug, and with more text; return how they will fail."""
     random = Random(seed)
     drawn = random.sample(_NAMES, 2 * bugs + 1)
     title, modules, functions = drawn[0], drawn[1 : bugs + 1], drawn[bugs + 1 :]
@@ -209,7 +209,7 @@ def draw_failing_test(folder: Path, seed: int, bugs: int) -> list[Failure]:
             expected, actual = (eval(text, dict(zip("abc", values, strict=True))) for text in (right, wrong))
             if expected != actual:
                 break
-        (folder / f"{module}.py").write_text(f"def {function}(a, b, c):\n    return {wrong}\n")
+        (folder / f"{module}.py").write_text(f"def {function}(a, b, c):\n    return {wrong}\n{more}")
         asserts += f"    assert {module}.{function}{tuple(values)} == {expected}\n"
         place = f"test_{title}.py:{len(failures) + 5}"
         failures.append(Failure(str(actual), str(expected), str(tuple(values)), module, function, place))
