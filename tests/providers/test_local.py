@@ -1,6 +1,8 @@
 """The model that runs in this process: what it says when it is not installed, and what it can do where it is."""
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,6 +88,28 @@ async def test_it_cannot_follow_the_format(
     with pytest.raises(LLMResponseInvalid, match=f"cannot follow the format .* after {cut}; it is too weak for this"):
         await local.complete_json("How bad is it?", Verdict)
     assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
+    monkeypatch.delitem(sys.modules, "xllamacpp")
+
+
+async def test_loading_the_model_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds for a structured answer begin when the model is loaded, however long that takes."""
+    clock = Ticking()
+
+    class Server:
+        def __init__(self, params: object) -> None:
+            clock.time += 60
+
+        def handle_chat_completions(self, body: object, hear: Callable[[object], bool]) -> None:
+            if not hear({"choices": [{"delta": {"content": '{"reason": "slow",'}}]}):
+                hear({"choices": [{"delta": {"content": ' "severe": false}'}, "finish_reason": "stop"}]})
+
+    (tmp_path / "xllamacpp.py").write_text(BABBLING)
+    (tmp_path / "slow.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
+    monkeypatch.setattr(import_module("xllamacpp"), "Server", Server)
+    local = LocalProvider(model=str(tmp_path / "slow.gguf"), environment=Environment(clock=clock))
+    assert (await local.complete_json("How bad is it?", Verdict)).reason == "slow"
     monkeypatch.delitem(sys.modules, "xllamacpp")
 
 
