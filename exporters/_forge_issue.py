@@ -399,8 +399,8 @@ class ForgeIssue(ABC):
         """Write a new comment and return its id.
 
         A comment that may have arrived without a response, now or when one with the same marker or text was last tried,
-        is searched for among the comments that are new since then, and sent again only if it is missing. One that the
-        forge may still be at, because it was cut off or a gateway did not wait, is not sent again for a minute.
+        is searched for among the comments that are new since then, and sent again only if it is missing. One that may
+        still be processed, because it was cut off or a gateway did not wait, is not sent again for a minute.
 
         Raises:
             ForgeError: the comment was not written, or its effect is unknown.
@@ -587,7 +587,7 @@ class ForgeIssue(ABC):
             body: JSON body.
             find_existing: finds the result of an earlier try that may have succeeded; None if repeating is harmless.
             maybe_written: true if an earlier call may have succeeded.
-            on_unanswered: called if the forge may still be at it: it was cut off, or a gateway did not wait for it.
+            on_unanswered: called if the request may still be processed: it was cut off, or a gateway did not wait for it.
 
         Raises:
             ForgeError: the request failed, or its effect is unknown.

@@ -196,7 +196,7 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 
 
 def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) -> Notice:
-    """Return the notice about the end of a run: outcome, criteria, changes and cost."""
+    """Return the notice about the end of a run: outcome, criteria, actions and cost."""
     state = progress.state
     completion, criteria, actions = state.completion or {}, progress.success_criteria(), progress.finished_actions()
     verdict = state.latest.decision if state.latest is not None and state.latest.phase is Phase.REFLECTION else None
@@ -219,8 +219,8 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
             markdown_field("Outcome", body.status, limit),
             markdown_field("Reason", body.reason, limit),
             *_stop_paragraphs(completion, limit),
-            *([markdown_list("Criteria Met", criteria, limit, after=f" ({met})")] if criteria else ()),
-            markdown_list("Changes", actions, limit),
+            *([markdown_list("Success Criteria", criteria, limit, after=f" (met: {met})")] if criteria else ()),
+            markdown_list("Actions Done", actions, limit),
             markdown_field("Plan Revisions", revisions, limit),
             markdown_field("Cost", cost, limit),
         )

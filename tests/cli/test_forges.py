@@ -176,7 +176,7 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
             "## 🏁 Execution Finished",
         ]
         assert answer(folder, "notify", "r", "--to", "news.md", **environ) == {"run": "r", "posted_to": ["news.md"]}
-    assert "**Criteria Met** (all, as the model judges):" in (folder / "news.md").read_text()
+    assert "**Success Criteria** (met: all, as the model judges):" in (folder / "news.md").read_text()
 
 
 def test_notices_that_cannot_be_sent_later(folder: Path) -> None:

@@ -172,10 +172,10 @@ async def test_the_end() -> None:
         "",
         "**Reason**: every required task is done",
         "",
-        "**Criteria Met** (all, as the model judges, 100 %):",
+        "**Success Criteria** (met: all, as the model judges, 100 %):",
         "- everybody knows",
         "",
-        "**Changes**:",
+        "**Actions Done**:",
         "- write: Write it",
         "- post: Post it",
         "",
@@ -199,7 +199,10 @@ async def test_the_end_of_a_plan_that_was_given() -> None:
     result = await engine.execute(given, work)
     await engine.aclose()
     body = the(list(store.read(result.run)), NoticeKind.FINISHED)
-    assert "**Criteria Met** (not judged):\n- it is out\n\n**Changes**:\n- t (b)\n\n**Plan Revisions**: 1\n" in body
+    assert (
+        "**Success Criteria** (met: not judged):\n- it is out\n\n**Actions Done**:\n- t (b)\n\n**Plan Revisions**: 1\n"
+        in body
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +221,7 @@ async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, g
     """Criteria that are met in part, or of which only a person's acceptance is known, are not called met."""
     planning, *_ = await run({"completion": summary(achieved=achieved), "decision:reflection": decision}, gate=gate)
     records = list(planning.engine.store.read(planning.result.run))
-    assert f"**Criteria Met** ({met}):" in the(records, NoticeKind.FINISHED)
+    assert f"**Success Criteria** (met: {met}):" in the(records, NoticeKind.FINISHED)
 
 
 async def test_what_ends_badly_is_told() -> None:
