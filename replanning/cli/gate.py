@@ -19,7 +19,7 @@ from replanning.cli.lookup import user_name
 from replanning.errors import Problem, SettingsError
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line
-from replanning.plan.tasks import PLANNING_KEY
+from replanning.plan.tasks import planning_notes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,8 +79,7 @@ def print_question(out: Console, question: Question) -> None:
 
 def is_phase_task(task: Task) -> bool:
     """Return whether a task is a phase of planning mode."""
-    metadata = task.metadata.get(PLANNING_KEY)
-    return isinstance(metadata, dict) and "phase" in metadata
+    return "phase" in planning_notes(task)
 
 
 class ConsoleGate:
@@ -132,7 +131,7 @@ class ConsoleGate:
         if word in ("r", "reject"):
             return Answer("reject", self._by, comment=comment)
         if takes_words and line:
-            return Answer("approve", self._by, choice=0, comment=(word == "1" and comment) or line)
+            return Answer("approve", self._by, choice=0, comment=line)
         if word in ("m", "modify"):
             first: Sequence[PlanChange] = question.candidates[0].alternative.changes if question.candidates else ()
             text = json.dumps(list(map(dump_change, first)), indent=2)

@@ -31,7 +31,7 @@ from replanning.cli.lookup import (
     command_line,
     existing_store,
     find_run,
-    forge_target,
+    forge_of,
     open_notifiers,
     read_settings,
     split_run,
@@ -332,12 +332,13 @@ def notify(
         records = list(opened.read(info.run))
         body = records[0].body
         request = request_of(body.plan) if isinstance(body, RunOpened) else None
-        if not to and (request is None or not request.issue_id):
+        issue = request.issue_id if request is not None else ""
+        if not (to or issue):
             problem = (
                 f"run {info.run!r} belongs to no issue; name a file, github=owner/repo#12 or gitlab=group/project!7"
             )
             raise SettingsError([Problem("--to", problem)])
-        exporters = open_notifiers(to or [forge_target(request.issue_id if request is not None else "")], "--to")
+        exporters = open_notifiers(to or [f"{forge_of(issue)}={issue}"], "--to")
 
         async def post(exporter: Exporter) -> None:
             exporter.attach(ExporterContext(opened, SystemClock()))

@@ -254,10 +254,9 @@ class IssueNotifier(Protocol):
     forge: object
 
 
-def forge_target(issue: str) -> str:
-    """Return the target of an issue for `--notify`: `github=…` or `gitlab=…`."""
-    is_gitlab = issue.startswith("gitlab:") or "!" in issue or "/-/" in issue
-    return f"{'gitlab' if is_gitlab else 'github'}={issue}"
+def forge_of(issue: str) -> str:
+    """Return the forge that an issue belongs to: `github` or `gitlab`."""
+    return "gitlab" if issue.startswith("gitlab:") or "!" in issue or "/-/" in issue else "github"
 
 
 def open_notifiers(targets: Sequence[str], option: str = "--notify") -> list[Exporter]:

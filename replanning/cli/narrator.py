@@ -12,7 +12,7 @@ from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluatio
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line
-from replanning.plan.tasks import PLANNING_KEY, Budget
+from replanning.plan.tasks import Budget, planning_notes, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
 _MAX_TEXT_CHARS: Final = 300
@@ -24,23 +24,15 @@ _SIGNAL_REASONS: Final = frozenset(
 
 _RULE: Final = re.compile(r"([-=_])\1{3,}")
 
-_MARKS: Final = re.compile(r"^(?:v\d+\.)+|~\d+$")
-"""Parts of the id of a planned action that tell it apart from actions of other plans."""
-
 
 def display_name(task: Task) -> str:
-    """Return the name of a task for people: its id, in planning mode without our marks, of a phase the phase alone."""
-    notes = task.metadata.get(PLANNING_KEY)
-    return str(notes.get("phase") or _MARKS.sub("", task.id)) if isinstance(notes, dict) else task.id
-
-
-def display_tool(task: Task) -> str:
-    """Return the tool of a task, also of a planned action whose arguments are not chosen yet; empty if it has none."""
-    return task.tool or str(as_object(task.metadata.get(PLANNING_KEY)).get("tool") or "")
+    """Return the name of a task to show to people: in planning mode, the name in the model's plan, or of the phase."""
+    notes = planning_notes(task)
+    return str(notes.get("phase") or notes.get("name") or task.id)
 
 
 class Line(NamedTuple):
-    """One line for people: a symbol, a text, and its style."""
+    """Text for people, one line except for a plan: its symbol and style."""
 
     symbol: str
     text: str
@@ -71,14 +63,14 @@ class Narrator:
                     cause = f"looking for another way to do {', '.join(map(self._name, event.tasks))}"
                 return Line("!", f"{event.kind}: {cause}", "yellow")
             case journal.AttemptStarted():
-                tool = display_tool(self._view().task(event.task).task)
+                tool = tool_name(self._view().task(event.task).task)
                 again = f", attempt {event.number}" if event.number > 1 else ""
                 return Line("▶", f"{self._name(event.task)} started{f' ({tool}{again})' if tool else again}")
             case journal.AttemptSucceeded():
                 viewed = self._view().task(event.task)
                 took = f"in {viewed.duration:.1f} s"
                 error = as_object(event.output).get("error")
-                if error and as_object(viewed.task.metadata.get(PLANNING_KEY)).get("may_fail"):
+                if error and planning_notes(viewed.task).get("may_fail"):
                     failed = f"{self._name(event.task)} failed {took}, as the plan allows"
                     return Line("✓", f"{failed}: {_short_error(str(error))}", "yellow")
                 return Line("✓", f"{self._name(event.task)} done {took}", "green")
@@ -171,7 +163,7 @@ class Narrator:
                 from replanning.planning.tasks import describe_tool_use  # only runs of planning mode have such notes
 
                 task = self._view().task(TaskId(str(data["task"]).rpartition("#")[0])).task
-                use = describe_tool_use(display_tool(task), as_object(data["arguments"]), _MAX_TEXT_CHARS)
+                use = describe_tool_use(tool_name(task), as_object(data["arguments"]), _MAX_TEXT_CHARS)
                 why = f"{_one_line(str(data['comment']))}: " if data.get("comment") else ""
                 return Line("◆", f"{display_name(task)}: {why}{use}", "cyan")
             case journal.PlanningNoted():
@@ -237,18 +229,18 @@ def decision_line(record: JsonObject, *, warned: bool = False) -> str:
     """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
     phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
     why = _one_line(str(as_object(record.get("llm_decision")).get("reasoning") or ""))
-    said, because = f": {why}" if why else "", f"{reason}"
+    reasoning, rule = f": {why}" if why else "", f"{reason}"
     if override := record.get("override_reason"):
-        because = f"{override}: {reason}"
+        rule = f"{override}: {reason}"
     if replan == "none":
         error = as_object(record.get("cause")).get("error")
         kept = f"{phase}: the plan stays as it is{f' ({_one_line(str(error))})' if error else ''}"
-        return f"{kept}{said}" if why else f"{kept}: {because}"
+        return f"{kept}{reasoning}" if why else f"{kept}: {rule}"
     if record.get("result") == "failure":
-        return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))}){said}"
+        return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))}){reasoning}"
     if not record.get("executed"):
-        return f"{phase}: {replan} decided, not executed ({because}){said}"
-    return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}{said}"
+        return f"{phase}: {replan} decided, not executed ({rule}){reasoning}"
+    return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}{reasoning}"
 
 
 def _phase_outcome(value: JsonObject) -> str:

@@ -235,7 +235,7 @@ def _carry_out(
     providers: list[ProviderSpec] = []
     judge_model = create_judge_model(settings)
     if settings.enabled:
-        providers += dict.fromkeys(options.providers or settings.provider)
+        providers.extend(dict.fromkeys(options.providers or settings.provider))
     if judge_model is not None:
         providers.append(load_plugin("providers", DECOMPOSER_PLUGIN)(judge_model))
 

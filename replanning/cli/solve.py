@@ -284,7 +284,7 @@ def _read_job(
             raise SettingsError([Problem(place, f"{what} {problem}")])
         return _Job(TaskRequest(goal=Goal(objective=text), issue_id=issue_id), library, llm)
     name = issue.strip()
-    family = lookup.forge_target(name).partition("=")[0]
+    family = lookup.forge_of(name)
     exporter = lookup.create_exporter(family, name, "--issue")  # the clients of forges come with their exporters
     if not (isinstance(exporter, lookup.IssueNotifier) and isinstance(exporter.forge, Issue)):
         raise SettingsError([Problem("--issue", f"the exporter {family!r} that is installed reads no issues")])

@@ -11,13 +11,13 @@ from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.gate import is_phase_task
 from replanning.cli.lookup import command_line
-from replanning.cli.narrator import display_name, display_tool
+from replanning.cli.narrator import display_name
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
 from replanning.history.wording import edit_author, format_usage, pluralise, stale_line, trigger_line
 from replanning.live.plan import LivePlan
-from replanning.plan.tasks import PLANNING_KEY
+from replanning.plan.tasks import PLANNING_KEY, tool_name
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, TaskId
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class RunSummary:
             style = "bold magenta" if changed else ""
             for number, entry in enumerate(after):
                 shown = before if number == 0 else None
-                old_id, old_tool = (display_name(shown), display_tool(shown)) if shown is not None else ("", "")
+                old_id, old_tool = (display_name(shown), tool_name(shown)) if shown is not None else ("", "")
                 new_id = "" if before is not None and entry.id == before.id else f"{display_name(entry.task)}  "
                 held = entry.id in self._held
                 state = "waits for a person" if held else str(entry.state)
@@ -271,7 +271,7 @@ class RunSummary:
                     f"  {escape_control(old_id)}",
                     escape_control(old_tool),
                     Text("→" if changed else "", style),
-                    Text(escape_control(f"{new_id}{display_tool(entry.task)}"), style),
+                    Text(escape_control(f"{new_id}{tool_name(entry.task)}"), style),
                     Text(state, "yellow" if held else _STATE_STYLES.get(entry.state, "yellow")),
                 )
         out.print("\nThe plan before and after\n", style="bold")

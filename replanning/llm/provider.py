@@ -553,8 +553,8 @@ class GuardedLLM(_LLMWrapper):
 class FallbackLLM(_LLMWrapper):
     """Language models that are asked in order, until one gives a usable answer.
 
-    All of them share one deadline: each gets an equal share of the remaining time, so that a model that hangs leaves
-    time for the next; unless `share_time` is false. A model named in the options is that of the first. Embeddings of
+    All of them share one deadline. Each gets an equal share of the remaining time, so that one that hangs leaves time
+    for the next; with `share_time=False`, each gets all of it. A model named in the options is that of the first. Embeddings of
     different models are not comparable.
 
     Calls raise an `LLMError` that names all of them with their reasons if none gave an answer, and `BudgetExceeded` if

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from replanning.errors import PlanError, Problem, ReplanningError
-from replanning.plan.json_values import as_text
+from replanning.plan.json_values import as_object, as_text
 from replanning.plan.messages import validation_problems
 from replanning.plan.references import fact_problem, fill_placeholders, normalise_fact, placeholders
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, TaskId, to_seconds
@@ -365,6 +365,16 @@ class Fallback(TaskBody):
 
 PLANNING_KEY: Final = "planning"
 """Key in the metadata of a task for its state in planning mode."""
+
+
+def planning_notes(task: TaskBody) -> JsonObject:
+    """Return the notes of planning mode on a task as they are stored; empty if it has none."""
+    return as_object(task.metadata.get(PLANNING_KEY))
+
+
+def tool_name(task: TaskBody) -> str:
+    """Return the tool of a task, also of a planned action whose arguments are not chosen yet; empty if it has none."""
+    return task.tool or str(planning_notes(task).get("tool") or "")
 
 
 class Task(TaskBody):

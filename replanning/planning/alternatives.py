@@ -13,7 +13,8 @@ from replanning.decision.request import ReplanRequest
 from replanning.journal.records import HumanRequest, Trigger
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView, TaskView
-from replanning.plan.tasks import Task
+from replanning.plan.commands import use_danger
+from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, TaskId
 from replanning.planning.decisions import (
     ExecutionDecision,
@@ -40,8 +41,8 @@ from replanning.planning.tasks import (
     pending_reflection,
     phase_of,
     phase_task,
+    planned_arguments,
     repeat_phases,
-    tool_name,
 )
 from replanning.planning.work import reflect
 from replanning.settings import Settings
@@ -314,7 +315,7 @@ class _Recovery:
         if task.failure is not None and task.failure.kind in ("timeout", "interrupted") and not task.task.idempotent:
             return f"{task.id!r} was cut off and may have taken effect; running it again may do harm"
         spec = self._session.tools.get(tool_name(task.task))
-        harmful = retries and spec is not None and spec.dangerous
+        harmful = retries and spec is not None and use_danger(spec, planned_arguments(task.task))
         return f"it uses {tool_name(task.task)!r} again, which may do harm" if harmful else ""
 
     def _decide_retry(self, task: TaskView, cause: ReplanCause, questions: tuple[str, ...]) -> Consideration:

@@ -212,10 +212,10 @@ class PlanningCoordinator:
             return None
         alone = list[Task]()
         for task in tasks:
-            notes = PlanningTask.of(task).model_copy(update={"by": "", "tool": "", "unapproved": False})
-            # Without planning mode, an action that may fail is one to be done without. An outcome that the model expects is not a command that could check it.
+            notes = PlanningTask.of(task).model_copy(update={"by": "", "tool": "", "name": "", "unapproved": False})
+            # An expected outcome is prose, not a command that checks it.
             changed: dict[str, object] = {"metadata": notes.to_metadata(), "acceptance": ()}
-            changed["optional"] = notes.may_fail
+            changed["optional"] = notes.may_fail  # outside of planning mode an action that may fail is optional
             changed["depends_on"] = tuple(name for name in task.depends_on if name not in phases)
             alone.append(task.model_copy(update=changed))
         return Plan.model_validate(self._plan_of(plan.goal, alone).model_dump())

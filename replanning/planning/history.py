@@ -49,12 +49,13 @@ from replanning.live.plan import LivePlan
 from replanning.llm.quoting import truncate_value
 from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
+from replanning.plan.tasks import tool_name
 from replanning.plan.types import JsonObject, JsonValue, RunId
 from replanning.planning.decisions import DecisionRecord, Phase
 from replanning.planning.manager import ReplanNote
 from replanning.planning.outputs import Action
 from replanning.planning.state import PlanningState, PlanVersion, request_of
-from replanning.planning.tasks import PlanningTask, is_action, phase_of, tool_name
+from replanning.planning.tasks import PlanningTask, is_action, phase_of
 from replanning.telemetry.exporter import Exporter, ExporterContext
 
 LineType = Literal["plan", "revision", "reflection", "execution", "replan_decision", "completion"]

@@ -87,7 +87,7 @@ class Consideration(RecordModel):
         return self.normalised[0]
 
     def sees_no_harm(self, limits: ReplanLimits) -> bool:
-        """Return whether the model, asked once, is sure that the run can go on as it is, without contradicting itself."""
+        """Return whether the model's first decision is, confidently and without contradicting itself, to go on as it is."""
         decision, asked_again = self.decision, self.instead_of is not None
         if decision is None or asked_again or self.ruling.kind != "continue" or self.ruling.questions:
             return False

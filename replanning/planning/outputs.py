@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from replanning.errors import ExpressionError, LLMResponseInvalid
 from replanning.plan.json_values import as_object
+from replanning.plan.messages import cut
 from replanning.plan.references import rename_references
 from replanning.plan.tasks import Name, Text
 from replanning.plan.types import JsonObject, JsonValue
@@ -282,18 +283,9 @@ class RequiresHumanIntervention(_ReplyModel):
     summary: InterventionSummary
 
 
-def intervention_data(**fields: str | int | tuple[str, ...]) -> JsonObject:
-    """Return the completion of a run that only a person can continue; foreign texts in the summary's fields are cleaned."""
-
-    def clean(value: str) -> str:
-        return _CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", value)[:_MAX_TEXT_CHARS]
-
-    cleaned: dict[str, object] = {"goal_achieved": False}
-    for name, value in fields.items():
-        cleaned[name] = clean(value) if isinstance(value, str) else value
-        if isinstance(value, tuple):
-            cleaned[name] = tuple(map(clean, value))
-    return RequiresHumanIntervention(summary=InterventionSummary.model_validate(cleaned)).model_dump(mode="json")
+def clean_text(text: str) -> str:
+    """Return a foreign text as replies may contain it: without control characters, and not too long."""
+    return cut(_CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text), _MAX_TEXT_CHARS)
 
 
 PHASE_OUTPUT_FIELDS: Final = {

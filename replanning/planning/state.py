@@ -29,12 +29,18 @@ from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
 from replanning.plan.messages import checked
-from replanning.plan.tasks import Goal, Task
+from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import DecisionRecord, Phase, RecordModel, ReplanCounts, replan_reason
 from replanning.planning.manager import Consideration, ReplanNote, ReplanStage
-from replanning.planning.outputs import ActionPlan, TaskDecomposition, intervention_data
-from replanning.planning.tasks import PlanningTask, is_action, is_action_done, planned_arguments, tool_name
+from replanning.planning.outputs import (
+    ActionPlan,
+    InterventionSummary,
+    RequiresHumanIntervention,
+    TaskDecomposition,
+    clean_text,
+)
+from replanning.planning.tasks import PlanningTask, is_action, is_action_done, planned_arguments
 
 HoldReason = Literal["clarification", "approval", "no_alternative", "dangerous", "intervention"]
 """The reason why a task waits for a person."""
@@ -342,7 +348,7 @@ class PlanningState(_StateModel):
             case RunEnded(status="failed" | "aborted") as ended if self.completion is None:
                 self.completion = self.intervention(ended.reason)  # the model could not summarise it
 
-    def task_counts(self) -> JsonObject:
+    def task_counts(self) -> dict[str, int]:
         """Return the numbers of actions that are done, and that failed and were not replaced."""
         return {"tasks_completed": sum(self.actions.values()), "tasks_failed": len(self.failures)}
 
@@ -365,17 +371,18 @@ class PlanningState(_StateModel):
             for name, why in self.unavailable_tools.items()
         ]
         advice = advice or ["look at what was done, and state the goal anew with what is missing"]
-        done, failed = sum(self.actions.values()), len(self.failures)
-        shown = f" ({'; '.join(errors)})" if errors else ""
-        return intervention_data(
-            tasks_completed=done,
-            tasks_failed=failed,
-            key_outcomes=outcomes,
+        counts, shown = self.task_counts(), f" ({'; '.join(errors)})" if errors else ""
+        current = f"actions done: {counts['tasks_completed']}, failed: {counts['tasks_failed']}{shown}"
+        summary = InterventionSummary(
+            goal_achieved=False,
+            **counts,
+            key_outcomes=tuple(map(clean_text, outcomes)),
             revision_attempts=max(self.counts.plan_revisions, len(self.plans) - 1),
-            reason=reason,
-            current_state=f"actions done: {done}, failed: {failed}{shown}; replans made: {self.counts.total}",
-            recommendations=tuple(advice),
+            reason=clean_text(reason),
+            current_state=clean_text(f"{current}; replans made: {self.counts.total}"),
+            recommendations=tuple(map(clean_text, advice)),
         )
+        return RequiresHumanIntervention(summary=summary).model_dump(mode="json")
 
     @property
     def plan(self) -> PlanVersion | None:

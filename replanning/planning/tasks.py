@@ -19,12 +19,12 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.plan.checks import check_graph, check_task
-from replanning.plan.commands import option_problems
+from replanning.plan.commands import option_problems, use_danger
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings, map_strings
 from replanning.plan.messages import NameSuggester, brief_repr, join_names
 from replanning.plan.references import find_references, placeholders, rename_references
-from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSpec
+from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSpec, planning_notes
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, keeps_finished
 from replanning.planning.outputs import ActionPlan, Subtask, TaskDecomposition
@@ -66,6 +66,7 @@ class PlanningTask(BaseModel):
         by: the phase task that planned the action.
         arguments: the arguments known so far, while the task itself names no tool.
         missing: the arguments that the model is asked for when the action begins.
+        name: the name of the action in the model's plan.
         subtask: the subtask that the action serves.
         fallback_of: the task that the action replaced as its declared fallback.
         may_fail: whether a failure of its tool is a result to go on with.
@@ -88,6 +89,7 @@ class PlanningTask(BaseModel):
     tool: str = ""
     arguments: JsonObject | None = None
     missing: tuple[str, ...] = ()
+    name: str = ""
     subtask: str = ""
     action_type: str = ""
     expected_outcome: str = ""
@@ -118,19 +120,13 @@ class PlanningTask(BaseModel):
 
 def phase_of(task: Task) -> Phase | None:
     """Return the phase that a task carries out; None for an action."""
-    stored = task.metadata.get(PLANNING_KEY)  # not parsed in full: scans ask this of every task
-    name = stored.get("phase") if isinstance(stored, dict) else None
+    name = planning_notes(task).get("phase")  # not parsed in full: scans ask this of every task
     return _PHASE_BY_NAME.get(name) if isinstance(name, str) else None
 
 
 def is_action(task: Task) -> bool:
     """Return whether a task is an action that a model planned."""
-    return bool(task.metadata.get(PLANNING_KEY)) and phase_of(task) is None
-
-
-def tool_name(task: TaskBody) -> str:
-    """Return the tool of an action, also while its arguments are incomplete and the task names no tool."""
-    return task.tool or PlanningTask.of(task).tool
+    return bool(planning_notes(task)) and phase_of(task) is None
 
 
 def planned_arguments(body: TaskBody) -> JsonObject:
@@ -291,7 +287,7 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
         spec = tools.get(action.tool)
         left = missing_arguments(spec, action.arguments) if spec is not None else ()
         later = f", {' and '.join(left)} chosen when it begins" if left else ""
-        harm = " (may do harm)" if spec is not None and spec.dangerous else ""
+        harm = " (may do harm)" if spec is not None and use_danger(spec, action.arguments) else ""
         expected = f" → {' '.join(action.expected_outcome.split())}" if action.expected_outcome else ""
         otherwise = f", else {' '.join(action.fallback_strategy.split())}" if action.fallback_strategy else ""
         lines.append(f"  {number}. {action.task_id}: {use}{later}{harm}{expected}{otherwise}")
@@ -395,6 +391,7 @@ def compile_action_plan(
             reads = (reference.task for reference in find_references(action.arguments, done))
             used = [resolve(task) for task in reads if task is not None and task in done]
             notes = PlanningTask(
+                name=action_name,
                 subtask=name,
                 action_type=action.action_type,
                 expected_outcome=action.expected_outcome,

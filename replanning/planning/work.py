@@ -24,7 +24,7 @@ from replanning.live.view import PlanView
 from replanning.plan.checks import topological_order
 from replanning.plan.commands import use_danger
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import Task
+from replanning.plan.tasks import Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
 from replanning.planning.decisions import Phase, ReplanCause, ReplanDecision, ReplanType, keeps_finished, replan_reason
 from replanning.planning.manager import Consideration
@@ -68,7 +68,6 @@ from replanning.planning.tasks import (
     planned_arguments,
     repeat_phases,
     revise_decomposition,
-    tool_name,
     tool_use_problems,
 )
 from replanning.run.run import TaskContext, Work
@@ -84,7 +83,7 @@ _BATCH_SIZE: Final = 15
 """Subtasks whose actions are planned in one reply."""
 
 _MAX_REFLECTIONS: Final = 10
-"""Reflections on a plan where the settings state no interval, beside those on errors and the last."""
+"""Most reflections on a plan that are due by number of actions, if the settings state no interval."""
 
 _MAX_DANGEROUS_USES: Final = 20
 """Uses of dangerous tools that a person is shown at once."""
@@ -687,7 +686,7 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     try:
         output = await work(ready, context)
     except Exception as failure:
-        # Of tools that could not be used at all, or may work in a moment, nothing was expected.
+        # A failure is a result only if the tool ran: not if it could not be used, or may work on a retry.
         ran = not isinstance(failure, ToolError) or isinstance(
             failure, CommandFailed | HttpStatusFailed | McpToolFailed
         )
@@ -703,7 +702,7 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
     number, interval = done + 1 + len(session.tasks_in_reflection), settings.trigger_interval
     plan = session.state.plan
     if interval and plan is not None and "trigger_interval" not in settings.model_fields_set:
-        interval = max(interval, len(plan.tasks) // _MAX_REFLECTIONS)
+        interval = max(interval, -(-len(plan.tasks) // _MAX_REFLECTIONS))
     due = settings.enabled and interval > 0 and number % interval == 0
     spec = session.tools.get(tool_name(task))
     error = "" if may_fail else reported_failure(json_output, spec.accepted if spec is not None else ())
@@ -720,7 +719,9 @@ async def run_action(session: PlanningSession, work: Work, task: Task, context: 
             lineage = session.state.lineage_of(session.run.live.entry(task.id).root)
             cause = ReplanCause(str(data.get("errors", "")), action=name, lineage=lineage)
             if found is not None and found.plan_revision_needed and session.manager.limits.enabled:
-                considered = await session.decide_revision(f"{context.attempt_id}~again", found, data, cause)
+                considered = await session.decide_revision(
+                    f"{context.attempt_id}~{Phase.REFLECTION}", found, data, cause
+                )
                 await _follow_decision(session, task, context, considered)
             elif every or (found.status != "success" if found is not None else error):
                 considered = await session.manager.consider(Phase.EXECUTION, data, cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -103,6 +104,22 @@ def test_programs_see_the_actions_alone(folder: Path) -> None:
     assert phases["goal_understanding"] == ("goal_understanding", "DONE")
     assert phases["reflection"] == ("reflection", "DONE")
     assert told["phases"][0]["output"]["main_objective"] == "Tell people"
+
+
+def test_people_see_the_names_that_the_model_chose(folder: Path) -> None:
+    """The terminal shows actions by their names in the model's plan, also those of a later plan, and fallbacks."""
+    failing = action("v1.2-note", "fail", arguments={}, fallback_strategy="use write")
+    replies = planned(
+        {**failing, "fallback_strategy": None},
+        revision=revision(failing),
+        execution={"current_task": "v1.2-note", "function_call": {"name": "write", "arguments": {"text": "a"}}},
+        **{"decision:execution": replan("partial_replan")},
+    )
+    with planning_server(replies) as server:
+        shown = cli(folder, *OPENAI_SOLVE, **server.environ()).stderr
+
+    used = re.findall(r"▶ (.* started \(\w+\))", shown)
+    assert used == [f"v1.2-note started ({tool})" for tool in ("fail", "fail", "write")]
 
 
 def test_tools_that_share_a_resource(folder: Path) -> None:
@@ -331,7 +348,7 @@ def test_a_question_is_no_failure(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "told"),
-    [("Words of one syllable", "Words of one syllable"), ("1 Short ones", "Short ones"), ("1", '"answer": "1"')],
+    [("Words of one syllable", "Words of one syllable"), ("1 Short ones", "1 Short ones"), ("1", '"answer": "1"')],
 )
 def test_questions_are_answered_on_the_terminal(folder: Path, typed: str, told: str) -> None:
     """Any words answer a question about what is unclear, also a bare number, and the model gets to see them."""

@@ -1,5 +1,6 @@
 """Attacks on planning mode: what models, tools and strangers say does not get past people, limits and names."""
 
+import json
 import os
 import re
 import socket
@@ -92,6 +93,14 @@ async def test_people_see_every_action_that_they_approve():
     assert second == '  2. post: wipe {"text": "news"} (may do harm), else use write'
 
 
+@pytest.mark.parametrize("use", ['start {"program": "rm", "text": "x"}', 'clear {"path": "old"}'])
+async def test_people_see_which_commands_may_do_harm(use):
+    """The list of actions that a person approves marks a command that does harm as it stands, or with its arguments."""
+    tool, _, arguments = use.partition(" ")
+    _, _, (asked,) = await attacked({"action_sequence": posting(tool, **json.loads(arguments))}, "reject")
+    assert asked.splitlines()[-1] == f"  2. post: {use} (may do harm)"
+
+
 @pytest.mark.parametrize(
     ("verdict", "status", "uses"),
     [("reject", "failed", []), ("approve", "succeeded", [("post", "remove", {"path": "old", "mode": "all"})])],
@@ -157,21 +166,29 @@ async def test_only_missing_arguments_of_the_right_kind_are_taken(execution):
     assert desk.calls[1:] == [("post", "send", {"text": "news", "to": "ada"})]
 
 
-@pytest.mark.parametrize(("hangs", "told"), [(True, "cut off"), (False, "may do harm")])
-async def test_a_free_text_answer_repeats_nothing_dangerous(hangs, told):
+@pytest.mark.parametrize(
+    ("plan", "hangs", "told"),
+    [
+        (WIPES, True, "cut off"),
+        (WIPES, False, "may do harm"),
+        (posting("start", program="rm", text="x"), False, "may do harm"),
+    ],
+)
+async def test_a_free_text_answer_repeats_nothing_dangerous(plan, hangs, told):
     """A question about an interrupted or dangerous action needs approval, and says so."""
 
     async def hang(task):
-        if hangs and desk.tools == ["write", "wipe"]:
+        if hangs and desk.tools == ["write", tool]:
             await desk.clock.sleep(1e6)
 
-    desk = Desk({} if hangs else {"wipe": [ValueError("no right to")]}, before=hang)
-    replies = {"action_sequence": WIPES, "decision:execution": go_on(**WHICH)}
+    tool = plan["actions"][1]["tool"]
+    desk = Desk({} if hangs else {tool: [ValueError("no right to")]}, before=hang)
+    replies = {"action_sequence": plan, "decision:execution": go_on(**WHICH)}
     planning, desk, asked = await attacked(replies, "approve", "approve", desk=desk)
     assert "Which?" in asked[1]
     assert told in asked[1]
     assert told in planning.state.held["post"].risk
-    assert desk.tools == ["write", "wipe", "wipe"]
+    assert desk.tools == ["write", tool, tool]
 
 
 async def test_comments_repeat_nothing_dangerous():

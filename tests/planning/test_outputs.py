@@ -258,6 +258,7 @@ def test_a_task_keeps_what_its_action_said():
     _, (look, _, fix, _) = compiled(decomposition(), action_plan())
     assert (look.goal, look.acceptance) == ("find what fails", ("a list of failures",))
     assert look.metadata["planning"] == {
+        "name": "look",
         "subtask": "look",
         "action_type": "check",
         "expected_outcome": "a list of failures",
