@@ -161,7 +161,8 @@ class JudgedWork:
                     given = _validated_judgement(await isolate(judge.judge, request))
                 except Exception as error:  # noqa: BLE001 - a judge that fails leaves the attempt unverified
                     given = replace(judgement, reason=f"{type(error).__name__}: {error_message(error)}")
-                judgement = judgement if settled.is_set() else given
+                if not settled.is_set():
+                    judgement = given
             settled.set()
 
         alarm = life.timer.call_at(deadline, settled.set)

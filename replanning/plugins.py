@@ -17,8 +17,9 @@ def read_attribute(plugin: object, name: str, default: object = None) -> Any:  #
     """Return an attribute of a plugin; the default if there is none, or its code fails."""
     try:
         return getattr(plugin, name, default)
-    except BaseException as error:  # noqa: BLE001 - an attribute may be code of others
-        plugin_error(error)
+    except BaseException as error:
+        if is_interruption(error):
+            raise
         return default
 
 
@@ -29,10 +30,10 @@ def plugin_name(plugin: object) -> str:
 
 
 def plugin_error(error: BaseException) -> Exception:
-    """Return the error to report for what code of a plugin raised: an `Exception` itself, and one that names any other.
+    """Return the error to report for an exception from a plugin: itself, or one that names what would end the program.
 
     Raises:
-        BaseException: that code was interrupted.
+        BaseException: the exception is an interruption, such as a Ctrl-C.
     """
     if isinstance(error, Exception):
         return error
@@ -44,7 +45,7 @@ def plugin_error(error: BaseException) -> Exception:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an exception is, or holds, a Ctrl-C or the end of a coroutine that no `raise` statement made."""
+    """Return whether an exception is, or contains, a KeyboardInterrupt or GeneratorExit that no `raise` statement made."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_interruption, error.exceptions))
     tb = error.__traceback__
@@ -52,7 +53,8 @@ def is_interruption(error: BaseException) -> bool:
         return False
     while tb.tb_next is not None:
         tb = tb.tb_next
-    in_handler = any(isinstance(value, FrameType) for value in tb.tb_frame.f_locals.values())  # of a signal
+    # Python's handler of a signal raises as well, and has the frame that was interrupted as an argument.
+    in_handler = any(isinstance(value, FrameType) for value in tb.tb_frame.f_locals.values())
     return in_handler or not opname[tb.tb_frame.f_code.co_code[tb.tb_lasti]].startswith("RAISE")
 
 

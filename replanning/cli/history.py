@@ -1,4 +1,4 @@
-"""The history of a run: the commands `history`, `why`, `diff`, `notify` and `history prune`."""
+"""The history of a run: the commands `history`, `why`, `decisions`, `diff`, `notify` and `history prune`."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _parse_revision(history: ReplanHistory, word: str) -> int:
 
 @commands.command(epilog=_epilog("replanning decisions fix-12", "replanning decisions fix-12 --json"))
 def decisions(run: RunArgument = "latest", *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """Show the decisions of a language model in a run of planning mode, followed or not, and what was assumed."""
+    """Show what the language model decided in a run of planning mode, whether that was followed, and what was assumed."""
     with existing_store(store) as opened:
         state = PlanningState.from_records(opened.read(find_run(opened, run).run))
     assumed = [[*one.assumptions] for one in state.clarified if one.assumptions]
@@ -324,7 +324,7 @@ def notify(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Post the notices about a run that are missing, and its checklist; what is there already is not repeated."""
+    """Post the missing notices of a run, and its checklist; what is already there is not posted again."""
     with existing_store(store) as opened:
         info = find_run(opened, run)
         if is_owner_alive(info):
@@ -346,14 +346,20 @@ def notify(
                 await exporter.export(info.run, records[-1])
             await exporter.aclose()
 
+        posted: list[str] = []
+        problems: list[str] = []
         for exporter in exporters:
             try:
                 anyio.run(post, exporter)
             except ReplanningError as error:
-                refuse(str(error))
-            print_message(f"{getattr(exporter, 'endpoint', exporter.name)} has all notices about run {info.run}")
+                problems.append(str(error))
+                continue
+            posted.append(str(getattr(exporter, "endpoint", exporter.name)))
+            print_message(f"{posted[-1]} has all notices about run {info.run}")
         if as_json:
-            print_json({"run": info.run, "posted_to": [str(getattr(one, "endpoint", one.name)) for one in exporters]})
+            print_json({"run": info.run, "posted_to": posted, "unsent": problems})
+        if problems:
+            refuse("; ".join(problems))
 
 
 @commands.command(

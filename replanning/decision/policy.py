@@ -293,9 +293,10 @@ class ReplanPolicy:
             done = view.task(repeated).state is TaskState.DONE
             why = "has taken effect" if done else "was cut off and may have taken effect"
             return ask("not-idempotent", f"{repeated!r} {why}; running it again may do harm")
-        known = {*target_task_ids(alternative.changes), *(task_id for t in triggers for task_id in t.tasks)}
-        told = [view.task(task_id).task for task_id in sorted(known - set(new_task_ids(alternative.changes)))]
-        stated = [body.arguments for task in told for body in (task, *task.fallbacks)]  # by those who know the tools
+        changed = {*target_task_ids(alternative.changes), *(task_id for t in triggers for task_id in t.tasks)}
+        existing = [view.task(task_id).task for task_id in sorted(changed - set(new_task_ids(alternative.changes)))]
+        # The plan states these, so nobody is asked again.
+        stated = [body.arguments for task in existing for body in (task, *task.fallbacks)]
         for task in tasks_to_run(alternative.changes, view):
             tool = view.tool(task.tool)
             if tool is not None and tool.dangerous:

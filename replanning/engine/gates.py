@@ -9,18 +9,16 @@ import inspect
 from collections.abc import Awaitable, Callable
 
 import anyio
-import anyio.to_thread
 
 from replanning.decision.request import Answer, Question
 from replanning.plan.messages import checked
-from replanning.run.event_loop import ResultT
 
 AskCallback = Callable[[Question], Awaitable[Answer] | Answer]
 
 
 @checked
 class CallbackGate:
-    """Asks by calling a function, async or in a thread, that returns the answer.
+    """Asks by calling a function, sync or async, that returns the answer; one that waits must be async.
 
     Args:
         ask: called with the question.
@@ -36,21 +34,14 @@ class CallbackGate:
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer of the function."""
-        return await _call(self._ask, question)
+        answer = self._ask(question)
+        return await answer if inspect.isawaitable(answer) else answer
 
     async def remind(self, question: Question) -> None:
         """Call the function for reminders, if there is one."""
-        if self._remind is not None:
-            await _call(self._remind, question)
-
-
-async def _call(function: Callable[[Question], Awaitable[ResultT] | ResultT], question: Question) -> ResultT:
-    """Call a function, in a thread that is left when time is up unless the function is async."""
-    if inspect.iscoroutinefunction(function):
-        answer: Awaitable[ResultT] | ResultT = function(question)
-    else:
-        answer = await anyio.to_thread.run_sync(function, question, abandon_on_cancel=True)
-    return await answer if inspect.isawaitable(answer) else answer
+        reminder = self._remind(question) if self._remind is not None else None
+        if inspect.isawaitable(reminder):
+            await reminder
 
 
 class StoreGate:

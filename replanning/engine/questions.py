@@ -265,7 +265,7 @@ class Questions:
 
         def expire() -> None:  # a gate that waits in a thread goes on, and its answer is ignored
             scope.cancel()
-            life.start_task(self._time_out, asked)
+            life.start_task(self._expire, asked)
 
         alarms = [] if question.deadline is None else [life.timer.call_at(question.deadline, expire)]
         try:
@@ -284,13 +284,13 @@ class Questions:
                 self.conversations.pop(asked.question, None)
         life.check_completion()
 
-    async def _time_out(self, asked: QuestionAsked) -> None:
+    async def _expire(self, asked: QuestionAsked) -> None:
         with suppress(NotRunning):  # the run has ended while the store failed
-            await self._expire(asked)
+            await self._close_unanswered(asked)
         self.conversations.pop(asked.question, None)
         self._lifecycle.check_completion()
 
-    async def _expire(self, asked: QuestionAsked) -> None:
+    async def _close_unanswered(self, asked: QuestionAsked) -> None:
         """Close a question that was not answered in time, as soon as the store takes it."""
         life = self._lifecycle
         outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")

@@ -394,11 +394,16 @@ class LeaseState(NamedTuple):
 
 
 @contextmanager
-def file_lock(path: Path, least: float = 0.0) -> Iterator[int]:
-    """Lock a file exclusively, against this and other processes, for the block; yields its descriptor."""
+def file_lock(path: Path, min_timeout: float = 0.0) -> Iterator[int]:
+    """Lock a file exclusively, against this and other processes, for the block; yields its descriptor.
+
+    Args:
+        path: the file; it is made if it is missing.
+        min_timeout: seconds to wait at least, also on an event loop.
+    """
     guard = _open_private(path, os.O_RDWR | os.O_CREAT)
     try:
-        _lock(guard, path, max(lock_timeout(), least))
+        _lock(guard, path, max(lock_timeout(), min_timeout))
         yield guard
     finally:
         os.close(guard)
@@ -580,7 +585,7 @@ class JournalFile:
             status = os.stat(self._name)  # noqa: PTH116 - a text
             if status.st_ino != self._inode:
                 raise StoreError(
-                    f"{self._path} was replaced while its run was going on; put it back, or resume the run"
+                    f"{self._path} was replaced while its run was going on; put the original back, or resume the run"
                 )
             if status.st_size != self._size:  # first of all, and where a killed owner left an incomplete line
                 self._last_seq, self._size = scan_complete_lines(self._file)

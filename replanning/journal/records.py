@@ -791,8 +791,8 @@ def _type_adapter(kind: str) -> TypeAdapter[RecordBody]:
 def dump_body(body: RecordBody) -> str:
     """Return the JSON text of a body; `load_body` reads it back."""
     kind = body.kind
-    # What has a wrong type could not be read again. For the most frequent kinds, the check would take twice as long as
-    # writing them; True means "warn", which as a text takes as long.
+    # A value of a wrong type could not be read back, so it is an error. For the most frequent kinds, that check would take
+    # twice as long as writing: they only warn, by True, because "warn" as a text is as slow as "error".
     strict: Literal[True, "error"] = True if kind in _KINDS_OF_EVERY_TASK else "error"
     serializer = _type_adapter(kind).serializer
     text = serializer.to_json(body, exclude_defaults=kind not in _KINDS_WITH_UNIONS, warnings=strict).decode()

@@ -157,7 +157,7 @@ def _make_private(path: Path) -> None:
 
 
 def _check_log(log: Path, index: Path) -> None:
-    """Check that a log holds the frames that its index counts; SQLite passes over damage, and all that was written later.
+    """Check that a log holds the frames that its index counts; SQLite silently drops a damaged frame and all later ones.
 
     Raises:
         JournalCorrupt: it does not.
@@ -166,8 +166,8 @@ def _check_log(log: Path, index: Path) -> None:
     frames = log.read_bytes() if log.is_file() else b""
     # If the index has changed, another process is using the log, and began it anew while it was read.
     if header and not _is_whole(frames, header) and _index_header(index) == header:
-        advice = f"put it back, or remove {index} to go on with what is whole"
-        raise JournalCorrupt(f"{log} is missing or damaged, to which the last records were written; {advice}")
+        advice = f"put it back, or remove {index} to continue with the records that are intact"
+        raise JournalCorrupt(f"{log}, which holds the last records, is missing or damaged; {advice}")
 
 
 def _index_header(index: Path) -> bytes:
@@ -196,7 +196,7 @@ def _is_whole(log: bytes, header: bytes) -> bool:
 
 
 @contextmanager
-def finished(connection: sqlite3.Connection) -> Iterator[None]:
+def _commit_or_rollback(connection: sqlite3.Connection) -> Iterator[None]:
     """Commit the transaction that has begun, or roll it back if the block raises."""
     try:
         yield
@@ -212,7 +212,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute(_VERSION_SQL).fetchone() == (_APPLICATION_ID, SCHEMA_VERSION):
         return
     connection.execute("BEGIN IMMEDIATE")
-    with finished(connection):
+    with _commit_or_rollback(connection):
         # Read again under the lock: another process may have been migrating before.
         application, version = connection.execute(_VERSION_SQL).fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -620,7 +620,7 @@ class SqliteStore(RunStore):
                     if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > end:
                         raise
                 else:
-                    with finished(database):
+                    with _commit_or_rollback(database):
                         yield database
                     return
                 finally:

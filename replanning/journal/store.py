@@ -218,7 +218,8 @@ def parse_place(place: str | PathLike[str]) -> tuple[str, str]:
         home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
         if folder and folder in {Path.cwd(), home, Path("/")} and not any(folder.glob("*.jsonl")):
             raise StoreError(
-                f"{text!r} cannot be a store: it is a folder of other files; name a file or a folder in it"
+                f"{text!r} cannot be a store: it is the working directory, the home folder or the root, and holds no runs; "
+                f"name a file or a folder in it, or write jsonl:{text} to use it all the same"
             )
     if name in BUILTIN_STORES and path:
         _is_folder(path)

@@ -36,7 +36,7 @@ from replanning.journal.records import Usage
 from replanning.llm.completions import Completion, FinishReason, LLMCall, LLMOptions, Price, PriceTable
 from replanning.plan import JsonObject
 from replanning.plan.json_values import exceeds_depth
-from replanning.plan.messages import checked, error_lines
+from replanning.plan.messages import checked, cut, error_lines
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonValue, to_seconds
 
@@ -278,7 +278,7 @@ class LLMProvider(ABC):
                     request_id=completion.request_id,
                     excerpt=self._excerpt(completion.text),
                 )
-            question = _REPAIR_PROMPT.format(prompt=prompt, reply=completion.text[:4000], problem=problem)
+            question = _REPAIR_PROMPT.format(prompt=prompt, reply=cut(completion.text, 4_000), problem=problem)
             is_second = True
 
     async def embed(self, text: str, options: LLMOptions | None = None) -> list[float]:
@@ -348,7 +348,7 @@ class LLMProvider(ABC):
         raise LLMError(problem, provider=self.name, excerpt=self._excerpt(str(failure))) from failure
 
     def _excerpt(self, text: str) -> str:
-        return self.redactor.text(text[: 4 * _MAX_EXCERPT_CHARS])[:_MAX_EXCERPT_CHARS]
+        return self.redactor.text(cut(text, 4 * _MAX_EXCERPT_CHARS))[:_MAX_EXCERPT_CHARS]
 
 
 def _max_input_tokens(prompt: str, options: LLMOptions) -> int:

@@ -67,7 +67,7 @@ _MAX_COMMAND_CHARS: Final = 100_000
 """Longest template, in characters; the system passes on no longer one."""
 
 _MAX_COMMANDS: Final = 2_000
-"""Most simple commands of a template that are judged."""
+"""Most simple commands of a template that are judged; a tool with more counts as dangerous."""
 
 _MAX_PROGRAM_CHARS: Final = 1_000
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")

@@ -167,7 +167,7 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
 
 
 def cut(text: str, limit: int, *, from_end: bool = False) -> str:
-    """Return the beginning of a text, or its end; a secret is taken out before it is cut and no longer recognised."""
+    """Return the first or last `limit` characters of a text; secrets are masked first, because half a secret is not known."""
     if len(text) <= limit:
         return text
     most, step = limit + _CUT_MARGIN, -1 if from_end else 1

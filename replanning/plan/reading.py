@@ -75,7 +75,7 @@ def read_text_file(path: str | PathLike[str], *, noun: str = "plan", max_size: i
 
 
 def _unreadable_kind(path: pathlib.Path) -> str:
-    """Return the kind of what is no file and might never be read to its end; "" if it can be read."""
+    """Return what a path is if reading it may never end, such as "a named pipe"; "" for anything else."""
     if path.is_fifo() and not str(path.absolute()).startswith(("/dev/", "/proc/")):  # as <(…) and /dev/stdin are
         return "a named pipe"
     if (path.is_char_device() or path.is_block_device()) and str(path) != "/dev/null":

@@ -298,7 +298,8 @@ class CollectionRule:
         self.id: str = described["id"]
         self._described = described
         self._allowed = allowed
-        self._regex: str = described["regex"]
+        # As little as possible before a secret, so that none before it is passed over.
+        self._regex = re.sub(r"\.\*(?!\?)", ".*?", described["regex"])
         self._is_by_name = _BY_NAME.match(self._regex) is not None
         if self.id not in _WHOLE_WORD_RULES:
             end = "(?:[^0-9A-Za-z]|$)" if self._is_by_name else ""

@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from replanning.environment import Clock
 from replanning.errors import NotRunning, ReplanningError
-from replanning.plugins import plugin_error
+from replanning.plugins import is_interruption, plugin_error
 
 ResultT = TypeVar("ResultT")
 
@@ -71,8 +71,9 @@ def describe_error(error: BaseException) -> str:
     """Return the message of an error of the library, and the `repr` of any other, even one whose `repr` fails."""
     try:
         return str(error) if isinstance(error, ReplanningError) else repr(error)
-    except BaseException as problem:  # noqa: BLE001 - it is users' code
-        plugin_error(problem)
+    except BaseException as problem:
+        if is_interruption(problem):
+            raise
         return f"{type(error).__name__}, which cannot be shown"
 
 
@@ -80,8 +81,9 @@ def error_message(error: BaseException) -> str:
     """Return the message of an error, or its description where the message is empty or fails."""
     try:
         return str(error) or describe_error(error)
-    except BaseException as problem:  # noqa: BLE001 - it is users' code
-        plugin_error(problem)
+    except BaseException as problem:
+        if is_interruption(problem):
+            raise
         return describe_error(error)
 
 

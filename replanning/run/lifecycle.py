@@ -624,7 +624,7 @@ class Lifecycle:
         if tool is not None and arguments != declared and PLANNING_KEY not in entry.task.metadata:  # which asks itself
             harm = "" if use_danger(tool, declared) else use_danger(tool, arguments)
             if harm:
-                text = f"with them, {harm}; state whether the tool {tool.name!r} is `dangerous`"
+                text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
                 self.failed(self.start(entry), Failure("ArgumentError", text, kind="arguments"))
                 return None
         return entry.task.model_copy(update={"arguments": arguments})

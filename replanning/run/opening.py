@@ -532,16 +532,15 @@ def _renew_lease_in_thread(life: Lifecycle, left: threading.Event) -> None:
 
 
 async def _warn_of_threads(life: Lifecycle) -> None:
-    """Name the plugins that hold up the end of a run, because they wait in threads that cannot be left."""
+    """Warn which plugins hold up the end of a run, such as by waiting in threads that cannot be left."""
     with anyio.CancelScope(shield=True):
         for pause in (0, 0, 0, *[0.05] * 20):
             await anyio.sleep(pause)  # noqa: TID251 - a thread works in real time
             if not life.plugin_tasks:
                 return
     names = ", ".join(dict.fromkeys(life.plugin_tasks))
-    _log.warning(
-        "run %s waits for %s, in a thread that was not started with abandon_on_cancel=True", life.run_id, names
-    )
+    advice = "a thread must be started with abandon_on_cancel=True to be left"
+    _log.warning("run %s cannot end yet: it waits for %s; %s", life.run_id, names, advice)
 
 
 async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> None:

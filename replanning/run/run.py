@@ -815,12 +815,17 @@ class Attempt:
             if not self.cancelled:
                 life.succeeded(self.id, self.output)
             return True
-        if isinstance(error, Exception) or (isinstance(error, GeneratorExit) and not is_interruption(error)):
+        if _is_failure(error):
             if not self._not_started:
                 life.failed(self.id, error)
             return True
         life.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether work failed with an exception; a GeneratorExit counts if the work raised it itself."""
+    return isinstance(error, Exception) or (isinstance(error, GeneratorExit) and not is_interruption(error))
 
 
 class ReadyTasks:
@@ -927,7 +932,7 @@ class Worker:
 
     def _report_failure(self, error: BaseException) -> bool:
         """Report an exception of work; false where it is not a failure of the work but a cancellation from outside."""
-        if isinstance(error, Exception) or (isinstance(error, GeneratorExit) and not is_interruption(error)):
+        if _is_failure(error):
             self._lifecycle.failed(self.id, error)
             return True
         if self._in_own_task and isinstance(error, anyio.get_cancelled_exc_class()) and not is_cancelled():

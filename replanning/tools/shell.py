@@ -122,8 +122,8 @@ _working_sandboxes: dict[str, bool] = {}
 async def _sandbox_words(call: ToolCall) -> list[str]:
     """Return the words before a command that confine it to its workspace; none without a workspace or a sandbox.
 
-    It can write in the workspace and in an empty /tmp alone, and sees no other processes. What it can read, and the
-    network, are not confined.
+    It can write only in the workspace, in `call.writable` and in an empty /tmp, and sees no other processes. Reading and
+    the network are not confined.
     """
     program = shutil.which(SANDBOX_PROGRAM, path=call.environ.get("PATH", os.defpath))
     if call.workspace is None or program is None:

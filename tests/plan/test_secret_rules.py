@@ -40,6 +40,12 @@ def test_every_rule_in_every_wrapping(wrapping: str) -> None:
     assert left == {}
 
 
+def test_two_commands_with_a_login() -> None:
+    """A rule that bridges several lines finds the secret in each of them."""
+    text = Redactor().text("it says curl\nc --user='eUf*I*':9hZM here\ncurl\nc --user='xUf*I*':8hZM\n")
+    assert ("9hZM" in text, "8hZM" in text) == (False, False)
+
+
 @pytest.mark.parametrize("text", ["context-key passwdaK6\"':=%s", 'key: api.key.access_token := "%s"'])
 def test_name_behind_a_name(text: str) -> None:
     """The value of a name is found also where another name, without a value of its own, stands before it."""

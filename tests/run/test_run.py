@@ -536,7 +536,9 @@ async def test_truthful_repr() -> None:
     assert repr(run).startswith("<PlanRun 'mine' paused")
 
 
-@pytest.mark.parametrize(("stated", "failures"), [({}, ["with them, it uses 'rm'"]), ({"dangerous": True}, [])])
+@pytest.mark.parametrize(
+    ("stated", "failures"), [({}, ["with the arguments filled in, it uses 'rm'"]), ({"dangerous": True}, [])]
+)
 async def test_outputs_that_make_a_command_dangerous(stated: dict[str, bool], failures: list[str]) -> None:
     """A command that an output of another task makes dangerous is not run, unless the tool states whether it is."""
     start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}", **stated}
