@@ -25,7 +25,7 @@ from replanning.journal import MemoryStore, PlanningNoted, Record
 from replanning.plan import JsonObject, RunId
 from replanning.plan.types import JsonValue
 from replanning.telemetry import ExporterContext
-from replanning.testing import ScriptedGate, VirtualClock
+from replanning.testing import VirtualClock
 from tests.support.cli import cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, marks, planner, read
@@ -140,15 +140,15 @@ async def test_a_closed_phase() -> None:
 @pytest.mark.parametrize(
     ("gate", "kind", "told"),
     [
-        (eve("reject"), NoticeKind.DECLINED, "**Declined by**: eve"),
+        ("reject", NoticeKind.DECLINED, "**Declined by**: eve"),
         (None, NoticeKind.OVERRIDDEN, "**Rule**: its confidence is 0.4, below 0.5; nobody has agreed to it"),
     ],
 )
-async def test_a_refusal(gate: ScriptedGate | None, kind: NoticeKind, told: str) -> None:
+async def test_a_refusal(gate: str | None, kind: NoticeKind, told: str) -> None:
     """A replan that a person refuses is called declined, with who refused it; a question that runs out is not."""
     unsure = {"decision:task_decomposition": (replan("task_redecomposition", confidence=0.4), go_on())}
     store = MemoryStore()
-    await run(unsure, gate=gate, run_id=RUN, store=store)
+    await run(unsure, gate=eve(gate) if gate else None, run_id=RUN, store=store)
     if gate is None:
         async with VirtualClock() as clock:
             again = planner(unsure, clock, store=store)
@@ -214,12 +214,14 @@ async def test_the_end_of_a_plan_that_was_given() -> None:
             None,
             "in part, as the model judges, 60 %",
         ),
-        (go_on(), False, eve("approve"), "a person has accepted the result"),
+        (go_on(), False, "approve", "a person has accepted the result"),
     ],
 )
-async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, gate: ScriptedGate | None, met: str):
+async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, gate: str | None, met: str):
     """Criteria that are met in part, or of which only a person's acceptance is known, are not called met."""
-    planning, *_ = await run({"completion": summary(achieved=achieved), "decision:reflection": decision}, gate=gate)
+    planning, *_ = await run(
+        {"completion": summary(achieved=achieved), "decision:reflection": decision}, gate=eve(gate) if gate else None
+    )
     records = list(planning.engine.store.read(planning.result.run))
     assert f"**Success Criteria** (met: {met}):" in the(records, NoticeKind.FINISHED)
 

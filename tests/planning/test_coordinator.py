@@ -590,10 +590,10 @@ async def test_the_loop_ends(settings, uses, said):
     assert planning.state.completion["status"] == "requires_human_intervention"
 
 
-@pytest.mark.parametrize(("gate", "status"), [(None, "needs_human"), (eve("approve"), "succeeded")])
+@pytest.mark.parametrize(("gate", "status"), [(None, "needs_human"), ("approve", "succeeded")])
 async def test_a_goal_that_was_not_achieved_needs_a_person(gate, status):
     """If the model did not achieve the goal, a person is asked to accept the result."""
-    planning, _, _ = await run({"step": done(achieved=False)}, settings=OFF, gate=gate)
+    planning, _, _ = await run({"step": done(achieved=False)}, settings=OFF, gate=eve(gate) if gate else None)
     assert planning.result.status == status
     assert gate is None or planning.state.completion["status"] == "accepted"
 

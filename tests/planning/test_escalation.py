@@ -153,17 +153,18 @@ async def test_no_alternative_to_a_phase(how, status):
 
 
 @pytest.mark.parametrize(
-    ("how", "gate", "status"),
+    ("how", "verdict", "status"),
     [
         ("abort", None, "aborted"),
         ("wait", None, "needs_human"),
-        ("wait", eve("approve"), "succeeded"),
+        ("wait", "approve", "succeeded"),
         ("assume", None, "succeeded"),
     ],
 )
-async def test_no_alternative_after_an_action(how, gate, status):
+async def test_no_alternative_after_an_action(how, verdict, status):
     """A replan that a limit forbids after a successful action ends the run, waits for a person, or is done without."""
     settings = {**EACH, **escalate(how, replanning={"execution": {"max_partial_replans": 0}})}
+    gate = eve(verdict) if verdict else None
     planning, model, desk = await run(PARTIAL, settings=settings, gate=gate)
 
     goes_on = status == "succeeded"
@@ -397,25 +398,25 @@ async def test_a_failed_action_waits_for_the_model():
 
 @pytest.mark.parametrize(
     ("settings", "gate", "status"),
-    [(escalate("assume"), None, "succeeded"), (escalate("abort"), None, "aborted"), ({}, eve("reject"), "failed")],
+    [(escalate("assume"), None, "succeeded"), (escalate("abort"), None, "aborted"), ({}, "reject", "failed")],
 )
 async def test_settings_or_a_person_end_the_wait_for_the_model(settings, gate, status):
     """If the model is unavailable, the run goes on or ends where settings say so, or a person declines another try."""
-    planning, _, _ = await run(absent, Desk({"post": [MISSING]}), settings, gate)
+    planning, _, _ = await run(absent, Desk({"post": [MISSING]}), settings, eve(gate) if gate else None)
     assert planning.result.status == status
     assert status == "succeeded" or planning.state.completion["status"] == "requires_human_intervention"
 
 
 @pytest.mark.parametrize(
     ("achieved", "gate", "settings"),
-    [(True, None, None), (False, eve("approve"), None), (True, None, OFF)],
+    [(True, None, None), (False, "approve", None), (True, None, OFF)],
     ids=["plan", "accepted", "tool loop"],
 )
 async def test_counts_are_those_of_the_journal(achieved, gate, settings):
     """Whatever the model states of tasks that it completed, the summary has the numbers of those that were executed."""
     claims = {"summary": {"goal_achieved": achieved, "tasks_completed": 77, "tasks_failed": 5}}
     replies = {"completion": claims, "step": (use("write", text="a"), use("post", text="b"), {**claims, "done": True})}
-    planning, *_ = await run(replies, None, settings, gate)
+    planning, *_ = await run(replies, None, settings, eve(gate) if gate else None)
     told = planning.state.completion["summary"]
     assert (told["tasks_completed"], told["tasks_failed"], told["goal_achieved"]) == (2, 0, achieved)
 
