@@ -199,12 +199,12 @@ def option_problems(
         parameters: the types of arguments; one that is a number may be negative.
     """
     problems: list[str] = []
-    for names, sign in _leading_holes(command):
+    for names, sign, exempt in _leading_holes(command):
         for name in names:
             value = arguments.get(name, "")
             texts = [str(item) for item in (value if isinstance(value, list) else [value])]
             is_number = parameters.get(name) in ("integer", "number") and isinstance(value, int | float)
-            if not is_number and (found := next((text for text in texts if text.startswith(sign)), "")):
+            if not is_number and (found := next((text for text in texts[exempt:] if text.startswith(sign)), "")):
                 read_as = f"the name of a file; if it may be one, write @{{{name}}} in the command"
                 if sign == "-":
                     read_as = (
@@ -236,8 +236,12 @@ _MAX_WORDS: Final = 100
 """Most words of a simple command that are searched for a sign that the next word is no option."""
 
 
-def _leading_holes(command: str) -> Iterator[tuple[list[str], str]]:
-    """Yield the holes at the beginning of each word that a program may read as an option, or `curl` as a file: `@name`."""
+def _leading_holes(command: str) -> Iterator[tuple[list[str], str, int]]:
+    """Yield the holes at the beginning of each word that a program may read as an option, or `curl` as a file: `@name`.
+
+    With each, the sign with which the word must not begin, and how many words of a list are exempt: 1 after an option that
+    takes a value, and after a redirection.
+    """
     words: list[str] = []
     holes: list[str] = []
     word = ""
@@ -259,9 +263,10 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], str]]:
             continue
         before = f"{_program_name((_strip_launchers(words) or words)[0])} {words[-1]}" if holes and words else ""
         if _FILE_OPTION.fullmatch(before):
-            yield holes, "@"
-        elif holes and not redirected and not _takes_any_word(words):
-            yield holes, "-"
+            yield holes, "@", 0
+        takes_value = bool(holes) and (redirected or _takes_value(words))
+        if holes and (takes_value or not _takes_any_word(words)):
+            yield holes, "-", int(takes_value)
         if word and not redirected and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS)):
             words.append(word)
         redirected = text in "<>" or (redirected and not word and text in " \t&")
@@ -272,18 +277,23 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], str]]:
             words = [text]  # what follows belongs to a command whose beginning is not known here
 
 
+def _takes_value(words: list[str]) -> bool:
+    """Return whether the last of these words is an option of which the next word is the value."""
+    if len(words) > _MAX_WORDS:
+        return False
+    return any(
+        program.fullmatch(_program_name(word))
+        for word in words[:-1]
+        for program, options in _VALUE_OPTIONS
+        if options.fullmatch(words[-1])
+    )
+
+
 def _takes_any_word(words: list[str]) -> bool:
-    """Return whether a program never reads the next word after these words as an option."""
+    """Return whether a program never reads a word after these words as an option."""
     if not 0 < len(words) <= _MAX_WORDS:
         return False
     names = [_program_name(word) for word in words]
-    if any(
-        program.fullmatch(name)
-        for name in names[:-1]
-        for program, options in _VALUE_OPTIONS
-        if options.fullmatch(words[-1])
-    ):
-        return True
     if names[0] not in ("find", "ssh"):
         words = _strip_launchers(words)
     name = _program_name(words[0]) if words else ""
@@ -422,7 +432,7 @@ _PERMISSION_PROGRAMS: Final = re.compile(r"ch(?:mod|own|grp|attr)|setfacl")
 _RECURSIVE_OPTION: Final = re.compile(r"-\w*R\w*|--recursive")
 
 _GIT_LOSSES: Final = {
-    "push": re.compile(r"-[a-zA-Z]*[fd][a-zA-Z]*|--(?:force.*|mirror|delete|prune)|\+.+"),
+    "push": re.compile(r"-[a-zA-Z]*[fd][a-zA-Z]*|--(?:force.*|mirror|delete|prune)|[+:].+"),
     "reset": re.compile(r"--hard"),
     "clean": re.compile(r"-[a-zA-Z]*f[a-zA-Z]*|--force"),
     "checkout": re.compile(r"-[a-zA-Z]*f[a-zA-Z]*|--force"),

@@ -133,6 +133,22 @@ def test_files_among_arguments(command: str, given: str, told: list[str]):
     assert [problem.partition(" read as ")[2] for problem in option_problems(command, {"x": given})] == told
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "refused"),
+    [
+        ("git commit -m {x}", ["-1", "b"], False),
+        ("git commit -m {x}", ["msg", "--amend"], True),
+        ("tar -cf {x} Makefile", ["x.tar", "--checkpoint-action=exec=rm"], True),
+        ("curl -d {x} http://h", ["a", "-o", "b"], True),
+        ("ls > {x}", ["a", "-R"], True),
+        ("cat -- {x}", ["a", "-R"], False),
+    ],
+)
+def test_lists_after_an_option(command: str, given: list[str], refused: bool):
+    """Of a list, only the first word is the value of the option before it; the others may not begin with a dash."""
+    assert bool(option_problems(command, {"x": given})) == refused
+
+
 def test_uses_that_look_dangerous():
     """A use of a tool that looks dangerous is noted where the tool does not state whether it is."""
     start: JsonObject = {"kind": "shell", "command": "timeout 5 {x}"}
@@ -236,6 +252,7 @@ def test_commands_that_may_do_harm(command, why):
     [
         ("timeout 5 {x} y", {"x": "/bin/rm"}, "it uses 'rm'"),
         ("find . {x}", {"x": ["-name", "a b", "-delete"]}, "it uses '-delete'"),
+        ("git push origin {x}", {"x": ":gone"}, "it discards work, with 'git push :gone'"),
         ("xargs {x}", {"x": "sudo"}, "it acts as somebody else, with 'sudo'"),
         ("find . -exec {x} ';'", {"x": "rm"}, "it uses 'rm'"),
         ("xargs {x}", {"x": ["sh", "-c", "rm a"]}, "it uses 'rm'"),
