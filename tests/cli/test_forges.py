@@ -175,7 +175,8 @@ def test_what_is_missing_is_sent_later(folder: Path, kind: type[FakeForge], issu
             "## 📋 Execution Plan",
             "## 🏁 Execution Finished",
         ]
-        assert answer(folder, "notify", "r", "--to", "news.md", **environ) == {"run": "r", "posted_to": ["news.md"]}
+        told = answer(folder, "notify", "r", "--to", "news.md", **environ)
+        assert told == {"run": "r", "posted_to": ["news.md"], "unsent": []}
     assert "**Success Criteria** (met: all, as the model judges):" in (folder / "news.md").read_text()
 
 

@@ -221,7 +221,8 @@ def test_damaged_log(filled, tmp_path, damage, cut):
     else:
         log.write_bytes(whole[:damage] + bytes([whole[damage] ^ 1]) + whole[damage:][1:])
     with pytest.raises(
-        JournalCorrupt, match=r"history\.db-wal is missing or damaged, .*; put it back, or remove .*-shm"
+        JournalCorrupt,
+        match=r"history\.db-wal, which holds the last records, is missing or damaged; put it back, or remove .*-shm",
     ):
         SqliteStore(left)
     log.write_bytes(whole)

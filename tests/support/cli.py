@@ -25,8 +25,8 @@ from tests.support.llm_server import ScriptedLLMServer
 from tests.support.planning import Model, Replies
 
 SCRIPT = Path(sys.executable).with_name("replanning")
-# Nothing of the person who runs the tests, no keys above all; coverage finds its way by its own variable.
-PERSONAL = "REPLANNING_ MUSUBI_ OTEL_ OPENAI_ ANTHROPIC_ GITHUB_COPILOT_ OLLAMA_ EDITOR VISUAL FORCE_COLOR"
+# Nothing of the person or service that runs the tests, no keys above all; coverage finds its way by its own variable.
+PERSONAL = "REPLANNING_ MUSUBI_ OTEL_ OPENAI_ ANTHROPIC_ GITHUB_COPILOT_ OLLAMA_ EDITOR VISUAL FORCE_COLOR CI"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(tuple(PERSONAL.split()))}
 CONFIGURATION = TemporaryDirectory(prefix="replanning-config-")  # of the person who runs commands in tests
 ENVIRONMENT["XDG_CONFIG_HOME"] = CONFIGURATION.name
