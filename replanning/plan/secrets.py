@@ -308,17 +308,23 @@ class CollectionRule:
     def spans(self, encoded: bytes, known: set[Span]) -> Iterator[Span]:
         """Yield the spans of secrets that are not known yet, in a text with a byte for each character."""
         numbers, position = range(self._described["group"] or 1, self._pattern.groups + 1), 0
+        accepted: dict[tuple[bytes, bytes], bool] = {}  # what logs repeat is judged once
         while (match := self._pattern.search(encoded, position)) is not None:
-            position = max(match.end(), match.start() + 1)
-            groups = (match.span(n) for n in numbers)
-            start, end = next((span for span in groups if span[1] > span[0]), match.span())
+            whole = begin, position = match.span()
+            position = max(position, begin + 1)
+            groups = map(match.span, numbers)
+            start, end = next((span for span in groups if span[1] > span[0]), whole)
             if (start, end) in known:
                 continue
-            if not self._accepts(encoded, match.span(), (start, end)):
+            words, value = encoded[slice(*whole)], encoded[start:end]
+            accepts = accepted.get((words, value))
+            if accepts is None or "line" in self._exceptions:
+                accepts = accepted[words, value] = self._accepts(encoded, whole, value)
+            if not accepts:
                 if self._is_by_name:  # another name may follow its name, or end its value
-                    words = encoded[match.start() : end].lower()
+                    words = encoded[begin:end].lower()
                     last = max(map(words.rfind, self._keywords))
-                    position = match.start() + last if last > 0 else position
+                    position = begin + last if last > 0 else position
             elif self._is_by_name:
                 yield start, end
             elif not _is_by_chance(encoded, start, end):
@@ -349,8 +355,7 @@ class CollectionRule:
             found.setdefault(allowed["target"], []).extend((*(f"(?:{regex})" for regex in allowed["regexes"]), *words))
         return {target: _search_set(["|".join(patterns)]) for target, patterns in found.items()}
 
-    def _accepts(self, encoded: bytes, match: Span, secret: Span) -> bool:
-        value = encoded[slice(*secret)]
+    def _accepts(self, encoded: bytes, match: Span, value: bytes) -> bool:
         size, counts = len(value), map(value.count, set(value))
         if (
             size * math.log2(size) - sum([n * math.log2(n) for n in counts if n > 1])
