@@ -21,9 +21,10 @@ STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\r")
 VARYING = re.compile(r"\d+\.\d+ ?s|\d+ tokens|[\d.]+ money|(?:0x|… )[0-9a-f]+>")
 PLAN = """◆ the plan:
   1. see: run-tests → a test fails, and names the function
-  2. look: read-file, path chosen when it begins → the text of the function
-  3. mend: write-file, path and text chosen when it begins → the function returns what the test expects
-  4. check: run-tests → every test passes"""
+  2. find: find-text, text chosen when it begins → the line where the function begins
+  3. look: read-lines, path and first and last chosen when it begins → the text of the function
+  4. mend: replace-text, path and old and new chosen when it begins → the function returns what the test expects
+  5. check: run-tests → every test passes"""
 
 
 def solve(folder: Path, seed: int, bugs: int, more: str = "") -> tuple[str, list[Failure]]:
@@ -53,8 +54,8 @@ def assert_in_order(shown: str, *texts: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) -> None:
-    """The terminal shows the plan, the failing test, each choice with its reason, and the result, also of longer files."""
-    more = "".join(f"# Line {number} is about something else.\n" for number in range(seed * 80))
+    """The terminal shows the plan, the failing test, each choice with its reason, and the result, also of long files."""
+    more = "".join(f"# Line {number} is about something else.\n" for number in range(seed * 300))
     shown, (bug,) = solve(tmp_path / "work", seed, 1, more)
 
     assert_in_order(
@@ -65,15 +66,18 @@ def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) ->
         "as the plan allows: tool 'run-tests' ended with exit code 1 (command: python3 -B -m pytest -q); it printed: F",
         f"{bug.place}: AssertionError",
         f"assert {bug.actual} == {bug.expected}",
-        f'◆ look: {bug}: read-file {{"path": "{bug.module}.py"}}',
-        f'◆ mend: {bug.function}{bug.arguments} returns {bug.expected} with this text: write-file {{"path":',
+        f'◆ find: {bug}: find-text {{"text": "def {bug.function}("}}',
+        f'◆ look: {bug}: read-lines {{"path": "{bug.module}.py", "first":',
+        f'◆ mend: {bug.function}{bug.arguments} returns {bug.expected} with this text: replace-text {{"path":',
         "✓ check done in",
         "success: the tests say: 1 passed",
         "✓ succeeded: every required task is done",
-        "11 calls",
-        "+ see + look + mend + check",
+        "12 calls",
+        "+ see + find + look + mend + check",
     )
-    assert (tmp_path / "work" / f"{bug.module}.py").read_text().endswith(more)
+    text = (tmp_path / "work" / f"{bug.module}.py").read_text()
+    assert text.startswith(f"{more}def ")
+    assert text.endswith(more)
 
 
 def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:
@@ -88,11 +92,11 @@ def test_the_recording_of_a_coding_task_is_current(tmp_path: Path) -> None:
         PLAN,
         "✗ check failed: tool 'run-tests' ended with exit code 1",
         f"◆ execution: partial_replan decided, executed: {second}",
-        f'◆ revised plan 2: 1. look-2: read-file {{"path": "{second.module}.py"}}',
-        f"◆ mend-2: {second.function}{second.arguments} returns {second.expected} with this text: write-file",
+        f'◆ revised plan 2: 1. find-2: find-text {{"text": "def {second.function}("}}',
+        f"◆ mend-2: {second.function}{second.arguments} returns {second.expected} with this text: replace-text",
         "✓ check-2 done in",
         "✓ succeeded: every required task is done",
-        "16 calls",
+        "18 calls",
     )
     lines = shown.partition("\nWhat changed in the plan")[0].splitlines()
     recording = "".join(f"{line.rstrip()}\n" for line in lines if not line.startswith("note: "))  # of this machine

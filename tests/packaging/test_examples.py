@@ -113,27 +113,39 @@ goal: {objective: Write a file and keep it}
 sequential: true
 tasks:
   - {id: write, tool: write-file, arguments: {path: a.txt, text: "it's $HOME; \"quoted\""}}
+  - {id: lengthen, tool: replace-text, arguments: {path: a.txt, old: "$HOME", new: "$HOME\n- second\r\n- third"}}
+  - {id: change, tool: replace-text, arguments: {path: a.txt, old: "- second\r", new: "- 2nd\r"}}
   - {id: list, tool: list-files}
+  - {id: find, tool: find-text, arguments: {text: "- "}}
+  - {id: lines, tool: read-lines, arguments: {path: a.txt, first: 2, last: 3}}
   - {id: read, tool: read-file, arguments: {path: a.txt}}
   - {id: commit, tool: commit, arguments: {message: "one; two"}}
 """
 
 
 async def test_tools_for_coding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tools for work on a repository write, list, read and commit, and committing counts as dangerous."""
+    """The tools for work on a repository write, change, find, read and commit, and committing counts as dangerous."""
     for name, value in {"AUTHOR": "a", "COMMITTER": "a"}.items():
         monkeypatch.setenv(f"GIT_{name}_NAME", value)
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@b")
     monkeypatch.chdir(tmp_path)
     await anyio.run_process(["git", "init", "-q"])
+    for folder in (".replanning", "planning_history"):
+        await anyio.Path(folder).mkdir()
+        await anyio.Path(folder, "r.jsonl").write_text("- a record of this run")
     plan = Plan.parse(f"{CODING}{(EXAMPLES / 'coding-tools.yaml').read_text()}")
     async with ToolExecutor(plan) as work:
         result = await ReplanningEngine([]).execute(plan, work)
     assert result.status == "succeeded", result.reason
-    outputs = [result.outputs[name]["stdout"] for name in ("list", "read")]
-    assert outputs == ["a.txt", 'it\'s $HOME; "quoted"']
-    log = await anyio.run_process(["git", "log", "--format=%s"])
-    assert log.stdout.decode() == "one; two\n"
+    outputs = [result.outputs[name]["stdout"] for name in ("list", "find", "lines", "read")]
+    assert outputs == [
+        "a.txt",
+        'a.txt:2:- 2nd\r\na.txt:3:- third; "quoted"',
+        '- 2nd\r\n- third; "quoted"',
+        'it\'s $HOME\n- 2nd\r\n- third; "quoted"',
+    ]
+    log = await anyio.run_process(["git", "log", "--format=%s", "--name-only"])
+    assert log.stdout.decode() == "one; two\n\na.txt\n"
     assert [tool.name for tool in plan.tools if tool.dangerous] == ["commit"]
 
 

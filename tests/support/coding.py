@@ -197,7 +197,7 @@ class Failure(NamedTuple):
 
 
 def draw_failing_test(folder: Path, seed: int, bugs: int, more: str = "") -> list[Failure]:
-    """Write a test, and for each assertion a module with a bug, and with more text; return how they will fail."""
+    """Write a test, and for each assertion a module with a bug between more text; return how they will fail."""
     random = Random(seed)
     drawn = random.sample(_NAMES, 2 * bugs + 1)
     title, modules, functions = drawn[0], drawn[1 : bugs + 1], drawn[bugs + 1 :]
@@ -209,7 +209,7 @@ def draw_failing_test(folder: Path, seed: int, bugs: int, more: str = "") -> lis
             expected, actual = (eval(text, dict(zip("abc", values, strict=True))) for text in (right, wrong))
             if expected != actual:
                 break
-        (folder / f"{module}.py").write_text(f"def {function}(a, b, c):\n    return {wrong}\n{more}")
+        (folder / f"{module}.py").write_text(f"{more}def {function}(a, b, c):\n    return {wrong}\n{more}")
         asserts += f"    assert {module}.{function}{tuple(values)} == {expected}\n"
         place = f"test_{title}.py:{len(failures) + 5}"
         failures.append(Failure(str(actual), str(expected), str(tuple(values)), module, function, place))
@@ -242,25 +242,34 @@ def mender(prompt: str) -> JsonValue:
         case "goal_understanding":
             return {"main_objective": "Every test passes", "success_criteria": ["run-tests succeeds"]}
         case "task_decomposition":
-            names = ["see", "look", "mend", "check"]
+            names = ["see", "find", "look", "mend", "check"]
             needs = {name: [before] for before, name in pairwise(names)}
             return planned(*({"task_id": name} for name in names), **needs)["task_decomposition"]
         case "action_sequence":
             seen = {**use("see", "run-tests"), "expected_outcome": "a test fails, and names the function"}
-            return actions({**seen, "may_fail": True}, *_steps("look", "mend", "check"))
+            return actions({**seen, "may_fail": True}, *_steps("find", "look", "mend", "check"))
         case "execution":
             failure, action = next(failures(prompt)), json.loads(section(prompt, "action"))
-            arguments, comment = {"path": f"{failure.module}.py"}, str(failure)
-            if action["tool"] == "write-file":
-                printed = next(text for text in outputs(prompt) if "'stdout': 'def " in text)
-                arguments["text"] = mended(f"{ast.literal_eval(printed)['stdout']}\n", failure)
-                comment = f"{failure.function}{failure.arguments} returns {failure.expected} with this text"
-            call: JsonObject = {"name": action["tool"], "arguments": {**arguments}}
+            arguments: JsonObject = {"path": f"{failure.module}.py"}
+            comment, printed = str(failure), next(filter(None, outputs(prompt)))
+            match action["tool"]:
+                case "find-text":
+                    arguments = {"text": f"def {failure.function}("}
+                case "read-lines":
+                    line = int(ast.literal_eval(printed)["stdout"].split(":")[1])
+                    arguments |= {"first": line, "last": line + 1}
+                case _:
+                    text = ast.literal_eval(printed)["stdout"]
+                    arguments |= {"old": text, "new": mended(text, failure)}
+                    comment = f"{failure.function}{failure.arguments} returns {failure.expected} with this text"
+            call: JsonObject = {"name": action["tool"], "arguments": arguments}
             return {"comment": comment, "current_task": action["id"], "function_call": call}
         case "decision:execution":
             return go_on(replan_needed=True, replan_type="partial_replan", reasoning=str(next(failures(prompt))))
         case "revision":
-            return revision(*_steps("look-2", "mend-2", "check-2", path=f"{next(failures(prompt)).module}.py"))
+            failure = next(failures(prompt))
+            steps = _steps("find-2", "look-2", "mend-2", "check-2", path=f"{failure.module}.py")
+            return revision({**steps[0], "arguments": {"text": f"def {failure.function}("}}, *steps[1:])
         case "completion":
             passed = re.search(r"\d+ passed", next(outputs(prompt)))
             return {**summary(achieved=bool(passed)), "comment": f"the tests say: {passed and passed[0]}"}
@@ -268,10 +277,11 @@ def mender(prompt: str) -> JsonValue:
             return _USUAL.get(kind) or go_on(reasoning=_REASONS[kind])
 
 
-def _steps(look: str, mend: str, check: str, **path: str) -> list[JsonObject]:
+def _steps(find: str, look: str, mend: str, check: str, **path: str) -> list[JsonObject]:
     return [
-        {**use(look, "read-file", **path), "expected_outcome": "the text of the function"},
-        {**use(mend, "write-file", **path), "expected_outcome": "the function returns what the test expects"},
+        {**use(find, "find-text"), "expected_outcome": "the line where the function begins"},
+        {**use(look, "read-lines", **path), "expected_outcome": "the text of the function"},
+        {**use(mend, "replace-text", **path), "expected_outcome": "the function returns what the test expects"},
         {**use(check, "run-tests"), "expected_outcome": "every test passes"},
     ]
 
