@@ -319,7 +319,8 @@ def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress)
         def question(limit: int) -> Paragraphs:
             choices = [candidate.alternative.reason for candidate in body.candidates]
             asked = (markdown_field("Question", body.text, limit), markdown_list("If you agree", choices, limit))
-            return (*asked, *_stop_paragraphs(completion, limit), markdown_field("Question id", body.question, limit))
+            number = markdown_field("Question number", body.question.rpartition(".q")[2], limit)
+            return (*asked, *_stop_paragraphs(completion, limit), number)
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
 

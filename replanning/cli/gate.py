@@ -19,6 +19,7 @@ from replanning.cli.lookup import user_name
 from replanning.errors import Problem, SettingsError
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line
+from replanning.plan.messages import spoken_id
 from replanning.plan.tasks import planning_notes
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def print_question(out: Console, question: Question) -> None:
     for line in question.text.splitlines():
         out.print(f"  {escape_control(line)}")
     for trigger in question.triggers:
-        if question.text.partition("\n")[0] not in trigger.reason:
+        if question.text.partition("\n")[0] not in trigger.reason and trigger.reason not in question.text:
             out.print(f"  because   {trigger_line(trigger)}")
     for number, (candidate, diff) in enumerate(zip(question.candidates, question.diffs, strict=True), 1):
         # Changes that only continue planning mean nothing to a person.
@@ -105,7 +106,7 @@ class ConsoleGate:
         async with self._lock:
             with self._display.suspend():
                 out = self._console
-                out.print(f"\nQuestion {question.id}{self._time_left(question)}", style="bold yellow")
+                out.print(f"\n{spoken_id(question.id).capitalize()}{self._time_left(question)}", style="bold yellow")
                 print_question(out, question)
                 if not question.candidates:
                     out.print("\n  No provider has proposed an alternative.")
@@ -116,7 +117,9 @@ class ConsoleGate:
 
     async def remind(self, question: Question) -> None:
         """Print a reminder with the time that is left."""
-        self._console.print(f"\nQuestion {question.id} is still open{self._time_left(question)}.", style="bold yellow")
+        self._console.print(
+            f"\n{spoken_id(question.id).capitalize()} is still open{self._time_left(question)}.", style="bold yellow"
+        )
 
     async def _read_answer(self, question: Question) -> Answer | None:
         """Read one answer; return None where it is not valid."""

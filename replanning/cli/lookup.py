@@ -30,7 +30,7 @@ from replanning.errors import (
 )
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
-from replanning.plan.messages import did_you_mean, join_names
+from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, read_document, read_text_file
 from replanning.plan.types import JsonObject, QuestionId
 from replanning.plugins import installed_plugins, load_plugin
@@ -53,7 +53,8 @@ NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another s
 
 _REVISION_PATTERN: Final = re.compile(r"r?[0-9]{1,6}")
 
-_QUESTION_PATTERN: Final = re.compile(r"(.*)\.(q[0-9]+)")
+_QUESTION_PATTERN: Final = re.compile(r"(?:(.+)\.q|q?)([0-9]{1,6})")
+"""The id of a question, or its number in its run."""
 
 
 def open_store(place: str, *, must_exist: bool = False) -> RunStore:
@@ -84,7 +85,9 @@ def existing_store(place: str) -> Iterator[RunStore]:
     store = open_store(place, must_exist=True)
     try:
         yield store
-    except (UnknownRun, UnknownQuestion, UnknownTask, NotRunning, StaleAnswer, ChangeRejected) as error:
+    except UnknownQuestion as error:
+        refuse(f"{spoken_id(error.name)} is not open; {error.hint}")
+    except (UnknownRun, UnknownTask, NotRunning, StaleAnswer, ChangeRejected) as error:
         refuse(str(error))
     finally:
         store.close()
@@ -117,39 +120,56 @@ def split_run(words: Sequence[str], store: RunStore) -> tuple[str | None, list[s
     return words[0], list(words[1:])
 
 
-def find_question(store: RunStore, name: str | None) -> Question:
-    """Return the open question with an id, or the only one of a run; for None, the only one of the store.
+def split_question(words: Sequence[str], store: RunStore) -> tuple[str | None, str]:
+    """Split arguments into the run and the end of the id of its question, each of which may be left out."""
+    match = _QUESTION_PATTERN.fullmatch(words[-1]) if words else None
+    if len(words) > 2 or (len(words) == 2 and (match is None or match[1])):
+        fail(f"expected a run and the number of a question, as pending shows them, got: {' '.join(words)}")
+    if match is None or (len(words) == 1 and any(info.run == words[0] for info in store.runs())):
+        return next(iter(words), None), ""
+    return words[0] if len(words) == 2 else match[1], f".q{match[2]}"
+
+
+def question_words(question_id: str) -> tuple[str, str]:
+    """Return the words that name a question in a command: its run, and its number."""
+    run, _, number = question_id.rpartition(".q")
+    return run, number
+
+
+def find_question(store: RunStore, words: Sequence[str]) -> Question:
+    """Return the only open question that arguments allow: those of a run or of all, with a number or with any.
 
     Raises:
         UnknownRun: there is no such run.
-        UnknownQuestion: the run has no such question, or it is closed.
+        UnknownQuestion, StaleAnswer: the run has no such question, or it is closed.
     """
-    match = _QUESTION_PATTERN.fullmatch(name or "")
-    run = None if name is None else find_run(store, match[1] if match else name).run
-    questions = [question for open_ in open_questions_by_run(store, run) for question in open_]
-    if match is not None:
-        question_id = QuestionId(f"{run}.{match[2]}")
-        questions = [question for question in questions if question.id == question_id]
-        if run is not None and not questions:
-            raise closed_error(question_id, replay_records(store.read(run)).ledger)
+    name, end = split_question(words, store)
+    run = None if name is None else find_run(store, name).run
+    questions = [q for found in open_questions_by_run(store, run) for q in found if q.id.endswith(end)]
+    if run is not None and end and not questions:
+        raise closed_error(QuestionId(f"{run}{end}"), replay_records(store.read(run)).ledger)
     if not questions:
-        refuse("no run has an open question" if run is None else f"run {run!r} has no open question")
+        what = "no run has an open question" if run is None else f"run {run!r} has no open question"
+        refuse(what + (f" {end[2:]}" if end else ""))
     if len(questions) > 1:
-        ids = ", ".join(question.id for question in questions[:8])
-        refuse(f"{len(questions)} questions are open: {ids}; name one of them")
+        names = ", ".join(" ".join(question_words(question.id)) for question in questions[:8])
+        refuse(f"{len(questions)} questions are open: {names}; name one of them")
     return questions[0]
 
 
-def find_questions(store: RunStore, name: str | None) -> tuple[RunInfo, QuestionId | None]:
-    """Return the run with an id, or that of the question with this id; for None, the only one with open questions.
+def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, QuestionId | None]:
+    """Return the run that arguments name, and the question if they name one; without any, the only run with questions.
 
     Raises:
         UnknownRun: there is no such run.
-        UnknownQuestion: the run has no such question, or it is closed.
+        UnknownQuestion, StaleAnswer: the run has no such question, or it is closed.
     """
+    name, end = split_question(words, store)
+    if end:
+        question = find_question(store, words)
+        return find_run(store, question.run), question.id
     if name is not None:
-        match = _QUESTION_PATTERN.fullmatch(name)
-        return find_run(store, match[1] if match else name), find_question(store, name).id if match else None
+        return find_run(store, name), None
     runs = list(dict.fromkeys(question.run for found in open_questions_by_run(store, None) for question in found))
     if len(runs) != 1:
         refuse(f"several runs ask: {', '.join(runs[:8])}; name one of them" if runs else "no run has an open question")

@@ -8,10 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from replanning import PlanEvaluation, Task, TaskState, ToolSpec, journal
-from replanning.history.wording import HELD_FAILURE_TYPE, edit_author, evaluation_line, goal_line, pluralise, stale_line
+from replanning.history.wording import (
+    HELD_FAILURE_TYPE,
+    edit_author,
+    evaluation_line,
+    goal_line,
+    pluralise,
+    stale_line,
+    trigger_name,
+)
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import brief_repr, one_line
+from replanning.plan.messages import brief_repr, one_line, spoken_id
 from replanning.plan.tasks import Budget, planning_notes, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
@@ -49,6 +57,7 @@ class Narrator:
     def __init__(self, view: Callable[[], PlanView]) -> None:
         self._view = view
         self._health = "good"
+        self._triggers: dict[str, str] = {}  # their names
         self._candidates: dict[str, tuple[journal.Candidate, ...]] = {}
         self._held: set[str] = set()  # tasks of planning mode that wait for a person; their failures are not shown
 
@@ -56,6 +65,7 @@ class Narrator:
         """Return the line for an event; None for events that need no line."""
         match event:
             case journal.TriggerEvent():
+                self._triggers[event.id] = trigger_name(event)
                 if event.kind == "task-failed" and self._held.issuperset(event.tasks):
                     return None
                 cause = _one_line(event.reason or event.cause)
@@ -116,7 +126,8 @@ class Narrator:
             case journal.ReplanRequested():
                 return Line("•", f"{event.by or 'somebody'} asked for replanning: {_one_line(event.reason)}", "cyan")
             case journal.TriggerDropped():
-                return Line("·", f"trigger {event.trigger} dropped: {_one_line(event.reason)}", "dim")
+                dropped = f"{self._triggers.pop(event.trigger, 'a trigger')} leads to no replan"
+                return Line("·", f"{dropped}: {_one_line(event.reason)}", "dim")
             case journal.AlternativesConsidered():
                 self._candidates[event.replan] = event.candidates
                 rejected = sum(bool(candidate.rejected) for candidate in event.candidates)
@@ -136,14 +147,14 @@ class Narrator:
                 reason = self._reason_with_score(event)
                 return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")
             case journal.QuestionAsked():
-                return Line("?", f"question {event.question}: {_one_line(event.text)}", "bold yellow")
+                return Line("?", f"{spoken_id(event.question)}: {_one_line(event.text)}", "bold yellow")
             case journal.QuestionReminded():
-                return Line("?", f"question {event.question} still waits for an answer", "bold yellow")
+                return Line("?", f"{spoken_id(event.question)} still waits for an answer", "bold yellow")
             case journal.QuestionAnswered():
-                return Line("•", f"question {event.question}: {event.verdict} (by {event.by or 'a person'})", "cyan")
+                return Line("•", f"{spoken_id(event.question)}: {event.verdict} (by {event.by or 'a person'})", "cyan")
             case journal.AnswerRefused():
                 reason = _one_line(event.reason)
-                return Line("✗", f"the answer to {event.question} was not taken: {reason}", "red")
+                return Line("✗", f"the answer to {spoken_id(event.question)} was not taken: {reason}", "red")
             case journal.RunPaused():
                 running = self._view().counts[TaskState.RUNNING]
                 waits = f"; waiting for {pluralise(running, 'task')} to finish" if running else ""

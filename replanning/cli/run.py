@@ -80,7 +80,7 @@ The plan is repaired each time, while everything else goes on. The plan can be c
         "replanning run plan.yaml --set context.region=eu --max-concurrency 4",
         "replanning run plan.yaml --observe --trace otlp=http://localhost:4318",
         "replanning run plan.yaml --replan-provider openai --replan-provider repair",
-        "replanning run plan.yaml --ask store    then elsewhere: replanning approve QUESTION",
+        "replanning run plan.yaml --ask store    then elsewhere: replanning approve RUN NUMBER",
         "replanning run plan.yaml --no-replan --json > result.json",
         "Ctrl-C pauses: running tasks are finished first. A second Ctrl-C stops them at once.",
         codes=RUN_EXIT_CODES_HELP,

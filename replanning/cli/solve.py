@@ -63,7 +63,7 @@ MAX_GOAL_CHARS: Final = 100_000
 
 REPLY_HINT: Final = (
     "*Reply below to answer questions in words. What needs your agreement takes `{0}approve` or `{0}reject` at the"
-    " beginning of a comment; `{0}replan` and a reason asks for another plan.*"
+    " beginning of a comment, or `{0}approve 2` for question 2; `{0}replan` and a reason asks for another plan.*"
 )
 """Instruction for people on an issue whose comments are read while the run goes on."""
 

@@ -44,6 +44,7 @@ from replanning.errors import (
     PlanError,
     ReplanningError,
     StaleAnswer,
+    UnknownQuestion,
     UnknownTask,
 )
 from replanning.history import ReplanHistory, RunStatusReport, run_status
@@ -62,7 +63,7 @@ from replanning.history.wording import (
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import CurrentRunStatus
 from replanning.live import TaskState
-from replanning.plan.messages import did_you_mean
+from replanning.plan.messages import did_you_mean, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal
@@ -90,19 +91,18 @@ AnyRunArgument = Annotated[
 ]
 
 QuestionArgument = Annotated[
-    str | None,
+    list[str] | None,
     typer.Argument(
-        metavar="QUESTION",
+        metavar="RUN NUMBER",
         show_default=False,
-        help="The id of a question, or of a run with one; by default the only open question.",
+        help="The run, and the number of its question; by default the only one that is open.",
     ),
 ]
-
 
 AllOption = Annotated[
     bool,
     typer.Option(
-        "--all", help="Answer all open questions of a run alike; with a QUESTION, those that have the same cause."
+        "--all", help="Answer all open questions of a run alike; with a NUMBER, those that have the same cause."
     ),
 ]
 
@@ -269,8 +269,9 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
     for question, answer in waiting:
         task_waits = f"{printable_line(held[question.id])} waits: " if question.id in held else ""
         answered = f" ({_posted_answer_text(answer)})" if answer else ""
-        yield f"  question  {question.id}: {task_waits}{printable_line(question.text)}{answered}"
-        yield f"            {lookup.command_line(place, 'approve', question.id)}"
+        number = lookup.question_words(question.id)[1]
+        yield f"  question  {number}: {task_waits}{printable_line(question.text)}{answered}"
+        yield f"            {lookup.command_line(place, 'approve', question.run, number)}"
     resumable = report.status in ("paused", "needs_human") or abandoned
     if resumable and all(answer is not None for _, answer in waiting):
         yield f"  go on     {lookup.command_line(place, 'resume', report.run)}"
@@ -326,10 +327,11 @@ def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, a
     out = console()
     for question, answer in waiting:
         left = "" if question.deadline is None else f", {_age(question.deadline, now)} left"
-        out.print(f"{question.id}: asked {_age(now, question.asked_at)} ago{left}", style="bold")
+        asked = f"asked {_age(now, question.asked_at)} ago{left}"
+        out.print(f"run {question.run}, {spoken_id(question.id)}: {asked}", style="bold")
         print_question(out, question)
         ways = "or reject, or modify --changes FILE; --comment answers in words"
-        how = f"{lookup.command_line(store, 'approve', question.id)}    {ways}"
+        how = f"{lookup.command_line(store, 'approve', *lookup.question_words(question.id))}    {ways}"
         out.print(f"  {_posted_answer_text(answer) if answer is not None else how}")
 
 
@@ -351,7 +353,7 @@ def _posted_answer_text(answer: journal.InboxMessage) -> str:
 @commands.command(
     epilog=_epilog(
         "replanning approve",
-        "replanning approve 20250131-120000-1a2b3c.q1 --choice 2 --comment 'cheaper'",
+        "replanning approve 20250131-120000-1a2b3c 1 --choice 2 --comment 'cheaper'",
         "replanning approve --all 20250131-120000-1a2b3c",
     )
 )
@@ -366,13 +368,13 @@ def approve(
     options: MessageOptions,
 ) -> None:
     """Agree to a change that a run asks about."""
-    (_answer_all if every else _answer)(question, "approve", options, choice=choice)
+    (_answer_all if every else _answer)(question or (), "approve", options, choice=choice)
 
 
-@commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c.q1 --comment 'not today'"))
+@commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c 1 --comment 'not today'"))
 def reject(question: QuestionArgument = None, *, every: AllOption = False, options: MessageOptions) -> None:
     """Refuse every change that a run asks about; the plan stays as it is."""
-    (_answer_all if every else _answer)(question, "reject", options)
+    (_answer_all if every else _answer)(question or (), "reject", options)
 
 
 @commands.command(
@@ -408,11 +410,11 @@ def modify(
         fail("; ".join(map(str, error.problems)))
     except ChangeRejected as error:
         fail(f"{place}: these changes are not valid:\n" + "\n".join(f"  {problem}" for problem in error.problems))
-    _answer(question, "modify", options, changes=[change for change in given if isinstance(change, dict)])
+    _answer(question or (), "modify", options, changes=[change for change in given if isinstance(change, dict)])
 
 
 def _answer(
-    name: str | None,
+    words: Sequence[str],
     verdict: QuestionVerdict,
     options: MessageOptions,
     *,
@@ -423,12 +425,12 @@ def _answer(
     from replanning import ReplanningEngine  # the other commands of this module need no engine
 
     with lookup.existing_store(options.store) as store:
-        question = lookup.find_question(store, name)
+        question = lookup.find_question(store, words)
         count = len(question.candidates)
         if verdict == "approve" and not count:
-            refuse(f"question {question.id!r} has no candidates to approve; use reject or modify")
+            refuse(f"{spoken_id(question.id)} has no candidates to approve; use reject or modify")
         if verdict == "approve" and not 1 <= choice <= count:
-            fail(f"--choice: question {question.id!r} has candidates 1 to {count}, got {choice}")
+            fail(f"--choice: {spoken_id(question.id)} has candidates 1 to {count}, got {choice}")
         info = lookup.find_run(store, question.run)
         by = lookup.user_name(options.by)
         ReplanningEngine([], store=store).answer(
@@ -439,13 +441,13 @@ def _answer(
 
 
 def _answer_all(
-    name: str | None, verdict: Literal["approve", "reject"], options: MessageOptions, choice: int = 1
+    words: Sequence[str], verdict: Literal["approve", "reject"], options: MessageOptions, choice: int = 1
 ) -> None:
     """Give several questions of a run the same answer, and report how the run reacted; code 1 if one was refused."""
     from replanning import ReplanningEngine
 
     with lookup.existing_store(options.store) as store:
-        info, cause_of = lookup.find_questions(store, name)
+        info, cause_of = lookup.find_questions(store, words)
         questions = {question.id: question for question in open_questions(store.read(info.run))}
         answers = ReplanningEngine([], store=store).answer_all(
             info.run,
@@ -458,7 +460,8 @@ def _answer_all(
         until, resume = time.monotonic() + options.wait, lookup.command_line(options.store, "resume", info.run)
         reports: list[JsonObject] = []
         for question_id, error in answers.items():
-            question, outcome, refused, waits = questions[question_id], "", str(error or ""), False
+            question, outcome, waits = questions[question_id], "", False
+            refused = error.hint if isinstance(error, UnknownQuestion) else str(error or "")
             if error is None:
                 try:
                     outcome, status, alive = _await_outcome(store, info, partial(_answer_outcome, question), until)
@@ -474,7 +477,8 @@ def _answer_all(
                 chosen = [
                     c.alternative.reason for c in question.candidates[choice - 1 : choice] if verdict == "approve"
                 ]
-                console().print(f"{question_id}: {told}{''.join(f' ({printable_line(reason)})' for reason in chosen)}")
+                told += "".join(f" ({printable_line(reason)})" for reason in chosen)
+                console().print(f"{spoken_id(question_id)}: {told}")
         if options.json:
             print_json(reports)
         elif any(report["resume"] for report in reports):

@@ -10,7 +10,7 @@ from replanning import PlanRun, ReplanningEngine, journal
 from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.gate import is_phase_task
-from replanning.cli.lookup import command_line
+from replanning.cli.lookup import command_line, question_words
 from replanning.cli.narrator import display_name
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
@@ -283,7 +283,7 @@ class RunSummary:
         run, failed = result.run, result.status in ("failed", "aborted")
         for question in result.questions:
             agree = "agrees to the best candidate; --comment answers in words; reject and modify do otherwise"
-            yield self._command("approve", question), agree
+            yield self._command("approve", *question_words(question)), agree
         if result.questions:
             yield self._resume, "goes on with the answer"
         elif self.exit_code in (ExitCode.PAUSED, ExitCode.INTERRUPTED):

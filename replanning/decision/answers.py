@@ -14,7 +14,7 @@ from replanning.errors import ChangeRejected, Problem, ReplanningError, StaleAns
 from replanning.journal.records import Candidate, QuestionAsked, QuestionVerdict, Trigger
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING
-from replanning.plan.messages import brief_repr
+from replanning.plan.messages import brief_repr, spoken_id
 from replanning.plan.types import QuestionId, TaskId
 
 STALE_QUESTION_REASON: Final = "the tasks it is about have changed since it was asked"
@@ -63,7 +63,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
     if answer.verdict == "reject":
         return ()
     if is_stale(asked, live):
-        raise StaleAnswer(f"question {asked.question!r}: {STALE_QUESTION_REASON}; replanning is considered again")
+        raise StaleAnswer(f"{spoken_id(asked.question)}: {STALE_QUESTION_REASON}; replanning is considered again")
     if answer.verdict == "modify":
         changes = answer.changes
         if not changes:
@@ -71,7 +71,7 @@ def answer_changes(answer: Answer, asked: QuestionAsked, live: LivePlan) -> tupl
     else:
         have = len(asked.candidates)
         if not 0 <= answer.choice < have:
-            text = f"question {asked.question!r} has {have} candidate{'s' * (have != 1)}, numbered from 0"
+            text = f"{spoken_id(asked.question)} has {have} candidate{'s' * (have != 1)}, numbered from 0"
             raise ChangeRejected([Problem("choice", f"{answer.choice} is not one of them: {text}")])
         changes = tuple(asked.candidates[answer.choice].alternative.changes)
     if problems := live.check(changes):
@@ -85,7 +85,7 @@ def closed_error(question: QuestionId, ledger: Ledger) -> ReplanningError:
     if closing is None:
         return UnknownQuestion(question, "it was never asked")
     if closing.verdict == "withdrawn":
-        return StaleAnswer(f"question {question!r}: {closing.comment}")
+        return StaleAnswer(f"{spoken_id(question)}: {closing.comment}")
     return UnknownQuestion(question, f"it was answered already: {closing.verdict} by {closing.by or 'a person'}")
 
 

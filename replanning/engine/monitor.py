@@ -244,4 +244,4 @@ class RunWatch:
         same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.commit_or_defer(TriggerFired(trigger))
         if same is not None:
-            life.commit_or_defer(TriggerDropped(trigger.id, f"the same trigger is waiting as {same.id}"))
+            life.commit_or_defer(TriggerDropped(trigger.id, "the same trigger is waiting already"))

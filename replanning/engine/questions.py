@@ -47,6 +47,7 @@ from replanning.journal.records import (
     Trigger,
 )
 from replanning.live.states import STUCK, WAITING
+from replanning.plan.messages import spoken_id
 from replanning.plan.types import QuestionId, ReplanId, TaskId
 from replanning.plugins import plugin_name
 from replanning.run.event_loop import isolate
@@ -145,7 +146,7 @@ class Questions:
         life = self._lifecycle
         redact = life.redactor.text
         if life.end is not None:
-            raise NotRunning(f"the run is {life.end.status}; resume it to have question {question_id!r} answered")
+            raise NotRunning(f"the run is {life.end.status}; resume it to have {spoken_id(question_id)} answered")
         asked = life.ledger.open_questions.get(question_id)
         if asked is None:
             raise closed_error(question_id, life.ledger)
@@ -294,7 +295,7 @@ class Questions:
         """Close a question that was not answered in time, as soon as the store takes it."""
         life = self._lifecycle
         outcome = life.settings.approval.on_timeout or ("pause" if self._durable else "abort")
-        reason = f"question {asked.question!r} was not answered in time"
+        reason = f"{spoken_id(asked.question)} was not answered in time"
         while asked.question in life.ledger.open_questions and life.end is None:
             try:
                 if is_stale(asked, life.live):

@@ -194,8 +194,8 @@ class Replanner:
         cooldown = life.settings.cooldown
         if not ledger.was_decided(trigger, since=life.clock.now() - cooldown):
             return False
-        if same := self._deferred.get(mark):
-            life.commit(TriggerDropped(trigger.id, f"the same trigger waits for its cooldown as {same.id}"))
+        if mark in self._deferred:
+            life.commit(TriggerDropped(trigger.id, "the same trigger waits for its cooldown already"))
             return True
 
         def end_cooldown() -> None:

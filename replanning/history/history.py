@@ -21,6 +21,7 @@ from replanning.history.events import (
     ReplanMetrics,
     compute_metrics,
 )
+from replanning.history.wording import trigger_name
 from replanning.journal.records import (
     AlternativesConsidered,
     AnswerRefused,
@@ -388,8 +389,7 @@ class ReplanHistory:
                 self._add_note(body.question, f"the answer of {person} was refused: {body.reason}")
             case TriggerAttached():
                 trigger = self._triggers.get(body.trigger)
-                kind = trigger.kind if trigger is not None else "trigger"
-                self._add_note(body.question, f"{kind} {body.trigger} waits for the same answer")
+                self._add_note(body.question, f"{trigger_name(trigger)} waits for the same answer")
 
     def _resolve_triggers(self, ids: tuple[TriggerId, ...]) -> tuple[Trigger, ...]:
         return tuple(self._triggers[trigger_id] for trigger_id in ids if trigger_id in self._triggers)

@@ -26,7 +26,7 @@ from replanning.history.wording import (
     trigger_line,
 )
 from replanning.journal.records import Candidate, PlanRevised, Score
-from replanning.plan.messages import checked
+from replanning.plan.messages import checked, spoken_id
 
 _MAX_ITEMS: Final = 8
 """Largest number of items of one kind in a report."""
@@ -149,7 +149,7 @@ def _entry_title(entry: ReplanEvent | PlanEdit) -> str:
         return f"edit · {format_time(entry.at)} · {made} · by {edit_author(entry.changes)}{reason}"
     outcome = f" · {entry.outcome}" if entry.executed and entry.outcome != "unknown" else ""
     why = trigger_kinds_text(entry.triggers)
-    return f"{printable_line(entry.replan)} · {format_time(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
+    return f"{printable_line(spoken_id(entry.replan))} · {format_time(entry.at)} · {why} → {entry.decision or 'undecided'} · {made}{outcome}"
 
 
 def _decision_line(event: ReplanEvent) -> str:
@@ -165,7 +165,7 @@ def _question_lines(asked: QuestionEntry | None) -> list[str]:
     """Return the question to a person and its answer."""
     if asked is None:
         return []
-    text = f"{printable_line(asked.id)}: {printable_line(asked.text)}"
+    text = f"{printable_line(spoken_id(asked.id))}: {printable_line(asked.text)}"
     if asked.answered_at is None:
         return [text, "not answered yet"]
     said = f", who said: {printable_line(asked.comment)}" if asked.comment else ""
@@ -293,7 +293,7 @@ def _entry_section(entry: ReplanEvent | PlanEdit | GoalEdit, diffs: Mapping[int,
         changes = [f"- {_escape_inline(change_line(change))}" for change in entry.changes]
         return [f"## Edit by {edit_author(entry.changes)}{made}", "", when, *reason, *changes, "", *block]
     title = f"{trigger_kinds_text(entry.triggers)} → {entry.decision or 'undecided'}{made}"
-    lines = [f"## {_escape_inline(entry.replan)}: {title}", "", when]
+    lines = [f"## {_escape_inline(spoken_id(entry.replan))}: {title}", "", when]
     lines += [f"- **Cause**: {_escape_inline(trigger_cause(trigger))}" for trigger in entry.triggers]
     lines += [f"- **Asked**: {_escape_inline('; '.join(_question_lines(entry.question)))}"] if entry.question else []
     lines.append(f"- **Decision**: {_escape_inline(_decision_line(entry))}")

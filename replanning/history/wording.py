@@ -115,6 +115,13 @@ def trigger_kinds_text(triggers: Sequence[TriggerEvent]) -> str:
     return ", ".join(dict.fromkeys("a person must decide" if is_held(t) else t.kind for t in triggers)) or "no trigger"
 
 
+def trigger_name(trigger: TriggerEvent | None) -> str:
+    """Return the kind and the tasks of a trigger, if it is known: `task-failed (build)`."""
+    if trigger is None:
+        return "a trigger"
+    return f"{trigger.kind} ({printable_line(', '.join(trigger.tasks[:5]))})" if trigger.tasks else trigger.kind
+
+
 def trigger_cause(trigger: TriggerEvent) -> str:
     """Return the cause of a trigger as one line."""
     if isinstance(trigger, TaskFailed) and is_held(trigger):

@@ -31,6 +31,7 @@ FURTHER_PROBLEMS: Final = Problem("", "there are further problems")
 
 _MAX_CANDIDATES: Final = 20_000
 _MAX_NAME_CHARS: Final = 200
+_COUNTED_ID: Final = re.compile(r"(?:.*\.)?([qr])([0-9]+)", re.DOTALL)
 _BARE_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PATH_STEP: Final = re.compile(r'\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d+)\]|\[("(?:[^"\\]|\\.)*")\]')
 _CUT_MARGIN: Final = 2_000
@@ -50,6 +51,12 @@ class _SafeRepr(reprlib.Repr):
 _BRIEF_REPR: Final = _SafeRepr()
 _BRIEF_REPR.maxstring = _BRIEF_REPR.maxlong = _BRIEF_REPR.maxother = 80
 _BRIEF_REPR.maxlist = 12
+
+
+def spoken_id(counted: str) -> str:
+    """Return the name for people of a question or a replan, by its number in its run: `question 1`, `replan 2`."""
+    match = _COUNTED_ID.fullmatch(counted)
+    return f"{'question' if match[1] == 'q' else 'replan'} {match[2]}" if match else counted
 
 
 def format_path(path: Sequence[str | int]) -> str:

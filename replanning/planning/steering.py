@@ -19,8 +19,8 @@ from replanning.journal.records import (
     RunOpened,
 )
 from replanning.llm.quoting import truncate_text
-from replanning.plan.messages import checked
-from replanning.plan.types import RunId
+from replanning.plan.messages import checked, spoken_id
+from replanning.plan.types import QuestionId, RunId
 from replanning.planning.coordinator import PlanningCoordinator
 from replanning.planning.state import TaskRequest, request_of
 from replanning.run.event_loop import error_message, isolate
@@ -33,6 +33,8 @@ POLL_SECONDS: Final = 10.0
 """Seconds between polls for new comments."""
 
 _COMMAND: Final = re.compile(r"\s*(?P<sign>[/!])(?P<word>[a-z][\w-]*)(?P<rest>(?:\s.*)?)", re.IGNORECASE | re.DOTALL)
+
+_QUESTION_NAME: Final = re.compile(r"(?:(?P<run>.+)\.q|q?)(?P<number>\d{1,6})", re.DOTALL)
 
 _LEADING_QUOTE: Final = re.compile(r"(?:[ \t]*(?:>[^\n]*)?(?:\n|\Z))*")
 
@@ -104,7 +106,7 @@ class Steering:
 
     While a clarification is pending, a comment after its notice is the answer. Any other comment is feedback, which the
     model judges in a reflection. `/replan` requests a new plan. Approvals, such as of dangerous actions, need `/approve`
-    or `/reject` at the beginning of a comment, with the id of the question if there are several; no other words count.
+    or `/reject` at the beginning of a comment, with the number of the question if there are several; no other words count.
     On forges that interpret a slash themselves, such as GitLab, commands begin with an exclamation mark: `!approve`.
 
     Each comment counts once, also after a resume: the journal names the comment behind each record. Comments from
@@ -239,14 +241,14 @@ class Steering:
     def _decide(self, run: PlanRun, comment: SteeringComment, verdict: QuestionVerdict, text: str, by: str) -> bool:
         """Answer the pending question that an approval or a rejection is about."""
         first_word, rest = [*text.split(maxsplit=1), "", ""][:2]
-        named = first_word.strip("`.,:;")  # perhaps the id of a question
+        named = first_word.strip("`.,:;")  # perhaps the number or the id of a question
         pending = self._planning.engine.pending(run.id)
         state = self._planning.state
         clarifications = {question.id for question in pending if state.accepts_free_text(question.id)}
-        chosen = [question for question in pending if named and named in (question.id, question.id.rpartition(".")[2])]
-        if chosen:
+        if match := _QUESTION_NAME.fullmatch(named):
             text = rest
-            chosen = [q for q in chosen if self._is_reply(comment, q)]
+            called = QuestionId(f"{match['run'] or run.id}.q{match['number']}")
+            chosen = [q for q in pending if q.id == called and self._is_reply(comment, q)]
         else:
             chosen = [q for q in pending if self._is_reply(comment, q, require_notice=True)]
             approvals = [q for q in chosen if q.id not in clarifications]
@@ -255,7 +257,10 @@ class Steering:
             return self._answer(comment, chosen[0], verdict, text, by)
         if chosen:
             sign = getattr(self._forge, "command", "/")
-            why = f"{len(chosen)} questions are pending: name one, as in {sign}{verdict} {chosen[0].id}"
+            number = chosen[0].id.rpartition(".q")[2]
+            why = f"{len(chosen)} questions are pending: name one, as in {sign}{verdict} {number}"
+        elif match:
+            why = f"question {match['number']} was not pending when it was written"
         elif clarifications and len(clarifications) == len(pending):
             why = "the pending question needs an answer in words"
         else:
@@ -271,7 +276,7 @@ class Steering:
             if isinstance(error, StoreError) and not isinstance(error, RecordNotSerializable):
                 raise  # it is handled as soon as the store works
             return self._ignore(comment, error_message(error))
-        return self._mark_handled(comment, f"{comment.author} has answered question {question.id}")
+        return self._mark_handled(comment, f"{comment.author} has answered {spoken_id(question.id)}")
 
     def _is_reply(self, comment: SteeringComment, question: Question, *, require_notice: bool = False) -> bool:
         """Return whether a comment was written after its author could see a question.

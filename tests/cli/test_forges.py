@@ -101,7 +101,7 @@ def test_a_reply_is_heard(folder: Path, kind: type[FakeForge], issue: str) -> No
     ):
         done = cli(folder, *SOLVE, "--issue", issue, **environ)
     assert any("To the customers." in request.prompt for request in asked)
-    assert "ada has answered question r.q1" in done.stderr
+    assert "ada has answered question 1" in done.stderr
     (notice,) = [body for body in fake.texts() if "Clarification Needed" in body]
     assert "Reply below to answer" in notice
 
@@ -118,7 +118,7 @@ def test_agreement_lets_a_run_go_on(folder: Path) -> None:
         fake.now = lambda: 4_000_000_000.0
         fake.says("ada", "/approve")
         again = cli(folder, "resume", "r", "--replan-provider", "openai", "--notify", "github=octo/repo#12", **environ)
-    assert "ada has answered question r.q1" in again.stderr
+    assert "ada has answered question 1" in again.stderr
 
 
 @both

@@ -113,7 +113,7 @@ def test_run_named_like_a_revision() -> None:
     """A run whose id is a number is found by it, although numbers name revisions."""
     make_run("7", "b")
     make_run("new", "b")
-    assert "run 7: r1" in call("why", "7")
+    assert "run 7: replan 1" in call("why", "7")
     assert "run new: revision 0 → 1" in call("diff", "1")
 
 
@@ -133,7 +133,7 @@ def test_status() -> None:
         "owner     none",
         "tasks     1 pending, 1 done, 1 failed",
         "progress  1 of 3 tasks done (33%), stuck: task 'b' waits for a person: b is broken",
-        "replanning approve asking.q1 --store runs/history.db",
+        "replanning approve asking 1 --store runs/history.db",
     ):
         assert text in call("status", "asking")
     found = data("status", "asking")
@@ -230,9 +230,9 @@ def test_history_calibration() -> None:
 def test_why() -> None:
     """The last replan is explained, or the revision or replan that is named; what is not there is said."""
     make_run("one", "a", "b")
-    assert "run one: r2" in call("why")
-    assert "run one: r1" in call("why", "1")
-    assert "run one: r1" in call("why", "one", "r1")
+    assert "run one: replan 2" in call("why")
+    assert "run one: replan 1" in call("why", "1")
+    assert "run one: replan 1" in call("why", "one", "r1")
     text = call("why", "one", "2")
     assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == ["Cause", "Traceback", "Candidates", "Decision", "Plan"]
     assert "self-assessment 0.90, past success" in text
@@ -285,17 +285,17 @@ def test_answer_waits_for_resume() -> None:
     assert "go on with: replanning resume asking --store runs/history.db" in call("approve", "asking", "--by", "eve")
     assert "approve by eve waits to be taken" in call("pending")
     assert "go on     replanning resume asking" in call("status", "asking")
-    assert "there is no open question 'asking.q1'; it was answered already" in call("reject", "asking.q1", code=1)
+    assert "question 1 is not open; it was answered already" in call("reject", "asking", "1", code=1)
 
 
 def test_two_open_questions() -> None:
     """An answer must name one of several open questions; programs are told the command that resumes its run."""
     make_run("asking", "b", doubts=True)
     make_run("other", "a", doubts=True)
-    assert "2 questions are open: other.q1, asking.q1; name one of them" in call("approve", code=1)
+    assert "2 questions are open: other 1, asking 1; name one of them" in call("approve", code=1)
     resume = "replanning resume asking --store runs/history.db"
     expected = {"run": "asking", "question": "asking.q1", "verdict": "approve", "taken": False, "resume": resume}
-    assert data("approve", "asking.q1") == expected
+    assert data("approve", "asking", "q1") == expected
 
 
 def test_answer_all() -> None:
@@ -306,9 +306,9 @@ def test_answer_all() -> None:
     resume = "replanning resume asking --store runs/history.db"
     text = call("approve", "--all", "--choice", "2", "--by", "eve")
     for number in (1, 2, 3):
-        assert f"asking.q{number}: approve: left for the run (without it)" in text
+        assert f"question {number}: approve: left for the run (without it)" in text
     assert f"no process carries out run asking now, so go on with: {resume}" in text
-    assert "asking.q2: not taken: there is no open question" in call("reject", "--all", "asking", code=1)
+    assert "question 2: not taken: it was answered already" in call("reject", "--all", "asking", code=1)
     make_run("other", "a", "b", doubts=True, apart=True)
     assert "several runs ask: other, asking; name one of them" in call("reject", "--all", code=1)
     expected = {
@@ -318,7 +318,7 @@ def test_answer_all() -> None:
         "refused": "",
         "resume": resume.replace("asking", "other"),
     }
-    assert data("reject", "--all", "other.q2") == [{**expected, "question": "other.q2"}]
+    assert data("reject", "--all", "other", "2") == [{**expected, "question": "other.q2"}]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def asking(folder: Path) -> Iterator[Started]:
     write_plan(folder, tools, "id: build, tool: first\nid: show, tool: show, depends_on: [build]")
     write_settings(folder, alternatives={"require_approval": True}, triggers=["task-failed", "human-request"])
     with Started(folder, "run", "plan.yaml", "--store", STORE, "--ask", "store", "--run-id", "one", "--json") as run:
-        run.until("one.q1")
+        run.until("question 1")
         yield run
 
 
@@ -391,7 +391,7 @@ def test_modify_from_elsewhere(asking: Started, folder: Path) -> None:
 def test_request_from_elsewhere(asking: Started) -> None:
     """A request for replanning is heard by the process that carries out the run, and a rejection ends it unchanged."""
     assert "the run considers it" in call("request", "one", "there must be a better way", "--wait", "30")
-    assert "one.q1: reject: the plan is kept" in call("reject", "--all", "one", "--wait", "30")
+    assert "question 1: reject: the plan is kept" in call("reject", "--all", "one", "--wait", "30")
     result = json.loads(asking.end(1))
     assert (result["status"], result["revisions"]) == ("failed", [])
     assert len(data("history", "--trigger", "human-request")["events"]) == 1

@@ -41,17 +41,47 @@ def asking(tmp_path: Path) -> Path:
 
 def test_nobody_is_there_to_ask(asking: Path) -> None:
     """A run without anybody to ask ends with code 4 and the question, and goes on with the answer when resumed."""
-    assert "replanning approve r.q1" in cli(asking, *RUN, code=4).stdout
+    assert "replanning approve r 1" in cli(asking, *RUN, code=4).stdout
     assert not (asking / "done.txt").exists()
 
-    assert "go on with: replanning resume r" in cli(asking, "approve", "r.q1").stdout
+    assert "go on with: replanning resume r" in cli(asking, "approve", "r", "1").stdout
     assert answer(asking, "resume", "r", "--ask", "never")["tasks"]["work~2"] == "DONE"
+
+
+def test_people_read_no_internal_ids(asking: Path) -> None:
+    """Triggers, replans, attempts and questions are named in words; the number of a question answers it."""
+    more = "id: more, tool: worse, depends_on: [first], fallbacks: [{tool: risky}]"
+    write_plan(asking, {**ASKING, "worse": "exit 4"}, f"{ASKING_TASKS.strip()}\n{more}")
+
+    def told(*words: str, code: int = 0) -> str:
+        done = cli(asking, *words, code=code)
+        read = done.stdout + done.stderr
+        assert not re.findall(r"\b[tqr]\d+\b|\w#\d|\b[0-9a-f]{8,}\b", read), read
+        return read
+
+    assert "replanning approve r 2\n" in told(*RUN, "--sequential", code=4)
+    assert "run r, question 2: asked" in told("pending")
+    assert "2 questions are open: r 1, r 2; name one of them" in told("approve", code=1)
+    assert "no run has an open question 7" in told("approve", "7", code=1)
+    assert "question 7 is not open; it was never asked" in told("approve", "r", "7", code=1)
+    assert "expected a run and the number of a question" in told("approve", "r", "seven", code=2)
+    assert "expected a run and the number of a question" in told("approve", "r", "1", "2", code=2)
+    told("reject", "1", "--wait", "0")
+    told("approve", "r", "2", "--wait", "0")
+    assert "question 2 is not open; it was answered already" in told("approve", "r", "2", code=1)
+    told("resume", "r", code=1)
+    for words in ("status r", "history r", "history r --format markdown", "why r", "why 1", "diff r", "decisions r"):
+        told(*words.split())
+    write_plan(asking, ASKING, "id: only, tool: bad")
+    assert "· goal-unreachable (only) leads to no replan: the same was decided before" in told(
+        "run", "plan.yaml", "--run-id", "s", code=1
+    )
 
 
 def test_ask_through_the_store(asking: Path) -> None:
     """With --ask store the run waits for an answer from another process, and then continues."""
     with Started(asking, *RUN, "--ask", "store") as started:
-        started.until("question r.q1")
+        started.until("question 1")
         assert "owner     process" in cli(asking, "status", "r").stdout
         told = cli(asking, "approve", "--by", "ada", "--comment", "go", "--wait", "30").stdout
         assert "has taken it: the plan was changed" in told
@@ -122,7 +152,7 @@ def test_ctrl_c_while_asked(asking: Path) -> None:
         terminal.process.send_signal(signal.SIGINT)
         terminal.end(3)
     with Terminal(asking, "resume", "r") as terminal:
-        terminal.until("Question r.q1")
+        terminal.until("Question 1")
         terminal.until("1 approves")
         terminal.type("1")
         terminal.end()

@@ -288,7 +288,7 @@ def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
     assert f"{harm}; carry it out?\n  {listed}" in told["pending"]
     assert "action_sequence" not in told["pending"]
     assert "tasks     1 pending, 2 done, 1 waiting for a person\n" in told["status r"]
-    assert "question  r.q1: action_sequence waits: the plan uses tools that may do harm: wipe" in told["status r"]
+    assert "question  1: action_sequence waits: the plan uses tools that may do harm: wipe" in told["status r"]
     assert "1 pending, 2 done, 1 waiting for a person" in told["status"]
     assert held == [{"task": "action_sequence", "question": "r.q1"}]
     for command in ("why r", "history r"):
@@ -336,7 +336,7 @@ def test_a_question_is_no_failure(folder: Path) -> None:
     """A task that waits for a person is shown once as a question, in its own words, with the way to answer; Ctrl-C pauses."""
     server = planning_server({"decision:goal_understanding": ASKS})
     with server, Started(folder, *SOLVE, "--ask", "store", **server.environ()) as started:
-        started.until("question r.q1: Which words?\n")
+        started.until("question 1: Which words?\n")
         assert "--comment answers in words" in cli(folder, "pending").stdout
         started.process.send_signal(signal.SIGINT)
         assert "paused: SIGINT was received\n" in started.end(3)

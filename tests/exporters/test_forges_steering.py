@@ -204,7 +204,7 @@ async def test_danger_is_rejected(fake, clock):
 
 @github
 async def test_an_early_approval_counts_for_nothing(fake, clock):
-    """`/approve` from before the question counts for nothing, also with its id; later it needs a notice or the id."""
+    """`/approve` from before the question counts for nothing, also with its id; later it needs a notice or the number."""
     for early in ("/approve", "/approve r.q1"):
         fake.says("ada", early)
     await clock.sleep(5)
@@ -215,11 +215,15 @@ async def test_an_early_approval_counts_for_nothing(fake, clock):
         assert [question.id for question in scene.planning.engine.pending("r")] == ["r.q1"]
         fake.says("ada", "/approve")
         await clock.sleep(100)
+        fake.says("ada", "/approve 2 it is fine")
+        await clock.sleep(100)
         assert scene.answers() == []
-        fake.says("ada", "/approve `r.q1`:\nit is fine")
+        fake.says("ada", "/approve `1`:\nit is fine")
         await clock.sleep(100)
         assert [(verdict, text) for verdict, _, text in scene.answers()] == [("approve", "it is fine")]
-    assert scene.ignored() == ["ada: no question was pending when it was written"] * 3
+    early, named, late, other = scene.ignored()
+    assert early == late == "ada: no question was pending when it was written"
+    assert (named, other) == tuple(f"ada: question {n} was not pending when it was written" for n in (1, 2))
 
 
 async def test_a_notice_is_known_by_its_mark(fake, forge, clock):

@@ -123,7 +123,7 @@ async def test_what_befalls_a_question(clock: VirtualClock) -> None:
     assert run.history.status == "paused"
     async with engine.resume("run-1") as again_run:
         assert again_run.history.status == "running"
-    assert event.notes[0].startswith("resource-changed t2 waits for the same answer")
+    assert event.notes[0].startswith("resource-changed (b) waits for the same answer")
     assert event.notes[1].startswith("the answer of eve was refused: ")
 
 

@@ -53,7 +53,7 @@ async def test_history_as_text() -> None:
         "  progress: 3 of 3 tasks done (100%)\n"
         "  replans:  1, of which 1 applied (100% of 1 with a known outcome worked out); deciding took 0 ms\n"
         "\n"
-        "r1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success\n"
+        "replan 1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success\n"
         "    cause:    task 'b' failed: ValueError: b is broken\n"
         "    decided:  execute by policy, rule confident: confidence 0.81 is at least 0.7 (0 ms)\n"
         "    applied:  replace b by b~2\n"
@@ -65,7 +65,7 @@ async def test_why_on_one_screen() -> None:
     history = await history_of(chain("a", "b", "c"), "b", propose=several)
     text = re.sub(r"\nTraceback\n(  .*\n)+", "", why_report(history, history.events[0]))
     assert text.splitlines() == [
-        "run run-1: r1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success",
+        "run run-1: replan 1 · 2023-11-14 22:13:20Z · task-failed → execute · revision 0 → 1 · success",
         "",
         "Cause",
         "  task-failed: task 'b' failed: ValueError: b is broken",
@@ -197,7 +197,7 @@ async def test_document() -> None:
     text = markdown_report(history)
     assert "- **Status**: succeeded – every required task is done" in text
     assert "- **By trigger**: task\\-failed 1" in text
-    assert "## r1: task-failed → execute, revision 0 → 1" in text
+    assert "## replan 1: task-failed → execute, revision 0 → 1" in text
     assert "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |" in text
     assert text.count("| ✘ |") == 2
     assert "- **Executed**: yes, outcome: success" in text
