@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final
 
+import anyio
 from anyio import to_thread
 
-from replanning.environment import Clock
 from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.llm import Completion, FinishReason, LLMOptions, LLMProvider
 from replanning.plan.types import JsonValue
@@ -67,11 +66,31 @@ class LocalProvider(LLMProvider):
         model = options.model or self.model
         if problem := self.unavailable_reason() or self._missing_reason(model):
             raise LLMRequestRejected(problem, provider=self.name)
-        cancelled = threading.Event()
+        cancelled, begun, completions = threading.Event(), threading.Event(), list[Completion]()
         try:
-            return await to_thread.run_sync(self._generate, model, prompt, options, cancelled, abandon_on_cancel=True)
+            async with anyio.create_task_group() as group:
+
+                async def limit_time() -> None:  # from outside, as a slow machine may not generate a single word
+                    await to_thread.run_sync(begun.wait, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+                    await self.environment.clock.sleep(_FORMAT_SECONDS)
+                    group.cancel_scope.cancel()
+
+                if options.schema is not None:
+                    group.start_soon(limit_time)
+                generate = partial(self._generate, model, prompt, options, cancelled, begun)
+                completions.append(await to_thread.run_sync(generate, abandon_on_cancel=True))
+                group.cancel_scope.cancel()
         finally:
             cancelled.set()
+            begun.set()
+        if not completions:
+            raise self._format_error(model, f"{_FORMAT_SECONDS:g} s")
+        return completions[0]
+
+    def _format_error(self, model: str, limit: str) -> LLMResponseInvalid:
+        problem = f"the model {model!r} cannot follow the format of the answer: it was not complete after {limit}"
+        advice = "it is too weak for this; name another one, such as openai or ollama"
+        return LLMResponseInvalid(f"{problem}; {advice}", provider=self.name)
 
     def _missing_reason(self, model: str) -> str:
         if self._model_path(model).is_file():
@@ -86,8 +105,10 @@ class LocalProvider(LLMProvider):
         folders = (package and package.submodule_search_locations) or ["."]
         return Path(folders[0], model)
 
-    def _generate(self, model: str, prompt: str, options: LLMOptions, cancelled: threading.Event) -> Completion:
-        answer = _StreamedCompletion(cancelled, self.environment.clock)
+    def _generate(
+        self, model: str, prompt: str, options: LLMOptions, cancelled: threading.Event, begun: threading.Event
+    ) -> Completion:
+        answer = _StreamedCompletion(cancelled)
         system = [{"role": "system", "content": options.system}] if options.system else []
         body: dict[str, object] = {  # in the form of llama.cpp's server
             "messages": [*system, {"role": "user", "content": prompt}],
@@ -106,17 +127,13 @@ class LocalProvider(LLMProvider):
                 ask = _load_model(str(self._model_path(model).resolve()))
             except Exception as error:  # the library documents none
                 raise LLMUnavailable(f"the model {model!r} cannot be loaded: {error}", provider=self.name) from error
-            if options.schema is not None:
-                answer.stop_at = answer.clock.now() + _FORMAT_SECONDS
+            begun.set()
             answer.record_error(ask(body, answer))
         if answer.error and not answer.text:  # text of the wrong form is an answer
             raise LLMRequestRejected(answer.error, provider=self.name)
         is_cut = answer.finish == "length" and (options.max_tokens or 0) >= self.default_max_tokens
-        if options.schema is not None and (is_cut or not answer.finish):
-            limit = f"{options.max_tokens} tokens" if is_cut else f"{_FORMAT_SECONDS:g} s"
-            problem = f"the model {model!r} cannot follow the format of the answer: it was not complete after {limit}"
-            advice = "it is too weak for this; name another one, such as openai or ollama"
-            raise LLMResponseInvalid(f"{problem}; {advice}", provider=self.name)
+        if options.schema is not None and is_cut:
+            raise self._format_error(model, f"{options.max_tokens} tokens")
         return self.completion(
             prompt,
             "".join(answer.text),
@@ -131,11 +148,10 @@ class LocalProvider(LLMProvider):
 class _StreamedCompletion:
     """A completion that is being generated; called with each piece, it returns whether to stop."""
 
-    def __init__(self, cancelled: threading.Event, clock: Clock) -> None:
+    def __init__(self, cancelled: threading.Event) -> None:
         self.text: list[str] = []
         self.token_usage: dict[str, int] = {}
         self.finish = self.id = self.error = ""
-        self.clock, self.stop_at = clock, math.inf
         self._cancelled = cancelled
 
     def __call__(self, piece: Any) -> bool:
@@ -145,7 +161,7 @@ class _StreamedCompletion:
         for choice in piece.get("choices", ()):
             self.text.append(choice["delta"].get("content") or "")
             self.finish = choice.get("finish_reason") or ""
-        return self._cancelled.is_set() or _SHUTDOWN.is_set() or self.clock.now() > self.stop_at
+        return self._cancelled.is_set() or _SHUTDOWN.is_set()
 
     def record_error(self, reply: Any) -> None:
         """Keep the error of a reply that reports one."""

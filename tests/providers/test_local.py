@@ -1,17 +1,19 @@
 """The model that runs in this process: what it says when it is not installed, and what it can do where it is."""
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 from pydantic import BaseModel, Field
 
 from replanning import Environment, Plan, ReplanningEngine, Settings, Task, TaskContext
-from replanning.environment import Clock, SystemClock
 from replanning.errors import LLMRequestRejected, LLMResponseInvalid, LLMUnavailable
 from replanning.journal import AlternativesConsidered
 from replanning.llm import LLMOptions
@@ -41,18 +43,19 @@ async def test_not_installed() -> None:
         await local.complete("hello")
 
 
-class Ticking:
-    """A clock that goes on by a second whenever it is read."""
+class Limiting:
+    """A clock on which the seconds for a structured answer pass at once, or never; it notes for what it was asked."""
 
-    def __init__(self) -> None:
-        self.time = 0.0
+    def __init__(self, passes: bool) -> None:
+        self.passes, self.asked = passes, list[float]()
 
     def now(self) -> float:
-        self.time += 1
-        return self.time
+        return 0
 
     async def sleep(self, seconds: float) -> None:
-        await anyio.sleep_forever()
+        self.asked.append(seconds)
+        if seconds != 7 or not self.passes:
+            await anyio.sleep_forever()
 
 
 BABBLING = """
@@ -65,52 +68,62 @@ class Server:
         pass
 
     def handle_chat_completions(self, body, hear):
+        if "response_format" in body:
+            self.stuck.wait(60)
         for _ in range(min(body["max_tokens"], 600)):
             if hear({"choices": [{"delta": {"content": "x"}}]}):
                 return
         hear({"choices": [{"delta": {}, "finish_reason": "length"}]})
 """
-"""The library with a model that never comes to an end."""
+"""The library with a model that never comes to an end, and is stuck before the first word of a structured answer."""
 
 
-@pytest.mark.parametrize(
-    ("clock", "cut"), [(Ticking(), "7 s"), (SystemClock(), "500 tokens")], ids=["slow machine", "fast machine"]
-)
-async def test_it_cannot_follow_the_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock, cut: str
-) -> None:
-    """A model that does not complete an answer of a given form in its time fails with a sentence that says so, once."""
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The library and a model that is not known yet; at the end nothing is stuck."""
     (tmp_path / "xllamacpp.py").write_text(BABBLING)
     (tmp_path / "weak.gguf").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
-    local = LocalProvider(model=str(tmp_path / "weak.gguf"), environment=Environment(clock=clock))
-    with pytest.raises(LLMResponseInvalid, match=f"cannot follow the format .* after {cut}; it is too weak for this"):
-        await local.complete_json("How bad is it?", Verdict)
-    assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
+    library: Any = import_module("xllamacpp")
+    stuck = library.Server.stuck = threading.Event()
+    yield library
+    stuck.set()
     monkeypatch.delitem(sys.modules, "xllamacpp")
 
 
-async def test_loading_the_model_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stuck", "cut"), [(True, "7 s"), (False, "500 tokens")], ids=["slow machine", "fast machine"])
+async def test_it_cannot_follow_the_format(tmp_path: Path, library: Any, stuck: bool, cut: str) -> None:
+    """A model that does not complete a structured answer in its time fails, with a sentence that says so, once.
+
+    That time also ends where a slow machine has not generated a single word.
+    """
+    local = LocalProvider(model=str(tmp_path / "weak.gguf"), environment=Environment(clock=Limiting(stuck)))
+    if not stuck:
+        library.Server.stuck.set()
+    with pytest.raises(LLMResponseInvalid, match=f"cannot follow the format .* after {cut}; it is too weak for this"):
+        await local.complete_json("How bad is it?", Verdict)
+    library.Server.stuck.set()
+    assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
+
+
+async def test_loading_the_model_does_not_count(tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds for a structured answer begin when the model is loaded, however long that takes."""
-    clock = Ticking()
+    clock, asked = Limiting(False), list[float]()
 
     class Server:
         def __init__(self, params: object) -> None:
-            clock.time += 60
+            anyio.from_thread.run(anyio.wait_all_tasks_blocked)
+            asked.extend(clock.asked)
 
         def handle_chat_completions(self, body: object, hear: Callable[[object], bool]) -> None:
-            if not hear({"choices": [{"delta": {"content": '{"reason": "slow",'}}]}):
-                hear({"choices": [{"delta": {"content": ' "severe": false}'}, "finish_reason": "stop"}]})
+            anyio.from_thread.run(anyio.wait_all_tasks_blocked)
+            hear({"choices": [{"delta": {"content": '{"reason": "slow", "severe": false}'}, "finish_reason": "stop"}]})
 
-    (tmp_path / "xllamacpp.py").write_text(BABBLING)
-    (tmp_path / "slow.gguf").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
-    monkeypatch.setattr(import_module("xllamacpp"), "Server", Server)
-    local = LocalProvider(model=str(tmp_path / "slow.gguf"), environment=Environment(clock=clock))
+    monkeypatch.setattr(library, "Server", Server)
+    local = LocalProvider(model=str(tmp_path / "weak.gguf"), environment=Environment(clock=clock))
     assert (await local.complete_json("How bad is it?", Verdict)).reason == "slow"
-    monkeypatch.delitem(sys.modules, "xllamacpp")
+    assert (asked, clock.asked) == ([30], [30, 7])
 
 
 @pytest.mark.integration
