@@ -28,6 +28,7 @@ from replanning.cli.app import (
     refuse,
 )
 from replanning.cli.lookup import (
+    FORGES,
     command_line,
     existing_store,
     find_run,
@@ -37,8 +38,8 @@ from replanning.cli.lookup import (
     split_run,
 )
 from replanning.cli.narrator import decision_line
-from replanning.environment import SystemClock
-from replanning.errors import Problem, ReplanningError, SettingsError
+from replanning.environment import SystemClock, lease_time
+from replanning.errors import Problem, ReplanningError, RunOwned, SettingsError
 from replanning.history import (
     PlanEdit,
     Prediction,
@@ -52,9 +53,9 @@ from replanning.history import (
 from replanning.history.events import calibrate_sources
 from replanning.history.export import edit_json, event_json, history_json, summary_json
 from replanning.history.reports import calibration_lines, revision_diffs
-from replanning.history.status import is_owner_alive
 from replanning.history.wording import pluralise, stale_line
 from replanning.journal import RunOpened, RunStore
+from replanning.journal.owner import owner_id
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
 from replanning.planning import PlanningState, request_of
@@ -321,14 +322,22 @@ def notify(
             " the run; repeat for several.",
         ),
     ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            help="Post on a forge so long after the run stopped: until then, what it sent before may still arrive.",
+        ),
+    ] = 75.0,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Post the missing notices of a run, and its checklist; what is already there is not posted again."""
+    clock = SystemClock()
     with existing_store(store) as opened:
         info = find_run(opened, run)
-        if is_owner_alive(info):
-            refuse(f"run {info.run!r} is running; its own process posts the notices")
         records = list(opened.read(info.run))
         body = records[0].body
         request = request_of(body.plan) if isinstance(body, RunOpened) else None
@@ -339,9 +348,18 @@ def notify(
             )
             raise SettingsError([Problem("--to", problem)])
         exporters = open_notifiers(to or [f"{forge_of(issue)}={issue}"], "--to")
+        try:  # no other process posts meanwhile
+            lease = opened.acquire(info.run, owner_id(), lease_time(clock), wait + 120.0)
+        except RunOwned:
+            refuse(f"run {info.run!r} is running, or another process posts its notices")
+        # When a process ended that did not release the run is not known.
+        left = wait - (clock.now() - info.updated if info.owner is None else 0.0)
+        if left > 0 and any(exporter.name in FORGES for exporter in exporters):
+            print_message(f"waiting {left:.0f} s, as what was sent before may still arrive")
+            anyio.run(clock.sleep, min(left, wait))
 
         async def post(exporter: Exporter) -> None:
-            exporter.attach(ExporterContext(opened, SystemClock()))
+            exporter.attach(ExporterContext(opened, clock))
             with suppress(ReplanningError):  # closing tries again, and raises
                 await exporter.export(info.run, records[-1])
             await exporter.aclose()
@@ -356,6 +374,8 @@ def notify(
                 continue
             posted.append(str(getattr(exporter, "endpoint", exporter.name)))
             print_message(f"{posted[-1]} has all notices about run {info.run}")
+        if not problems:  # otherwise something may be on its way, and the next process must wait for it
+            opened.release(lease)
         if as_json:
             print_json({"run": info.run, "posted_to": posted, "unsent": problems})
         if problems:
