@@ -238,6 +238,8 @@ def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -
 
 def decision_line(record: JsonObject, *, warned: bool = False) -> str:
     """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
+    from replanning.planning.tasks import PLANNING_PHASES  # only runs of planning mode have decisions
+
     phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
     why = _one_line(str(as_object(record.get("llm_decision")).get("reasoning") or ""))
     reasoning, rule = f": {why}" if why else "", f"{reason}"
@@ -245,7 +247,9 @@ def decision_line(record: JsonObject, *, warned: bool = False) -> str:
         rule = f"{override}: {reason}"
     if replan == "none":
         error = as_object(record.get("cause")).get("error")
-        kept = f"{phase}: the plan stays as it is{f' ({_one_line(str(error))})' if error else ''}"
+        # The first phases make the plan; only later ones can keep it.
+        kept = f"{phase}: {'accepted' if phase in PLANNING_PHASES else 'the plan stays as it is'}"
+        kept += f" ({_one_line(str(error))})" if error else ""
         return f"{kept}{reasoning}" if why else f"{kept}: {rule}"
     if record.get("result") == "failure":
         return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))}){reasoning}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,10 +185,9 @@ def solve(
     if run_id is not None:
         lookup.check_run_id(run_id)
     loaded = lookup.read_settings(options.settings, quiet=options.quiet)
-    if approve:
-        loaded = loaded.model_copy(update={"planning": loaded.planning.model_copy(update={"approve_plan": True})})
-    run, model = _existing_run(job.request, run_id, loaded, options.store)
-    job = replace(job, llm=job.llm or model)
+    run, records = _existing_run(job.request, run_id, loaded, options.store)
+    loaded = _with_approval(loaded, records, approve is not None)
+    job = replace(job, llm=job.llm or _recorded_model(records))
     raise typer.Exit(_solve_and_report(job, options, loaded, lambda planning: planning.execute_with_planning(run)))
 
 
@@ -237,13 +236,15 @@ def resume_planning(run: RunId, opened: Plan, options: RunOptions, revision: int
         ReplanningError: it cannot be resumed.
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as store:
-        model = next(iter(options.providers or ()), None) or _recorded_model(store.read(run))
+        records = list(store.read(run))
+    model = next(iter(options.providers or ()), None) or _recorded_model(records)
     job = _Job(request_of(opened) or TaskRequest(goal=opened.goal), opened, model)
+    settings = _with_approval(lookup.read_settings(options.settings, quiet=options.quiet), records)
 
     def start(planning: PlanningCoordinator) -> Awaitable[object]:
         return planning.execute_with_planning(run if revision is None else planning.engine.fork(run, revision))
 
-    return _solve_and_report(job, options, lookup.read_settings(options.settings, quiet=options.quiet), start)
+    return _solve_and_report(job, options, settings, start)
 
 
 # The goal and its tools
@@ -312,15 +313,15 @@ def _read_job(
 
 def _existing_run(
     request: TaskRequest, run_id: str | None, settings: Settings, place: str
-) -> tuple[str | None, str | None]:
-    """Return the id of the run to continue or to start, if it is known, and the model that was named for it.
+) -> tuple[str | None, Sequence[Record]]:
+    """Return the id of the run to continue or to start, if it is known, and the records of one that is continued.
 
     Without an id it is the last run for the same issue, if it is not finished.
     """
     try:
         opened = lookup.open_store(place, must_exist=True)
     except StoreError:  # told when the run opens it
-        return run_id, None
+        return run_id, ()
     with closing(opened) as store:
         statuses = {str(info.run): info.status for info in store.runs()}
         if run_id is None and request.issue_id:
@@ -329,9 +330,9 @@ def _existing_run(
             if last is not None and statuses[last] not in lookup.FINISHED_STATUSES:
                 ways = "and is continued; --run-id begins another"
                 print_message(f"run {last} of {request.issue_id} is not finished, {ways}")
-                return last, _recorded_model(store.read(RunId(last)))
+                return last, list(store.read(RunId(last)))
         if run_id not in statuses:
-            return run_id, None
+            return run_id, ()
         records = list(store.read(RunId(run_id)))
     body = records[0].body
     assert isinstance(body, RunOpened)
@@ -348,7 +349,7 @@ def _existing_run(
     if statuses[run_id] == "aborted":
         ways = f"another --run-id solves the goal anew; `replanning why {run_id}` gives the reason"
         raise NotRunning(f"run {run_id!r} is over: it was aborted; {ways}")
-    return run_id, _recorded_model(records)
+    return run_id, records
 
 
 def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskRequest:
@@ -361,6 +362,14 @@ def _with_past_executions(request: TaskRequest, settings: Settings) -> TaskReque
         print_message(f"note: nothing is known of earlier runs of {request.issue_id}: {error}")
         return request
     return request.model_copy(update={"earlier": tuple(past)})
+
+
+def _with_approval(settings: Settings, records: Sequence[Record], approve: bool = False) -> Settings:
+    """Return settings that have a person approve plans where the command line says so, or did when the run began."""
+    begun = [as_object(record.body.settings) for record in records[:1] if isinstance(record.body, RunOpened)]
+    approve = approve or any(as_object(one.get("planning")).get("approve_plan") is True for one in begun)
+    planning = settings.planning.model_copy(update={"approve_plan": True} if approve else None)
+    return settings.model_copy(update={"planning": planning})
 
 
 def _recorded_model(records: Iterable[Record]) -> str | None:

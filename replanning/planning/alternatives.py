@@ -156,7 +156,7 @@ class _Recovery:
             step = phase_task(Phase.EXECUTION, PlanView(live).unused_id(task.id), (), notes)
             return _alternative(_replace(task, step), "the model learns that the tool may not be used")
         if held.why == "approval" and PlanningTask.of(task).asks:
-            reason = "the replan was declined: the plan stays as it is"
+            reason = "the replan was declined: what is planned stays"
             return _alternative([SkipTask(task_id=task.id, reason=reason)], reason)
         if held.why == "approval":
             return _alternative(

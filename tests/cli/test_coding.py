@@ -60,7 +60,7 @@ def test_a_bug_is_mended_from_what_the_tools_print(tmp_path: Path, seed: int) ->
 
     assert_in_order(
         shown,
-        "action_sequence: the plan stays as it is: what to change is known once the tests and the file are read",
+        "action_sequence: accepted: what to change is known once the tests and the file are read",
         PLAN,
         "✓ see failed in",
         "as the plan allows: tool 'run-tests' ended with exit code 1 (command: python3 -B -m pytest -q); it printed: F",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,7 @@ from tests.support.planning import (
     coordinator,
     done,
     go_on,
+    kind_of,
     replan,
     revision,
     saved,
@@ -360,6 +363,24 @@ def test_questions_are_answered_on_the_terminal(folder: Path, typed: str, told: 
         assert any(told in request.prompt for request in server.requests)
 
 
+@pytest.mark.parametrize("again", [("resume", "r"), SOLVE])
+def test_approval_of_plans_outlives_the_process(folder: Path, again: tuple[str, ...]) -> None:
+    """A run begun with --approve plan asks about the plan also if its process was killed before there was one."""
+    model, victims = Model(NOTES), list[int]()
+
+    def replies(prompt: str) -> Any:
+        if kind_of(prompt) == "task_decomposition" and victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+        return model(prompt)
+
+    with planning_server(replies) as server:
+        with Started(folder, *SOLVE, "--approve", "plan", **server.environ()) as started:
+            victims.append(started.process.pid)
+            started.end(-signal.SIGKILL)
+        assert "the plan is made; carry it out?" in cli(folder, *again, code=4, **server.environ()).stderr
+    assert not (folder / "log").exists()
+
+
 def test_a_plan_is_shown_before_it_is_executed_and_may_need_approval(folder: Path) -> None:
     """The plan is shown with tools, arguments and expected outcomes; with --approve plan a person is asked before anything runs."""
     uses = planned(action("note", "write", expected_outcome="the log has a line"), action("more", "write"))
@@ -391,7 +412,7 @@ def test_decisions_are_listed(folder: Path) -> None:
         "task_decomposition: task_redecomposition decided, not executed (confidence: its confidence is 0.2, and 0.3 is"
     )
     for text in (shown, live):
-        assert "goal_understanding: the plan stays as it is: it is good\n" in text
+        assert "goal_understanding: accepted: it is good\n" in text
         assert f"{skipped} needed): a task_redecomposition is needed\n" in text
         assert "assumed: short words" in text
         assert "~agreed" not in text
