@@ -1060,6 +1060,7 @@ class TaskGraph:
     def requeue(self, entry: TaskEntry) -> None:
         """Queue a task anew after its position, tool or resources have changed."""
         self.parked.pop(entry.id, None)
+        self.return_claim(entry)
         if entry.state is _READY:
             self.ready_queue.push(entry)
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
+from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
@@ -134,6 +135,38 @@ class ResumeState(NamedTuple):
     interruption_reason: str
 
 
+@dataclass(slots=True, eq=False)
+class TaskOffer:
+    """A task that `next_task` has returned to a puller.
+
+    Attributes:
+        entry: the task.
+        claim: the claim under which it was returned.
+        was_left: whether the puller went on without starting it.
+    """
+
+    entry: TaskEntry
+    claim: int
+    was_left: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the task was neither started nor returned since."""
+        return self.entry.claim == self.claim != 0
+
+
+class TaskPuller(Protocol):
+    """A puller of tasks that others may start.
+
+    Attributes:
+        offers: what it got.
+        left_by_others: what others got and did not start.
+    """
+
+    offers: deque[TaskOffer]
+    left_by_others: deque[TaskOffer]
+
+
 class AttemptBody(Protocol):
     """The executing side of an attempt."""
 
@@ -176,6 +209,7 @@ class Lifecycle:
         is_replanning: whether something is being decided, so that the run is not at its end.
         checks_deferred: whether the end of the run is looked for later, see `batch`.
         inbox_problem: the last failure of the inbox, which is reported once.
+        pullers: those who pull tasks for others to start.
         plugin_tasks: the plugins whose code runs in tasks of the run, see `start_plugin`.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
@@ -235,6 +269,7 @@ class Lifecycle:
         self._chance = environment.chance
         self._codec = codec
         self._is_transient = is_transient
+        self.pullers: WeakSet[TaskPuller] = WeakSet()
         self._waiters: deque[anyio.Event] = deque()
         self._claims_since_checkpoint = 0
         self._last_record_at = records[-1].at
@@ -519,9 +554,14 @@ class Lifecycle:
 
     # Handing out tasks
 
-    async def next_task(self) -> tuple[TaskEntry, Task] | None:
-        """Wait for the next task and return it with its arguments resolved; None when the run has ended."""
-        live = self.live
+    async def next_task(self, left: deque[TaskOffer] | None = None) -> tuple[TaskEntry, Task] | None:
+        """Wait for the next task and return it with its arguments resolved; None when the run has ended.
+
+        Args:
+            left: tasks that others have pulled and not started, for a puller that gets them if there are no others; the
+                one that is returned stays the first of them.
+        """
+        live, ripe = self.live, 0
         while self.end is None:
             if self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT:
                 # The event loop has a turn first; the first puller that waits for it resets the count of claims.
@@ -540,7 +580,16 @@ class Lifecycle:
                 and self.ledger.pause is None
                 and live.aborted is None
             ):
-                while (entry := live.claim_next()) is not None:
+                while True:
+                    entry = live.claim_next()
+                    while entry is None and left and ripe:
+                        if left[0].is_open:
+                            entry = left[0].entry
+                        else:
+                            left.popleft()
+                            ripe -= 1
+                    if entry is None:
+                        break
                     try:
                         if (
                             entry.fields["when"] is not None
@@ -553,9 +602,15 @@ class Lifecycle:
                     except StoreError:
                         live.return_claim(entry)
                         break
+                if left and not ripe:
+                    ripe = len(left)
+                    for _ in range(2):  # tasks that they have started may be about to start attempts
+                        await anyio.lowlevel.checkpoint()
+                    continue
             self.check_completion()
             if self.end is not None:
                 break
+            ripe = 0
             event = anyio.Event()
             self._waiters.append(event)
             try:
@@ -568,9 +623,10 @@ class Lifecycle:
                 raise
         return None
 
-    def requeue(self, entry: TaskEntry, claim: int) -> None:
-        """Return a task that was handed out and not started."""
-        self.live.return_claim(entry, claim)
+    def requeue(self, *offers: TaskOffer) -> None:
+        """Return tasks that were handed out and not started."""
+        for offer in offers:
+            self.live.return_claim(offer.entry, offer.claim)
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
@@ -657,14 +713,19 @@ class Lifecycle:
     async def start_pulled(self, body: AttemptBody) -> bool:
         """Start the attempt of a task that was pulled, once the store works; false when it may not run any more."""
         entry = self.live.entry(body.task.id)
-        while not (obstacle := self.obstacle_to(entry)) and self.end is None:
-            try:
-                body.id = self.start(entry, body)
-            except StoreError:
-                with suppress(NotRunning):
-                    await self.wait_for_store()
-            else:
-                return True
+        offer = TaskOffer(entry, entry.claim)
+        try:
+            while not (obstacle := self.obstacle_to(entry)) and self.end is None:
+                try:
+                    body.id = self.start(entry, body)
+                except StoreError:
+                    with suppress(NotRunning):
+                        await self.wait_for_store()
+                else:
+                    return True
+        finally:
+            if offer.is_open:
+                self.requeue(offer)
         body.id = AttemptId(f"{entry.id}#fenced")
         if self.end is None:
             self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {obstacle}"))

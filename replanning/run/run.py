@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.store import to_plain_json
-from replanning.live.graph import CopyOnRead, TaskEntry
+from replanning.live.graph import CopyOnRead
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
@@ -54,7 +55,7 @@ from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.plugins import is_interruption
 from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
-from replanning.run.lifecycle import Lifecycle, RunMeter
+from replanning.run.lifecycle import Lifecycle, RunMeter, TaskOffer
 from replanning.run.processes import host_id, process_start_time
 
 
@@ -247,7 +248,9 @@ class PlanRun:
     def ready(self) -> ReadyTasks:
         """Iterate over tasks the moment they may run, across revisions; call it once for each worker.
 
-        The iterator ends when the run does. It holds nothing open between its items.
+        The iterator ends when the run does. It hands out a task again only after an attempt at it, or an edit. So the body
+        may execute a task, or have another task do so: `group.start_soon(work, task)`. What it does not start is handed
+        out by other iterators, and by any once this one was left.
         """
         return ReadyTasks(self._lifecycle)
 
@@ -271,9 +274,13 @@ class PlanRun:
         life = self._lifecycle
         entry = life.live.entry(TaskId(task_id))
         self._require_running("no attempt can start")
-        if obstacle := life.obstacle_to(entry):
-            raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
-        return life.start(entry)
+        try:
+            if obstacle := life.obstacle_to(entry):
+                raise NotRunning(f"no attempt at task {task_id!r} can start: {obstacle}")
+            return life.start(entry)
+        except (NotRunning, StoreError):
+            life.requeue(TaskOffer(entry, entry.claim))  # it is handed out again when it may start
+            raise
 
     @in_loop_thread
     def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
@@ -831,16 +838,18 @@ def _is_failure(error: BaseException) -> bool:
 class ReadyTasks:
     """Hands out tasks the moment they may run; ends when the run does. Each worker uses one of its own.
 
-    A task that was handed out and not attempted returns to the queue on the next pull, or when this
-    object is dropped.
+    A task is handed out once, and again after its attempt has ended or was refused, or it was edited; so a body may
+    start it later, in a task of its own. One that was not started when the next is pulled is also handed out to other
+    iterators that have nothing else to do, and returns to the queue when this object is dropped.
     """
 
-    __slots__ = ("_claim", "_entry", "_lifecycle")
+    __slots__ = ("__weakref__", "_lifecycle", "left_by_others", "offers")
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
-        self._entry: TaskEntry | None = None
-        self._claim = 0
+        self.offers: deque[TaskOffer] = deque()
+        self.left_by_others = deque(o for other in lifecycle.pullers for o in other.offers if o.was_left)
+        lifecycle.pullers.add(self)
 
     def __repr__(self) -> str:
         return f"<ReadyTasks of {self._lifecycle.run_id!r}>"
@@ -849,19 +858,27 @@ class ReadyTasks:
         return self
 
     async def __anext__(self) -> Task:
-        entry, self._entry = self._entry, None
-        if entry is not None and entry.claim == self._claim:
-            self._lifecycle.requeue(entry, self._claim)
-        claimed = await self._lifecycle.next_task()
+        life, offers = self._lifecycle, self.offers
+        while offers and not offers[0].is_open:
+            offers.popleft()
+        if offers and not (left := offers[-1]).was_left and left.is_open:
+            left.was_left = True
+            for other in life.pullers:
+                if other is not self:
+                    other.left_by_others.append(left)
+            life.wake_waiters()
+        others_left = self.left_by_others
+        claimed = await life.next_task(others_left)
         if claimed is None:
             raise StopAsyncIteration
-        self._entry, task = claimed
-        self._claim = self._entry.claim
+        entry, task = claimed
+        taken_over = others_left and others_left[0].entry is entry and others_left[0].is_open
+        offers.append(others_left.popleft() if taken_over else TaskOffer(entry, entry.claim))
         return task
 
     def __del__(self) -> None:
-        if self._entry is not None and self._entry.claim == self._claim:
-            self._lifecycle.loop.post(partial(self._lifecycle.requeue, self._entry, self._claim))
+        if any(offer.is_open for offer in self.offers):
+            self._lifecycle.loop.post(partial(self._lifecycle.requeue, *self.offers))
 
 
 class Worker:
@@ -908,12 +925,9 @@ class Worker:
                     try:
                         self.id = life.start(entry, self)
                     except StoreError:
-                        claim, self.id = entry.claim, _NOT_STARTED
-                        try:
-                            if not await life.start_pulled(self):
-                                continue
-                        finally:
-                            life.requeue(entry, claim)  # unless it was started
+                        self.id = _NOT_STARTED
+                        if not await life.start_pulled(self):
+                            continue
                     token = spans.attach_attempt(self.id)
                     try:
                         try:

@@ -184,15 +184,98 @@ async def test_late_report_is_fenced() -> None:
 
 
 async def test_not_attempted_goes_back() -> None:
-    """A task that was handed out and not attempted is handed out again on the next pull."""
-    async with open_run(chain("a")) as run:
+    """A task that a loop does not attempt is handed out again when that loop was left, but not before."""
+    async with open_run(plan(Task(id="a"), Task(id="b"))) as run:
         seen = []
         async for task in run.ready():
             seen.append(task.id)
-            if len(seen) == 3:
-                async with run.attempt(task):
-                    pass
-    assert seen == ["a", "a", "a"]
+            if len(seen) == 2:
+                break
+        assert (seen, await perform(run), run.result.status) == (["a", "b"], ["a", "b"], "succeeded")
+
+
+@pytest.mark.parametrize("loops", [1, 3])
+@pytest.mark.parametrize("waits", [0, 5])
+async def test_tasks_that_are_started_later(loops: int, waits: int) -> None:
+    """The body of a loop may start a task for the work: it is handed out once, and again for each further attempt."""
+    store, seen, document = (
+        MemoryStore(),
+        [],
+        plan(
+            Task(id="a", resources={"gpu": 1}),
+            Task(id="b", resources={"gpu": 1}),
+            Task(id="c", depends_on=("a",), retry=Retry(delay=0.0, jitter=False)),
+            Task(id="d", depends_on=("c",)),
+            resources={"gpu": 1},
+        ),
+    )
+
+    async def work(run: PlanRun, task: Task) -> None:
+        seen.append(task.id)
+        for _ in range(waits):
+            await anyio.lowlevel.checkpoint()
+        async with run.attempt(task) as attempt:
+            await anyio.lowlevel.checkpoint()
+            if task.id == "c" and attempt.id == "c#1":
+                raise TransientError("not yet")
+
+    async with open_run(document, store=store) as run, anyio.create_task_group() as group:
+
+        async def pull() -> None:
+            async for task in run.ready():
+                group.start_soon(work, run, task)
+
+        for _ in range(loops):
+            group.start_soon(pull)
+    assert run.result.status == "succeeded"
+    assert sorted(body.task for body in bodies(store, run.id, AttemptStarted)) == ["a", "b", "c", "c", "d"]
+    # Several loops may each hand out what has not started for a while; the first one to start it executes it.
+    assert 5 <= len(seen) <= (5 * loops if waits else 5)
+    assert len(bodies(store, run.id, AttemptFenced)) <= len(seen) - 5
+
+
+async def test_loops_that_choose() -> None:
+    """What one loop passes over is handed out to the others, also to one that begins later, and to nobody twice."""
+    document = plan(*(Task(id=f"{kind}{n}", metadata={"kind": kind}) for n in range(3) for kind in "abc"))
+    seen: list[tuple[str, str]] = []
+    async with open_run(document) as run, anyio.create_task_group() as group:
+
+        async def pull(kind: str) -> None:
+            async for task in run.ready():
+                seen.append((kind, task.id))
+                if task.metadata["kind"] == kind:
+                    async with run.attempt(task):
+                        await anyio.lowlevel.checkpoint()
+
+        for kind in "ab":
+            group.start_soon(pull, kind)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        group.start_soon(pull, "c")
+    assert run.result.status == "succeeded"
+    assert len(seen) == len(set(seen))
+
+
+async def test_what_is_handed_out_again() -> None:
+    """A task that was passed over is handed out again after an edit, and one that may not start once it may."""
+    async with open_run(plan(Task(id="a", tool="t"), tools=[{"name": "t"}])) as run:
+        ready = run.ready()
+        await anext(ready)
+        run.modify_task("a", priority=1)
+        task = await anext(ready)
+        run.change_resource("t", available=False)
+        with pytest.raises(NotRunning):
+            run.started(task.id)
+        run.change_resource("t", available=True)
+        task = await anext(ready)
+        run.change_resource("t", available=False)
+        async with run.attempt(task):
+            await anyio.lowlevel.checkpoint()
+        run.change_resource("t", available=True)
+        async with run.attempt(await anext(ready)):
+            pass
+        assert await anext(ready, None) is None
+    assert run.result.status == "succeeded"
 
 
 async def test_worker_that_leaves() -> None:
