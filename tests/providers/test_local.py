@@ -3,9 +3,10 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
@@ -58,38 +59,34 @@ class Limiting:
             await anyio.sleep_forever()
 
 
-BABBLING = """
-class CommonParams:
-    def __init__(self):
-        self.model = self.cpuparams = self.cpuparams_batch = self
-
-class Server:
-    def __init__(self, params):
-        pass
-
-    def handle_chat_completions(self, body, hear):
-        if "response_format" in body:
-            self.stuck.wait(60)
-        for _ in range(min(body["max_tokens"], 600)):
-            if hear({"choices": [{"delta": {"content": "x"}}]}):
-                return
-        hear({"choices": [{"delta": {}, "finish_reason": "length"}]})
-"""
-"""The library with a model that never comes to an end, and is stuck before the first word of a structured answer."""
-
-
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The library and a model that is not known yet; at the end nothing is stuck."""
-    (tmp_path / "xllamacpp.py").write_text(BABBLING)
+    """The library with a model that never comes to an end, and is stuck before the first word of a structured answer."""
+    stuck = threading.Event()
+
+    class Params:
+        def __init__(self) -> None:
+            self.model = self.cpuparams = self.cpuparams_batch = self
+
+    class Server:
+        def __init__(self, params: object) -> None:
+            pass
+
+        def handle_chat_completions(self, body: Any, hear: Callable[[object], bool]) -> None:
+            if "response_format" in body:
+                stuck.wait(60)
+            for _ in range(min(body["max_tokens"], 600)):
+                if hear({"choices": [{"delta": {"content": "x"}}]}):
+                    return
+            hear({"choices": [{"delta": {}, "finish_reason": "length"}]})
+
     (tmp_path / "weak.gguf").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "xllamacpp", raising=False)
-    library: Any = import_module("xllamacpp")
-    stuck = library.Server.stuck = threading.Event()
+    library: Any = ModuleType("xllamacpp")
+    library.__spec__ = ModuleSpec("xllamacpp", None)
+    library.CommonParams, library.Server, library.stuck = Params, Server, stuck
+    monkeypatch.setitem(sys.modules, "xllamacpp", library)
     yield library
     stuck.set()
-    monkeypatch.delitem(sys.modules, "xllamacpp")
 
 
 @pytest.mark.parametrize(("stuck", "cut"), [(True, "7 s"), (False, "500 tokens")], ids=["slow machine", "fast machine"])
@@ -100,10 +97,10 @@ async def test_it_cannot_follow_the_format(tmp_path: Path, library: Any, stuck: 
     """
     local = LocalProvider(model=str(tmp_path / "weak.gguf"), environment=Environment(clock=Limiting(stuck)))
     if not stuck:
-        library.Server.stuck.set()
+        library.stuck.set()
     with pytest.raises(LLMResponseInvalid, match=f"cannot follow the format .* after {cut}; it is too weak for this"):
         await local.complete_json("How bad is it?", Verdict)
-    library.Server.stuck.set()
+    library.stuck.set()
     assert await local.complete("How bad is it?", LLMOptions(max_tokens=3)) == "xxx"
 
 
