@@ -31,7 +31,8 @@ from replanning.errors import (
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
-from replanning.plan.reading import format_of, read_document, read_text_file
+from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
+from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, QuestionId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -193,6 +194,8 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
 def check_run_id(run_id: str) -> None:
     """Refuse an id for a new run that later commands could not name."""
     problems = {"": "is empty", LATEST: "means the newest run"}
+    if Redactor().is_secret_name(run_id):
+        fail("--run-id: what looks like a secret cannot be the id of a run, because it is kept; choose another")
     if problem := "would be read as an option" if run_id.startswith("-") else problems.get(run_id, ""):
         fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
 
@@ -233,7 +236,10 @@ def read_plan(path: str) -> Plan:
         PlanError: it is not valid; for a file of tools, the message names the commands that take one.
     """
     try:
-        return Plan.load(path)
+        plan = Plan.load(path)
+        if problems := Redactor().name_problems(plan):
+            raise PlanError(locate_problems(problems, path))
+        return plan
     except PlanError as error:
         sections = load_document(path).keys()
         if sections.isdisjoint({"tools", "mcp"}) or not sections.isdisjoint({"goal", "tasks"}):

@@ -35,6 +35,7 @@ from replanning.plan.commands import danger_reason
 from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
+from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_danger, check_unused_arguments
@@ -225,7 +226,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         except PlanError as error:
             problems = (Problem(f"{path} {problem.place}", problem.message) for problem in error.problems)
             raise PlanError(list(problems)) from None
-        if wrong := check_tools(plan):
+        if wrong := [*Redactor().name_problems(plan), *check_tools(plan)]:
             raise PlanError(wrong)
     except PlanError as error:
         raise _InvalidTools(error.problems) from None

@@ -58,8 +58,10 @@ def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[P
     """Return changes without secrets, as a record holds them.
 
     Raises:
-        ChangeRejected: an argument that a task needs would be missing.
+        ChangeRejected: an argument that a task needs would be missing, or a name looks like a secret.
     """
+    if problems := redactor.name_problems(changes):
+        raise ChangeRejected(problems)
     clean = tuple(map(redactor.document, changes))
     if lost := check_secrets(clean, changes):
         raise ChangeRejected([Problem("", lost)])

@@ -48,7 +48,7 @@ from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr, checked, join_names, require_instance
 from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
-from replanning.plugins import load_plugin
+from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import describe_error, without_group
 from replanning.run.lifecycle import Codec, Lifecycle, ResumeState
 from replanning.run.opening import RunFactory, redactor_for, run_services
@@ -161,6 +161,10 @@ class ReplanningEngine:
         else:
             scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
             self.generator = AlternativeGenerator(self._provider_registry.resolve(providers), scorer=scorer)
+        for plugin in (*self.exporters, *self.generator.path_generator.providers):
+            if redactor.is_secret_name(plugin_name(plugin)):
+                kind = type(plugin).__name__
+                raise ValueError(f"{kind}: what looks like a secret cannot be its name, which is kept; choose another")
         self._owns_store = not isinstance(store, RunStore)
         self.store = MemoryStore() if store is None else open_store(store)
         for exporter in self.exporters:

@@ -137,7 +137,10 @@ class AlternativeVetter:
             reason = f"{proposed.reason} (without what has begun meanwhile)"
             current = proposed.model_copy(update={"changes": rest, "reason": reason, "expected_cost": None})
         alternative = life.redactor.document(current)
-        problem = "" if alternative is current else check_secrets(alternative.changes, current.changes)
+        if problem := "; ".join(map(str, life.redactor.name_problems(current.changes)[:5])):
+            alternative = alternative.model_copy(update={"changes": ()})  # which are kept even if they are rejected
+        elif alternative is not current:
+            problem = check_secrets(alternative.changes, current.changes)
         problem = problem or find_objection(alternative, request, live, life.ledger, settings.limits)
         if not problem:
             draft = Draft(live, alternative.changes)

@@ -44,7 +44,7 @@ _ESCAPE: Final = re.compile(
 _BASE64: Final = re.compile(
     r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{20,}+(?:(?<=[A-Za-z0-9+/_-]{60})\r?\n[A-Za-z0-9+/_-]++)*+={0,2}"
 )
-"""A word in base64, or lines of it."""
+"""A word in base64, or lines of it; without capitals it is a hash or a name, because encoded text has some."""
 
 _BETWEEN_WORDS: Final = "\n\a\n"
 """Text between decoded words; it ends lines, names and terminal titles."""
@@ -106,8 +106,8 @@ def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) ->
             starts, origins = ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts))
             spans += [_origin(span, starts, origins) for span in hidden]
     decoded, words = [], []
-    for match in _BASE64.finditer(text):
-        for inner in _decode_base64(match[0]):
+    for match in _BASE64.finditer(text) if text != text.lower() else ():
+        for inner in () if match[0].islower() else _decode_base64(match[0]):
             decoded += [inner, _BETWEEN_WORDS]
             words.append(match.span())
     if decoded and (hidden := _look_through("".join(decoded), find, nesting - 1)):  # at once: words may be many

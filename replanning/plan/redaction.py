@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
 from operator import is_not
@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_or
 import re2
 from pydantic import BaseModel
 
-from replanning.errors import RecordNotSerializable
+from replanning.errors import Problem, RecordNotSerializable
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
 from replanning.plan.masking import find_known, known_texts, mask
-from replanning.plan.messages import join_names
+from replanning.plan.messages import first_problems, format_path, join_names
 from replanning.plan.secrets import (
     MASK,
     Span,
@@ -27,8 +27,8 @@ from replanning.plan.secrets import (
     is_secret,
     secret_predicate,
 )
-from replanning.plan.tasks import COMMAND_PREFIX
-from replanning.plan.types import JsonValue
+from replanning.plan.tasks import COMMAND_PREFIX, ToolSpec
+from replanning.plan.types import JsonPath, JsonValue
 
 _MIN_SECRET_CHARS: Final = 6
 """Shorter known secrets are passed over, because they would match everywhere."""
@@ -46,10 +46,19 @@ _MAX_LISTED_PLACES: Final = 8
 """Most places in one message."""
 
 _IDENTIFIER_FIELDS: Final = frozenset(
-    {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "source", "when"}
-    | {"parameters", "objects", "resources"}
+    {"id", "task_id", "depends_on", "before", "order", "run", "tool", "kind", "capability", "when", "server"}
+    | {"parameters", "optional", "objects", "resources", "callable"}
 )
-"""Fields with names and conditions, which stay as they are."""
+"""Fields with names and conditions, which stay as they are, like the names of tools."""
+
+_PARTS_WITH_NAMES: Final = frozenset(
+    {"tasks", "tools", "mcp", "fallbacks", "undo", "changes", "task", "fields"} | _IDENTIFIER_FIELDS
+)
+
+_ASSIGNMENT: Final = re.compile("[=\"'|>`]")
+"""What an ordinary name does not have, but a text that assigns a value to a name."""
+
+_COMPARISON: Final = re.compile("[=<>!]+")
 
 PartT = TypeVar("PartT")
 
@@ -83,8 +92,30 @@ class Redactor:
             self._clean_texts.add(text)
         return clean
 
-    def _find(self, text: str) -> list[Span]:
-        spans = find_secrets(text)
+    def is_secret_name(self, name: str) -> bool:
+        """Return whether an id or another name holds a secret that has a format of its own, is assigned, or is known."""
+        return mask(name, lambda text: self._find(text, by_name=_ASSIGNMENT.search(text) is not None)) is not name
+
+    def name_problems(self, part: BaseModel | Sequence[BaseModel]) -> list[Problem]:
+        """Return the names in a plan or in changes that hold secrets, by their places; they are not masked elsewhere."""
+        names, rest = list[str](), part
+        if isinstance(part, Plan):  # of thousands of tasks, most have two names, and depend on those of others
+            names = [task.id for task in part.tasks]
+            others = [task for task in part.tasks if task.when or task.resources or task.fallbacks or task.undo]
+            rest = part.model_copy(update={"tasks": tuple(others)})
+            names += dict.fromkeys([task.tool for task in part.tasks if task.tool])
+        names += [name for _, name in _iter_names(rest, ())]
+        if not self.is_secret_name("\n\n".join(names)):  # all at once
+            return []
+        why = "what looks like a secret cannot be a name, because names are kept; choose another"
+        found = (map(self._clean_step, path) for path, name in _iter_names(part, ()) if self.is_secret_name(name))
+        return first_problems(Problem(format_path(list(path)), why) for path in found)
+
+    def _clean_step(self, step: str | int) -> str | int:
+        return MASK if isinstance(step, str) and self.is_secret_name(step) else step
+
+    def _find(self, text: str, *, by_name: bool = True) -> list[Span]:
+        spans = find_secrets(text, by_name=by_name)
         if self._known:
             spans += find_known(text, self._known)
         for pattern in self._patterns:
@@ -126,6 +157,9 @@ class Redactor:
                 clean_extra: Any = self.value(dict(extra))
                 changed |= clean_extra if clean_extra != extra else {}
             clean = part.model_copy(update=changed) if changed else part
+        elif isinstance(part, Mapping) and any(isinstance(value, BaseModel) for value in part.values()):
+            servers = {name: self.document(value) for name, value in part.items()}
+            clean = servers if any(map(is_not, servers.values(), part.values())) else part
         else:
             value = self.value(dict(part) if isinstance(part, Mapping) else part)
             clean = part if value == part else value
@@ -155,10 +189,34 @@ class Redactor:
 @cache
 def _text_fields(kind: type[BaseModel]) -> frozenset[str]:
     """Return the fields of a model that may contain text other than names."""
+    names = _IDENTIFIER_FIELDS | ({"name"} if kind is ToolSpec else set())
     fields = kind.model_fields.items()
-    return frozenset(
-        name for name, field in fields if name not in _IDENTIFIER_FIELDS and not _is_textless(field.annotation)
-    )
+    return frozenset(name for name, field in fields if name not in names and not _is_textless(field.annotation))
+
+
+@cache
+def _fields_with_names(kind: type[BaseModel]) -> tuple[str, ...]:
+    """Return the fields of a model that are names, or have parts with names."""
+    return tuple(name for name in kind.model_fields if name in _PARTS_WITH_NAMES or (kind, name) == (ToolSpec, "name"))
+
+
+def _iter_names(part: object, path: JsonPath) -> Iterator[tuple[JsonPath, str]]:
+    """Yield the names in a plan or in changes, with their paths."""
+    if isinstance(part, str):
+        # A condition compares, which would look as if it assigned a value.
+        yield path, _COMPARISON.sub(" ", part) if path[-1] == "when" else part
+    elif isinstance(part, BaseModel):
+        for field in _fields_with_names(type(part)):
+            if value := part.__dict__[field]:
+                yield from _iter_names(value, (*path, field))
+    elif isinstance(part, Mapping):
+        for name, value in part.items():
+            if path[-1] != "fields" or name in _IDENTIFIER_FIELDS:
+                yield (*path, name), name
+                yield from _iter_names(value, (*path, name))
+    elif isinstance(part, Sequence):
+        for number, item in enumerate(part):
+            yield from _iter_names(item, (*path, number))
 
 
 def _is_textless(annotation: object) -> bool:

@@ -26,13 +26,13 @@ Span = tuple[int, int]
 class SecretRule(NamedTuple):
     """Pattern of a secret that begins with a literal hint; the last named group that matches is redacted.
 
-    A rule that ignores case is written for text in lower case.
+    A rule that finds a value by the name before it is written for text in lower case.
     """
 
     hint: str
     pattern: re.Pattern[str]
     accepts: Callable[[re.Match[str]], bool]
-    ignores_case: bool = False
+    is_by_name: bool = False
 
 
 def _after(texts: Iterable[str], hint: str) -> str:
@@ -46,10 +46,8 @@ def _not_after(texts: Iterable[str], hint: str) -> str:
 
 # Secrets by format
 _KEY_PREFIXES: Final = ("sk", "rk", "pk", "whsec")
-_KEY_PATTERN: Final = (
-    r"(?:(?=[A-Za-z_-]{0,64}\d)[A-Za-z0-9_-]{16,}|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,}[A-Za-z0-9_-]*)"
-)
-"""With a digit, or with more consecutive letters than words have."""
+_NO_WORDS: Final = r"(?=[A-Za-z_-]{0,64}\d|(?:[A-Za-z]{1,8}[_-]){0,3}[A-Za-z]{16,})"
+"""Condition on what follows: with a digit, or with more consecutive letters than words have."""
 
 _WHOLE_WORD_PREFIXES: Final = frozenset({"sk-", "rk-", "pk-", "sk_", "rk_", "pk_", "eyJ"})
 """Prefixes that words end in, such as `task-`."""
@@ -60,16 +58,17 @@ _WHOLE_WORD_RULES: Final = frozenset({"vault-service-token", "square-access-toke
 _TOKEN_FORMATS: Final = (
     (
         "-----BEGIN ",
-        r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+        r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,60}-{0,5}|\Z)",
     ),
-    *((f"{kind}-", _KEY_PATTERN) for kind in ("sk", "rk", "pk")),
+    ("---- BEGIN SSH2 ", r"[A-Z ]{0,20}PRIVATE KEY ----.*?(?:---- END SSH2 [A-Z ]{0,40}-{0,4}|\Z)"),
+    *((f"{kind}-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}") for kind in ("sk", "rk", "pk")),
     *(
         (f"{kind}_", r"(?:live_|test_)?(?:(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{16,}|[A-Za-z]{24,})")
         for kind in _KEY_PREFIXES
     ),
     *((f"gh{kind}_", "[A-Za-z0-9]{20,}") for kind in "pousr"),
-    ("github_pat_", "[A-Za-z0-9_]{20,}"),
-    *((f"gl{kind}-", "[A-Za-z0-9_-]{16,}") for kind in ("pat", "ptt", "dt", "rt", "cbt")),
+    ("github_pat_", f"{_NO_WORDS}[A-Za-z0-9_]{{20,}}"),
+    *((f"gl{kind}-", f"{_NO_WORDS}[A-Za-z0-9_-]{{16,}}") for kind in ("pat", "ptt", "dt", "rt", "cbt")),
     ("xox", "[abeoprs]-[A-Za-z0-9-]{10,}"),
     ("hooks.slack.com/services/", "[A-Za-z0-9/]{20,}"),
     *((kind, "[A-Z0-9]{16}") for kind in ("AKIA", "ASIA")),
@@ -77,12 +76,12 @@ _TOKEN_FORMATS: Final = (
     ("hf_", "[A-Za-z0-9]{20,}"),
     ("npm_", "[A-Za-z0-9]{30,}"),
     *(
-        (kind, "[A-Za-z0-9_-]{20,}")
+        (kind, f"{_NO_WORDS}[A-Za-z0-9_-]{{20,}}")
         for kind in ("gsk_", "xai-", "dckr_pat_", "dckr_oat_", "hvs.", "hvb.", "hvr.", "xapp-")
     ),
     (":AA", "(?<=[0-9]{5}:AA)[A-Za-z0-9_-]{32,}"),  # of bots of Telegram
     ("/api/webhooks/", "[0-9]{10,20}/[A-Za-z0-9_-]{30,}"),  # of Discord
-    ("pypi-", "[A-Za-z0-9_-]{40,}"),
+    ("pypi-", f"{_NO_WORDS}[A-Za-z0-9_-]{{40,}}"),
     ("eyJ", r"(?<![_-]eyJ)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+){0,3}"),
 )
 """Prefix and rest of the tokens of services."""
@@ -111,7 +110,23 @@ _CODE: Final = re.compile(
 _NUMBER: Final = re.compile(r"[\d.,:%/ -]{1,12}")
 _NON_SECRET_WORDS: Final = frozenset(
     {"none", "null", "true", "false", "required", "missing", "invalid", "incorrect", "wrong", "expired", "empty"}
+    | {"undefined", "unknown", "unset", "unrecognized"}
 )
+_MESSAGE: Final = re.compile(
+    r"""
+    (?:
+        access|all|argument|authentication|authorization|bad|broken|can't|cannot|command|
+        connection|could|couldn't|denied|device|did|directory|disk|does|error|exec|expected|
+        failed|field|file|illegal|input|input/output|interrupted|invalid|is|line|missing|must|
+        name|no|not|operation|option|password|permission|read-only|resource|should|stale|string|
+        text|the|this|too|unable|unexpected|unknown|unrecognized|unsupported|usage|user|value|
+        wrong
+    )
+    :?[ \t]+['"]?\w
+    """,
+    re.VERBOSE,
+)
+"""Beginning of a message about a file or a program with the name of a secret, as in `/etc/passwd: No such file`."""
 
 _WORD_CHAR_LIMIT: Final = 16
 """Letters from which a word in prose may be a secret."""
@@ -221,6 +236,8 @@ def _accepts_by_name(accepts: Callable[[str], bool]) -> Callable[[re.Match[str]]
         if is_plain and _CODE.fullmatch(value):
             return False
         is_prose = match["prose"] is not None if is_plain else value[0] == " "  # as {"token": " word"} of a model
+        if is_prose and _MESSAGE.match(match.string, match.start(str(match.lastgroup))):
+            return False
         return accepts(value) and not (is_prose and accepts is _is_likely_secret and is_plain_word(value))
 
     return named
@@ -300,9 +317,9 @@ class CollectionRule:
         self._allowed = allowed
         # As little as possible before a secret, so that none before it is passed over.
         self._regex = re.sub(r"\.\*(?!\?)", ".*?", described["regex"])
-        self._is_by_name = _BY_NAME.match(self._regex) is not None
+        self.is_by_name = _BY_NAME.match(self._regex) is not None
         if self.id not in _WHOLE_WORD_RULES:
-            end = "(?:[^0-9A-Za-z]|$)" if self._is_by_name else ""
+            end = "(?:[^0-9A-Za-z]|$)" if self.is_by_name else ""
             self._regex = _EDGE.sub(lambda edge: "" if edge[0] == r"\b" else end, self._regex)
 
     def spans(self, encoded: bytes, known: set[Span]) -> Iterator[Span]:
@@ -321,11 +338,11 @@ class CollectionRule:
             if accepts is None or "line" in self._exceptions:
                 accepts = accepted[words, value] = self._accepts(encoded, whole, value)
             if not accepts:
-                if self._is_by_name:  # another name may follow its name, or end its value
+                if self.is_by_name:  # another name may follow its name, or end its value
                     words = encoded[begin:end].lower()
                     last = max(map(words.rfind, self._keywords))
                     position = begin + last if last > 0 else position
-            elif self._is_by_name:
+            elif self.is_by_name:
                 yield start, end
             elif not _is_by_chance(encoded, start, end):
                 yield start, _WORD_END.match(encoded, end).end()  # type: ignore[union-attr]
@@ -395,8 +412,13 @@ def _hints() -> tuple[Any, list[SecretRule | CollectionRule]]:
     return _search_set(hint for hint, _ in rules), [rule for _, rule in rules]
 
 
-def find_secrets(text: str) -> list[Span]:
-    """Return the spans of secrets that the rules find, in any order; they may overlap."""
+def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
+    """Return the spans of secrets that the rules find, in any order; they may overlap.
+
+    Args:
+        text: the text.
+        by_name: whether values are found by the name before them as well, not by their own format alone.
+    """
     encoded = text.encode("ascii", "replace")  # a byte for each character
     hints, rules = _hints()
     matched = hints.Match(encoded)
@@ -408,8 +430,10 @@ def find_secrets(text: str) -> list[Span]:
     spans: set[Span] = set()
     for index in sorted(set(matched)):
         rule = rules[index]
+        if rule.is_by_name and not by_name:
+            continue
         if isinstance(rule, SecretRule):
-            for match in rule.pattern.finditer(low if rule.ignores_case else text):
+            for match in rule.pattern.finditer(low if rule.is_by_name else text):
                 if rule.accepts(match):
                     spans.add(match.span(str(match.lastgroup)))
         else:

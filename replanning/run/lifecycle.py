@@ -355,7 +355,7 @@ class Lifecycle:
     def record_error(self, where: str, error: BaseException | str) -> None:
         """Record an error that was contained, without secrets."""
         text, traceback = (error, "") if isinstance(error, str) else (describe_error(error), format_traceback(error))
-        text = self.redactor.text(text)[:_MAX_ERROR_CHARS]
+        where, text = self.redactor.text(where), self.redactor.text(text)[:_MAX_ERROR_CHARS]
         _log_problem(logging.ERROR, f"{where}: {text}", redact_bounded(traceback, MAX_TRACEBACK_CHARS, self.redactor))
         self.commit_or_defer(ErrorContained(where, text))
 

@@ -103,13 +103,15 @@ class RunFactory:
         """Create a run of a plan, owned by this process.
 
         Raises:
-            StoreError: the store does not take it, or has a run of this id.
+            PlanError: a name in the plan looks like a secret.
+            StoreError: the store does not take it, or has a run of this id, or the id looks like a secret.
             TypeError: this is not a plan but, say, the name of a file.
         """
         if not isinstance(plan, Plan):
             raise TypeError(f"expected a Plan, got {brief_repr(plan)}; Plan.load reads a file, Plan.parse a text")
-        require_instance("run_id", run_id, str | None, "the id of a run")
-        run = RunId(run_id or self.environment.new_id())
+        run = self._new_run_id(run_id)
+        if problems := self.redactor.name_problems(plan):
+            raise PlanError(problems)
         redact = self.redactor.document
         tasks: list[Task] = []
         for start in range(0, len(plan.tasks), _BATCH_SIZE):
@@ -190,12 +192,11 @@ class RunFactory:
 
         Raises:
             UnknownRun: there is no such run.
-            StoreError: the run has no such revision, or the store fails.
+            StoreError: the run has no such revision, the new id looks like a secret, or the store fails.
         """
         require_instance("run_id", run_id, str, "the id of a run")
         require_instance("revision", revision, int, "the number of a revision")
-        require_instance("new_id", new_id, str | None, "the id of a run")
-        old = RunId(run_id)
+        run, old = self._new_run_id(new_id), RunId(run_id)
         records: list[Record] = []
         for _ in _read_journal(self.store, old, records):
             pass
@@ -204,7 +205,6 @@ class RunFactory:
             raise StoreError(f"run {run_id!r} has no revision {revision!r}; it has revisions 0 to {max(numbers)}")
         opened = records[0].body
         assert isinstance(opened, RunOpened)
-        run = RunId(new_id or self.environment.new_id())
         first = replace(opened, run=run, trace=None, forked_from=(old, revision), version=__version__)
         # Processes belong to the old run, which may go on.
         kept = [
@@ -217,6 +217,12 @@ class RunFactory:
         finally:
             self.store.release(lease)
         return run
+
+    def _new_run_id(self, given: str | None) -> RunId:
+        require_instance("run_id", given, str | None, "the id of a run")
+        if given and self.redactor.is_secret_name(given):
+            raise StoreError("what looks like a secret cannot be the id of a run, because it is kept; choose another")
+        return RunId(given or self.environment.new_id())
 
     def _acquire_new_run(self, run: RunId) -> Lease:
         """Own a new run, or one whose process ended before it wrote anything."""

@@ -27,8 +27,8 @@ from replanning import (
     Task,
     open_run,
 )
-from replanning.changes import ReplaceTask, SkipTask
-from replanning.errors import LLMUnavailable
+from replanning.changes import AddTask, ModifyTask, ReplaceTask, SkipTask
+from replanning.errors import ChangeRejected, LLMUnavailable, PlanError, StoreError
 from replanning.exporters.notices import FileNotifier
 from replanning.history import export_history, markdown_report, text_report
 from replanning.journal import JsonlStore, SqliteStore, Usage
@@ -59,6 +59,13 @@ def told(example: Example, place: str = "", *, controls: bool = True) -> str:
     lines = [f"{place} {WRAPPINGS[name](example.text)}" for name in names if controls or name != "coloured"]
     text = "\n".join([*lines, f"end of {place}"])
     return text if controls else re.sub(r"[\x00-\x09\x0b-\x1f]", " ", text)
+
+
+def named(example: Example, number: int = 0) -> str:
+    """A name that tells a secret, in one of the wrappings that names may have; another secret if it is too long."""
+    wrapped = WRAPPINGS[("plain", "percent-encoded", "base64", "in a file name")[number % 4]](example.text)
+    name = next(text for text in (wrapped, example.text, examples()[0].text) if len(text) <= 200)
+    return " ".join(re.sub(r"[\x00-\x1f]", " ", name).split())
 
 
 def needles(example: Example) -> set[str]:
@@ -140,7 +147,9 @@ def propose(chosen: Sequence[Example], request: ReplanRequest) -> Sequence[Alter
     skip = SkipTask(task_id=task_id, reason=told(each, "skip"))
     return [
         Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(new,)),), reason=told(each, "reason"), confidence=0.9),
-        Alternative(changes=(skip,), reason=told(each, "skip-reason"), ask=told(each, "ask")),
+        Alternative(changes=(skip,), reason=told(each, "skip-reason"), ask=told(each, "ask"), source=told(each, "me")),
+        Alternative(changes=(ReplaceTask(task_id=task_id, tasks=(Task(id=named(each)),)),), reason="a new id"),
+        Alternative(changes=(SkipTask(task_id=named(each)),), reason="an unknown id"),
     ]
 
 
@@ -148,9 +157,33 @@ def answer(chosen: Sequence[Example], question: Question) -> Answer:
     """Answer with secrets: first something that cannot be done."""
     each = chosen[sum(map(ord, question.id)) % len(chosen)]
     if not question.rejection_reason:
-        change = SkipTask(task_id="nowhere", reason=told(each, "answer"))
-        return Answer("modify", told(each, "by"), changes=(change,))
+        changes = (SkipTask(task_id="nowhere", reason=told(each, "answer")), AddTask(task=Task(id=named(each))))
+        return Answer("modify", told(each, "by"), changes=changes[int(question.id[-1]) % 2 :][:1])
     return Answer("approve", told(each, "by"), comment=told(each, "comment"))
+
+
+async def refuse_names(engine: ReplanningEngine, chosen: Sequence[Example]) -> None:
+    """Open runs of plans in which a name is a secret, under ids that are secrets; no error tells it."""
+    for number, each in enumerate(chosen):
+        secret = named(each, number)
+        for given in (
+            {"tasks": [{"id": secret}]},
+            {"tasks": [{"id": "a", "undo": {"tool": secret}}]},
+            {"tools": [{"name": "b", "capability": secret}]},
+            {"tools": [{"name": secret, "parameters": {"x": "string"}}]},
+            {"objects": {secret: "box"}, "resources": {secret: 1}},
+        ):
+            with pytest.raises(PlanError) as wrong:
+                async with engine.open(Plan.model_validate({"goal": {"objective": "x"}, **given})):
+                    raise AssertionError(secret)
+            assert leaks([each], str(wrong.value)) == []
+        with pytest.raises(StoreError) as refused:
+            async with engine.open(Plan.model_validate({"goal": {"objective": "x"}}), run_id=secret):
+                raise AssertionError(secret)
+        provider = Proposer(lambda request: [], name=secret)
+        with pytest.raises(ValueError, match="cannot be its name") as unnamed:
+            ReplanningEngine([provider], store=engine.store)
+        assert leaks([each], str(refused.value), str(unnamed.value)) == []
 
 
 async def work(run: PlanRun, chosen: Sequence[Example]) -> None:
@@ -175,6 +208,9 @@ async def work(run: PlanRun, chosen: Sequence[Example]) -> None:
                     reason=told(each, "why"),
                     by=told(each, "who"),
                 )
+                with pytest.raises(ChangeRejected) as refused:
+                    run.apply([ModifyTask(task_id=task.id, fields={"tool": named(each)})])
+                assert leaks([each], str(refused.value)) == []
                 if task.id == "t1":
                     run.request_replan(told(each, "request"), by=told(each, "requester"))
                 try:
@@ -228,6 +264,7 @@ async def test_run(
                 environment=world,
                 tracer_provider=spans.provider,
             )
+            await refuse_names(engine, chosen)
             async with engine.open(document(chosen), run_id="run") as run:
                 await work(run, chosen)
             history = engine.history("run")

@@ -1,8 +1,12 @@
 """Secrets are taken out of text and values, and ordinary text stays as it is."""
 
+import base64
+import errno
 import json
+import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -61,6 +65,9 @@ BY_NAME = [
     # prose and logs
     ("login failed, password: hunter2", "hunter2"),
     ("passwd = s3cr3t", "s3cr3t"),
+    ("cat /etc/passwd: hunter2x", "hunter2x"),
+    ("'passwd': swordfish, for you", "swordfish"),
+    ("password: no", "no"),
     ("the passphrase is set: passphrase='correct horse battery'", "correct horse battery"),
     ("token: 9f86d081884c7d65", "9f86d081884c7d65"),
     ("Incorrect API key: ab12cd34ef56", "ab12cd34ef56"),
@@ -128,6 +135,10 @@ BY_NAME = [
     ("https://s3.example.org/o?X-Amz-Signature=fe5f80f77d5fa3be", "fe5f80f77d5fa3be"),
 ]
 
+ERRORS = (
+    "EPERM ENOENT EIO EACCES EBUSY EEXIST ENOTDIR EISDIR EINVAL EMFILE ETXTBSY ENOSPC EROFS EPIPE ENAMETOOLONG ELOOP"
+)
+
 ORDINARY = [
     "token count: 12",
     "total_tokens: 1500, max_token: 4000",
@@ -173,6 +184,11 @@ ORDINARY = [
     "token = get_token(user)\nsecret = self.secrets[0]\npassword = vault.read('db')\ncredentials = line[1:].split()",
     "token = lexeme, signature : Signature",
     '{"token": " tomorrow", "logprob": -0.2}',
+    "cat: 'file:///etc/passwd': No such file or directory",
+    "passwd: Authentication token manipulation error\npasswd: password unchanged, mkpasswd: command not found",
+    "passwd: user 'bob' does not exist, error: password: authentication failed for user bob",
+    "token: not found, token: required, password: Field required, password: must not be empty, passwd: Error 1",
+    *(f"grep: /etc/passwd: {os.strerror(getattr(errno, name))}" for name in ERRORS.split()),
     "Größe: 12, 名前: 太郎, İstanbul",
 ]
 
@@ -291,9 +307,66 @@ def test_document() -> None:
     assert REDACT.document(change).fields == {"arguments": {"password": MASK}, "priority": 3}
 
 
+SHAPED = "sk-" + "proj-Ab3dEf6hIj9kLmNoPqRsTuVwXyZ"
+PLACES: dict[str, JsonObject] = {
+    "id": {"id": SHAPED},
+    "tasks[0].id": {"tasks": [{"id": f"build {SHAPED}"}]},
+    "tasks[0].tool": {"tasks": [{"id": "a", "tool": SHAPED}]},
+    "tasks[0].when": {"tasks": [{"id": "a", "when": f"context.stage == '{SHAPED}'"}]},
+    "tasks[0].undo.tool": {"tasks": [{"id": "a", "undo": {"tool": SHAPED}}]},
+    "tasks[0].fallbacks[0].tool": {"tasks": [{"id": "a", "fallbacks": [{"tool": SHAPED}]}]},
+    "tools[0].name": {"tools": [{"name": SHAPED}]},
+    "tools[0].capability": {"tools": [{"name": "a", "capability": base64.b64encode(SHAPED.encode()).decode()}]},
+    'tools[0].parameters["[redacted]"]': {"tools": [{"name": "a", "parameters": {SHAPED: "string"}}]},
+    'resources["[redacted]"]': {"resources": {SHAPED: 1}},
+    'objects["[redacted]"]': {"objects": {SHAPED: "box"}},
+    "objects.box": {"objects": {"box": "password=hunter2x"}},
+    'mcp["[redacted]"]': {"mcp": {SHAPED: {"command": "x"}}},
+    "tasks[1].id": {"tasks": [{"id": "a"}, {"id": "mine INT-123456"}]},
+    "tasks[1].depends_on[0]": {"tasks": [{"id": "vault-word-1"}, {"id": "b", "depends_on": ["vault-word-1"]}]},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_names_that_are_secrets(place: str) -> None:
+    """Ids and other names with secrets by format, assigned, of users' patterns or known are reported by place alone."""
+    plan = Plan.model_validate({"goal": {"objective": "x"}, **PLACES[place]})
+    problems = Redactor(["vault-word-1"], [r"INT-\d{6}"]).name_problems(plan)
+    assert place in [problem.place for problem in problems]
+    assert not any(word in str(problems) for word in ("Ab3d", "hunter2x", "INT-1", "vault"))
+
+
+NAMES = f"""
+load-9f86d081884c7d65 task-123e4567-e89b-12d3-a456-426614174000 123e4567-e89b-12d3-a456-426614174000 refresh-token
+sha256:{"9f86d081884c7d659a2feaa0c55ad015" * 2} get_api_key rotate-password:monthly cache-key:9f86d081884c7d659a2f t1~2
+risk-assessment-of-all-suppliers-2026 disk-cleanup-on-all-the-hosts task-sk-de-cs-Übersetzung LoadOrdersFromWarehouse12
+deploy@eu-west-1 build/linux/amd64 step.1.2 web.search npm_install_dependencies 01HZX3V7Q8J9K2M4N5P6R7S8T9 A1B2C3D4E5F6
+heroku:123e4567-e89b-12d3-a456-426614174000
+github_pat_rotation_for_all_repositories
+pypi-publish-the-package-to-the-main-registry secret-scan:report shard=3 stage:eu
+"""
+
+
+def test_ordinary_names() -> None:
+    """Ids with hashes, UUIDs, words of prose, and names that speak of tokens and passwords, are names."""
+    redact, words = Redactor(), (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split()
+    names = [
+        *NAMES.split(),
+        "Rotate the password: monthly",
+        "at(robot, hall 3)",
+        "Ship it: token, keys and all",
+        *words,
+    ]
+    tasks = [{"id": name, "when": "context.password == 'new' and context.api_key != 'old-one'"} for name in set(names)]
+    assert redact.name_problems(Plan.model_validate({"goal": {"objective": "x"}, "tasks": tasks})) == []
+
+
 def test_parts_of_secrets_and_characters() -> None:
-    """A private key that was cut is taken out to the end of the text, and halves of characters become a mark."""
+    """A private key that was cut is taken out to its last line or the end of the text; halves of characters become a mark."""
     assert REDACT.text(f"key:\n{PEM[:60]}") == f"key:\n{MASK}"
+    assert REDACT.text(f"key:\n{PEM[:-9]}\nand then") == f"key:\n{MASK}\nand then"
+    ssh = "---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----\nP2/56wAAA\n---- END SSH2 ENCRYPTED PRIVATE KEY ----"
+    assert REDACT.text(f"key: {ssh}\nand then") == f"key: {MASK}\nand then"
     assert REDACT.text("a \udcff name") == "a \ufffd name"
     assert REDACT.text("\U0001f600 \ud83d\ude00") == "\U0001f600 \U0001f600"
 
@@ -371,6 +444,7 @@ def test_values_without_end() -> None:
 def test_time_grows_with_length_alone(part: str) -> None:
     """Hostile text of four times the length takes four times the steps, not sixteen."""
     small, large = (part * (size // len(part)) for size in (5_000, 20_000))
+    REDACT.text(large)  # which compiles patterns
     assert calls(lambda: REDACT.text(large)) <= 5 * calls(lambda: REDACT.text(small)) + 200
 
 
