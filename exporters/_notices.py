@@ -198,7 +198,7 @@ def record_notices(record: Record, progress: PlanningProgress) -> Iterator[Notic
 def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) -> Notice:
     """Return the notice about the end of a run: outcome, criteria, actions and cost."""
     state = progress.state
-    completion, criteria, actions = state.completion or {}, progress.success_criteria(), progress.finished_actions()
+    completion, criteria, actions = state.completion or {}, _criteria(progress), progress.finished_actions()
     verdict = state.latest.decision if state.latest is not None and state.latest.phase is Phase.REFLECTION else None
     result, rate = (getattr(verdict, name, None) for name in ("evaluation_result", "achievement_rate"))
     if body.status != "succeeded":
@@ -227,6 +227,12 @@ def _closing_notice(body: RunEnded, record: Record, progress: PlanningProgress) 
 
     kind = NoticeKind.FINISHED if body.status == "succeeded" else NoticeKind.ENDED
     return Notice(kind, f"record-{record.seq}", record.at, f"{body.status}: {body.reason}", build)
+
+
+def _criteria(progress: PlanningProgress) -> list[str]:
+    """Return the success criteria, each with the judgement of the model if it judged them one by one."""
+    endings = {True: " (met)", False: " (not met)", None: ""}
+    return [f"{text}{endings[met]}" for text, met in progress.success_criteria()]
 
 
 def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> Iterator[Notice]:
@@ -314,13 +320,14 @@ def _replan_notices(note: ReplanNote, at: float, progress: PlanningProgress) -> 
 def _question_notice(body: QuestionAsked, at: float, progress: PlanningProgress) -> Notice:
     held = progress.state.held.get(progress.state.questions.get(body.question, ""))
     if held is None or held.why != "clarification":
-        completion = progress.state.completion if held is not None else None
+        completion, criteria = progress.state.completion if held is not None else None, _criteria(progress)
 
         def question(limit: int) -> Paragraphs:
             choices = [candidate.alternative.reason for candidate in body.candidates]
             asked = (markdown_field("Question", body.text, limit), markdown_list("If you agree", choices, limit))
             number = markdown_field("Question number", body.question.rpartition(".q")[2], limit)
-            return (*asked, *_stop_paragraphs(completion, limit), number)
+            listed = [markdown_list("Success Criteria", criteria, limit)] if completion and criteria else []
+            return (*asked, *_stop_paragraphs(completion, limit), *listed, number)
 
         return Notice(NoticeKind.QUESTION, body.question, at, body.text, question)
 

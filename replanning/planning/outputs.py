@@ -231,12 +231,19 @@ class ReflectionReply(_ReplyModel):
 
 
 class Summary(_ReplyModel):
-    """Summary of a run."""
+    """Summary of a run; `criteria_met` judges each success criterion, in its order, or none."""
 
     goal_achieved: bool
+    criteria_met: Annotated[tuple[bool, ...], Field(max_length=100)] = ()
     tasks_completed: int = Field(ge=0)
     tasks_failed: int = Field(ge=0)
     key_outcomes: _Texts = ()
+
+    @model_validator(mode="after")
+    def _check_criteria(self) -> Self:
+        if self.goal_achieved and not all(self.criteria_met):
+            raise PydanticCustomError("criteria", "'goal_achieved' is true, but not every one of 'criteria_met'")
+        return self
 
 
 class CompletionReply(_ReplyModel):

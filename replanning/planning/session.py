@@ -27,7 +27,7 @@ from replanning.planning.decisions import (
     ReplanType,
 )
 from replanning.planning.manager import ApplyReplan, Consideration, ReplanManager, reply_problem
-from replanning.planning.outputs import Reflection
+from replanning.planning.outputs import Reflection, Summary
 from replanning.planning.prompts import MAX_PLAN_TOKENS, MAX_TOKENS_BY_KIND, ReplanPromptBuilder, prompt_templates
 from replanning.planning.state import (
     HoldReason,
@@ -350,19 +350,19 @@ class PlanningSession:
                 raise PlanningFailed(reason)
 
     def hold_for_intervention(
-        self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = ()
+        self, task: TaskId, reason: str, recommendations: tuple[str, ...] = (), judged: Summary | None = None
     ) -> NoReturn:
         """Have a person decide whether the existing results are good enough, by raising PlanningHeld."""
-        self.record_intervention(reason, recommendations, outcomes)
+        self.record_intervention(reason, recommendations, judged)
         self.hold(task, "intervention", f"{reason}; is what there is good enough?")
 
     def record_intervention(
-        self, reason: str, recommendations: tuple[str, ...] = (), outcomes: tuple[str, ...] = (), *, once: bool = False
+        self, reason: str, recommendations: tuple[str, ...] = (), judged: Summary | None = None, *, once: bool = False
     ) -> None:
         """Journal that a person must intervene, with the state of the work; `once`, unless a summary is journaled."""
         if once and self.state.completion is not None:
             return
-        self.note("completion", self.state.intervention(reason, recommendations, outcomes))
+        self.note("completion", self.state.intervention(reason, recommendations, judged))
 
     def record_assumptions(self, assumptions: Sequence[str], questions: Sequence[str] = ()) -> None:
         """Journal assumptions, and the questions without an answer that they replace."""

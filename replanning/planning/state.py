@@ -28,6 +28,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.llm.quoting import truncate_text, truncate_value
 from replanning.plan.document import Plan
+from replanning.plan.json_values import as_object
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, tool_name
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -37,6 +38,7 @@ from replanning.planning.outputs import (
     ActionPlan,
     InterventionSummary,
     RequiresHumanIntervention,
+    Summary,
     TaskDecomposition,
     clean_text,
 )
@@ -353,14 +355,14 @@ class PlanningState(_StateModel):
         return {"tasks_completed": sum(self.actions.values()), "tasks_failed": len(self.failures)}
 
     def intervention(
-        self, reason: str, recommendations: Sequence[str] = (), outcomes: tuple[str, ...] = ()
+        self, reason: str, recommendations: Sequence[str] = (), judged: Summary | None = None
     ) -> JsonObject:
         """Return the completion of a run that only a person can continue, with counts and state from the journal.
 
         Args:
             reason: why it cannot continue.
             recommendations: of the model; by default those of its latest decision. Others follow from the journal.
-            outcomes: the outcomes so far, as the model states them.
+            judged: the outcomes so far, and the criteria that are met, as the model judges.
         """
         decision = self.latest.decision if self.latest is not None else None
         advice = [*(recommendations or (decision.recommended_actions if decision is not None else ()))]
@@ -376,7 +378,8 @@ class PlanningState(_StateModel):
         summary = InterventionSummary(
             goal_achieved=False,
             **counts,
-            key_outcomes=tuple(map(clean_text, outcomes)),
+            criteria_met=judged.criteria_met if judged is not None else (),
+            key_outcomes=judged.key_outcomes if judged is not None else (),
             revision_attempts=max(self.counts.plan_revisions, len(self.plans) - 1),
             reason=clean_text(reason),
             current_state=clean_text(f"{current}; replans made: {self.counts.total}"),
@@ -502,11 +505,14 @@ class PlanningProgress:
                 actions.append(f"{name}{used}{f': {text}' if text else ''}")
         return actions
 
-    def success_criteria(self) -> list[str]:
-        """Return the criteria of the goal as the model understands it, or as it was stated."""
+    def success_criteria(self) -> list[tuple[str, bool | None]]:
+        """Return the criteria of the goal as the model understands it, or as stated, and whether each is met, if judged."""
         understood = self.state.phase_output(Phase.GOAL_UNDERSTANDING).get("success_criteria")
         stated = self._live.goal.success_criteria if self._live is not None else ()
-        return [str(one) for one in (understood if isinstance(understood, list) and understood else stated)]
+        criteria = [str(one) for one in (understood if isinstance(understood, list) and understood else stated)]
+        judged = as_object((self.state.completion or {}).get("summary")).get("criteria_met")
+        verdicts = judged if isinstance(judged, list) and len(judged) == len(criteria) else [None] * len(criteria)
+        return [(text, None if met is None else bool(met)) for text, met in zip(criteria, verdicts, strict=True)]
 
     @property
     def plans(self) -> tuple[PlanProgress, ...]:

@@ -585,8 +585,7 @@ async def _conclude(session: PlanningSession, task: Task, output: JsonObject, *,
         problem = f"the goal was not achieved: {ruling.reason if decision is None else decision.reasoning}"
     if problem:
         recommendations = decision.recommended_actions if decision is not None else ()
-        outcomes = summary.key_outcomes if summary is not None else ()
-        session.hold_for_intervention(task.id, problem, recommendations, outcomes)
+        session.hold_for_intervention(task.id, problem, recommendations, summary)
     _record_completion(session, output, "success")
 
 
@@ -855,7 +854,7 @@ async def run_step(session: PlanningSession, task: Task) -> JsonObject:
     if summary is not None:
         if not (accepted or summary.goal_achieved):  # a person must accept that
             reason = f"the goal was not achieved: {reply.comment or 'the model says no more'}"
-            session.hold_for_intervention(task.id, reason, outcomes=summary.key_outcomes)
+            session.hold_for_intervention(task.id, reason, judged=summary)
         _record_completion(session, output, "accepted" if accepted else "success")
     elif call is not None and all(PlanningTask.of(entry.task).by != task.id for entry in live):
         spec, base = session.tools[call.name], TaskId(f"call-{len(actions) + 1}")

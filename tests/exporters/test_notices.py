@@ -29,7 +29,7 @@ from replanning.testing import VirtualClock
 from tests.support.cli import cli, process
 from tests.support.llm_server import LLMRequest, LLMServerReply, ScriptedLLMServer
 from tests.support.notices import EVENTFUL, NASTY, RUN, TEXTS, carried_out, marks, planner, read
-from tests.support.planning import Model, Replies, action, eve, go_on, replan, run, summary
+from tests.support.planning import Model, Replies, action, eve, go_on, replan, run
 from tests.support.resume import cut
 
 
@@ -206,24 +206,42 @@ async def test_the_end_of_a_plan_that_was_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decision", "achieved", "gate", "met"),
+    ("decision", "judged", "gate", "met"),
     [
         (
             go_on(evaluation_result="partial_success", achievement_rate=60),
-            True,
+            {"goal_achieved": True},
             None,
-            "in part, as the model judges, 60 %",
+            "(met: in part, as the model judges, 60 %):\n- everybody knows\n- nobody minds\n",
         ),
-        (go_on(), False, "approve", "a person has accepted the result"),
+        (
+            go_on(),
+            {"goal_achieved": False, "criteria_met": [True, False]},
+            "approve",
+            "(met: a person has accepted the result):\n- everybody knows (met)\n- nobody minds (not met)\n",
+        ),
+        (
+            go_on(),
+            {"goal_achieved": False, "criteria_met": [True]},
+            "approve",
+            "(met: a person has accepted the result):\n- everybody knows\n- nobody minds\n",
+        ),
     ],
+    ids=["as a whole", "one by one", "not all of them"],
 )
-async def test_criteria_that_are_not_met(decision: JsonObject, achieved: bool, gate: str | None, met: str):
-    """Criteria that are met in part, or of which only a person's acceptance is known, are not called met."""
-    planning, *_ = await run(
-        {"completion": summary(achieved=achieved), "decision:reflection": decision}, gate=eve(gate) if gate else None
-    )
+async def test_criteria_that_are_not_met(decision: JsonObject, judged: JsonObject, gate: str | None, met: str):
+    """Criteria are shown with what the model judges of each, and those met in part or accepted by a person are not called met."""
+    replies = {
+        "goal_understanding": {"main_objective": "news", "success_criteria": ["everybody knows", "nobody minds"]},
+        "completion": {"summary": {"tasks_completed": 2, "tasks_failed": 0, **judged}},
+        "decision:reflection": decision,
+    }
+    planning, *_ = await run(replies, gate=eve(gate) if gate else None)
     records = list(planning.engine.store.read(planning.result.run))
-    assert f"**Success Criteria** (met: {met}):" in the(records, NoticeKind.FINISHED)
+    assert f"**Success Criteria** {met}" in the(records, NoticeKind.FINISHED)
+    if gate is not None:
+        asked, listed = the(records, NoticeKind.QUESTION), met.partition("\n")[2]
+        assert f"**Success Criteria**:\n{listed}" in asked
 
 
 async def test_what_ends_badly_is_told() -> None:

@@ -105,7 +105,8 @@ REFLECTION = {
     "alignment_with_plan": "a",
     "plan_revision_needed": False,
 }
-SUMMARY = {"goal_achieved": True, "tasks_completed": 2, "tasks_failed": 0, "key_outcomes": ["it works"]}
+COUNTS = {"tasks_completed": 2, "tasks_failed": 0}
+SUMMARY = {"goal_achieved": True, "criteria_met": [True], **COUNTS, "key_outcomes": ["it works"]}
 HELPLESS = {
     **SUMMARY,
     "revision_attempts": 2,
@@ -174,6 +175,8 @@ def test_a_decomposition_is_read_with_its_subtasks():
         (ExecutionReply, {"name": "run", "arguments": {}}, "current_task"),
         (CompletionReply, {"summary": SUMMARY, "done": False}, "done"),
         (CompletionReply, {"summary": {**SUMMARY, "tasks_failed": -1}, "done": True}, "tasks_failed"),
+        (CompletionReply, {"summary": {**SUMMARY, "criteria_met": [True, False]}}, "not every one of 'criteria_met'"),
+        (CompletionReply, {"summary": {**SUMMARY, "criteria_met": ["true"]}}, "criteria_met"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(model, reply, said):
