@@ -42,9 +42,6 @@ _PHASE_GOALS: Final[Mapping[Phase, str]] = {
 
 _PHASE_BY_NAME: Final[Mapping[str, Phase]] = {phase.value: phase for phase in Phase}
 
-_APPROVED_SUFFIX: Final = "~agreed"
-"""Suffix of the ids of tasks that enter the plan once a person agrees; no other task may take these ids meanwhile."""
-
 _PLACEHOLDER_ARGUMENT: Final = "${context.asked_for_later}"
 """Value used in checks for an argument that is not known yet: a reference fits every type."""
 
@@ -183,10 +180,15 @@ def repeat_phases(
     first = target if target in PLANNING_PHASES else Phase.ACTION_SEQUENCE
     notes = notes.model_copy(update={"target": notes.target or target})
     for phase in PLANNING_PHASES[PLANNING_PHASES.index(first) : PLANNING_PHASES.index(last) + 1]:
-        base = phase.value if approved_by is None else f"{phase.value}~after-{approved_by}{_APPROVED_SUFFIX}"
+        base = TaskId(phase) if approved_by is None else _reserved_id(live, phase, approved_by)
         before = [tasks[-1].id] if tasks else depends_on
-        tasks.append(phase_task(phase, view.unused_id(TaskId(base)), before, notes))
+        tasks.append(phase_task(phase, view.unused_id(base), before, notes))
     return tuple(tasks)
+
+
+def _reserved_id(live: LivePlan, phase: Phase, asking: TaskId) -> TaskId:
+    """Return the base of an id that no other task takes while a person is asked, by the place of the task that asks."""
+    return TaskId(f"{phase}~agreed-{[entry.id for entry in live].index(asking) + 1}")
 
 
 def add_phases(tasks: Sequence[Task], before: Iterable[TaskId] = ()) -> list[PlanChange]:
@@ -205,7 +207,7 @@ def accepting_task(live: LivePlan, task: Task) -> Task:
     """Return a repetition of a phase that takes over the previous output as it is."""
     notes = PlanningTask.of(task)
     assert notes.phase is not None
-    task_id = PlanView(live).unused_id(TaskId(f"{task.id}{_APPROVED_SUFFIX}"))
+    task_id = PlanView(live).unused_id(_reserved_id(live, notes.phase, task.id))
     kept = notes.model_dump(include={"target", "reason", "replan", "lineage"})
     return phase_task(notes.phase, task_id, (), PlanningTask(accept=task.id, **kept))
 
