@@ -233,7 +233,8 @@ class RunOwned(StoreError):
     """Another process owns the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
-        super().__init__(f"run {run_id!r} is owned by {owner}; stop that process, or wait until its lease ends")
+        process = owner.partition(" (")[0]  # without the marks by which processes are told apart
+        super().__init__(f"run {run_id!r} is owned by {process}; stop that process, or wait until its lease ends")
         self.run_id, self.owner = run_id, owner
 
 

@@ -106,7 +106,7 @@ class ConsoleGate:
         async with self._lock:
             with self._display.suspend():
                 out = self._console
-                out.print(f"\n{spoken_id(question.id).capitalize()}{self._time_left(question)}", style="bold yellow")
+                out.print(self._title(question), style="bold yellow")
                 print_question(out, question)
                 if not question.candidates:
                     out.print("\n  No provider has proposed an alternative.")
@@ -117,9 +117,7 @@ class ConsoleGate:
 
     async def remind(self, question: Question) -> None:
         """Print a reminder with the time that is left."""
-        self._console.print(
-            f"\n{spoken_id(question.id).capitalize()} is still open{self._time_left(question)}.", style="bold yellow"
-        )
+        self._console.print(self._title(question, " is still open"), style="bold yellow")
 
     async def _read_answer(self, question: Question) -> Answer | None:
         """Read one answer; return None where it is not valid."""
@@ -164,10 +162,10 @@ class ConsoleGate:
         self._console.print(f"{word!r} is not an answer", style="red")
         return None
 
-    def _time_left(self, question: Question) -> str:
-        if question.deadline is None:
-            return ""
-        return f" ({max(0.0, question.deadline - self._display.clock.now()):.0f} s left)"
+    def _title(self, question: Question, state: str = "") -> str:
+        now = self._display.clock.now()
+        left = "" if question.deadline is None else f" ({max(0.0, question.deadline - now):.0f} s left)"
+        return f"\n{spoken_id(question.id).capitalize()}{state}{left}"
 
 
 _MAX_LINE_CHARS: Final = 1_000_000

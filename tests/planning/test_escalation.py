@@ -74,7 +74,9 @@ async def test_what_cannot_be_evaluated_is_a_problem():
 async def test_ids_of_phases_that_a_person_agreed_to_stay_short():
     """However often a person agrees to another try, the ids of the phases that follow do not grow with each."""
     unsure = replan("task_redecomposition", confidence=0.4)
-    planning, _, _ = await run({"decision:task_decomposition": (unsure, unsure, go_on())}, gate=eve("approve", "approve"))
+    planning, _, _ = await run(
+        {"decision:task_decomposition": (unsure, unsure, go_on())}, gate=eve("approve", "approve")
+    )
     assert planning.result.status == "succeeded"
     ids = [str(entry.id) for entry in planning.run.live if entry.id.startswith("task_decomposition")]
     assert ids == ["task_decomposition", "task_decomposition~agreed-2~2", "task_decomposition~agreed-5~2"]
