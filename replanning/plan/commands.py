@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import dropwhile, pairwise
+from itertools import dropwhile
 from types import MappingProxyType
 from typing import Final
 
@@ -199,14 +199,14 @@ def option_problems(
         parameters: the types of arguments; one that is a number may be negative.
     """
     problems: list[str] = []
-    for names, sign, exempt in _leading_holes(command):
+    for names, forbidden, exempt in _leading_holes(command):
         for name in names:
             value = arguments.get(name, "")
             texts = [str(item) for item in (value if isinstance(value, list) else [value])]
             is_number = parameters.get(name) in ("integer", "number") and isinstance(value, int | float)
-            if not is_number and (found := next((text for text in texts[exempt:] if text.startswith(sign)), "")):
+            if not is_number and (found := next((text for text in texts[exempt:] if forbidden.match(text)), "")):
                 read_as = f"the name of a file; if it may be one, write @{{{name}}} in the command"
-                if sign == "-":
+                if forbidden is _DASH:
                     read_as = (
                         f"an option; if it may begin with a dash, write -- before {{{name}}} in the command, or "
                         f"--option={{{name}}}"
@@ -230,16 +230,30 @@ _VALUE_OPTIONS: Final = (
 """Common programs, and their options after which the next word is a value, whatever it is."""
 
 
-_FILE_OPTION: Final = re.compile(r"curl (?:-\w*d|--json|--data(?:-ascii|-binary|-urlencode)?)")
+_FILE_NAMES: Final = (
+    (
+        re.compile(r"curl .*?(?:-\w*[dH] ?|--(?:json|data|data-ascii|data-binary|header|proxy-header) )"),
+        re.compile("@"),
+    ),
+    (re.compile(r"curl .*?(?:--data-urlencode|--url-query) "), re.compile("[^=]*@")),
+    (re.compile(r"curl .*?(?:-\w*F ?|--form )"), re.compile("[^=]*=[@<]")),
+    (re.compile(r"curl .*?(?:-\w*F ?|--form )[^=]+="), re.compile("[@<]")),
+    (re.compile(r"gh .*?(?:-F|--field) "), re.compile("[^=]*=@")),
+    (re.compile(r"gh .*?(?:-F|--field) [^=]+="), re.compile("@")),
+)
+"""What stands before an argument, and beginnings of the argument with which it names a file to be sent."""
+
+_DASH: Final = re.compile("-")
+_FIRST_HOLES: Final = re.compile(f"([^{HOLE_DELIMITER}]*)((?:{MARKED_HOLE.pattern})+)", re.DOTALL)
 
 _MAX_WORDS: Final = 100
 """Most words of a simple command that are searched for a sign that the next word is no option."""
 
 
-def _leading_holes(command: str) -> Iterator[tuple[list[str], str, int]]:
+def _leading_holes(command: str) -> Iterator[tuple[list[str], re.Pattern[str], int]]:
     """Yield the holes at the beginning of each word that a program may read as an option, or `curl` as a file: `@name`.
 
-    With each, the sign with which the word must not begin, and how many words of a list are exempt: 1 after an option that
+    With each, the beginnings that the argument must not have, and how many words of a list are exempt: 1 after an option that
     takes a value, and after a redirection.
     """
     words: list[str] = []
@@ -261,12 +275,15 @@ def _leading_holes(command: str) -> Iterator[tuple[list[str], str, int]]:
                 is_open = is_open and (len(text) <= 2 or (text[0] == '"' and re.search(r"[$`]", text) is not None))
             word += text
             continue
-        before = f"{_program_name((_strip_launchers(words) or words)[0])} {words[-1]}" if holes and words else ""
-        if _FILE_OPTION.fullmatch(before):
-            yield holes, "@", 0
+        if words and (found := _FIRST_HOLES.match(word)):
+            program = _program_name((_strip_launchers(words[:_MAX_WORDS]) or words)[0])
+            before = re.sub("['\"\\s]", "", words[-1]), re.sub("['\"]", "", found[1])
+            for option, beginning in _FILE_NAMES:
+                if option.fullmatch(" ".join((program, *before))):
+                    yield MARKED_HOLE.findall(found[2]), beginning, 0
         takes_value = bool(holes) and (redirected or _takes_value(words))
         if holes and (takes_value or not _takes_any_word(words)):
-            yield holes, "-", int(takes_value)
+            yield holes, _DASH, int(takes_value)
         if word and not redirected and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS)):
             words.append(word)
         redirected = text in "<>" or (redirected and not word and text in " \t&")
@@ -305,21 +322,31 @@ def command_programs(command: str) -> list[str]:
     """Return the programs that a command plainly starts, each once, in order."""
     if re.search(r"\bcase\b|\(\s*\)", command):
         return []  # patterns of `case` and names of functions look like programs
-    first = (words[0] for _, words in _simple_commands(command))
+    first = (words[0] for _, words in _simple_commands(mark_holes(command)))
     plain = re.compile(r"[\w./+@][\w./+@-]*")
     return list(dict.fromkeys(word for word in first if plain.fullmatch(word) and word not in _SHELL_BUILTINS))
 
 
+_HERE_DOCUMENT: Final = re.compile(r"""<<-?[ \t]*['"\\]?(\w+)['"]?([^\n]*)\n""")
+
+
 @lru_cache(maxsize=2)  # several judgements read the commands of one template
 def _simple_commands(command: str) -> list[tuple[str, list[str]]]:
-    """Return the simple commands of a template, roughly, with the operators before each; holes are marked.
+    """Return the simple commands of a marked template, roughly, with the operators before each.
 
-    The end of a group is passed over: `(a) | b` is `a | b`.
+    The end of a group is passed over: `(a) | b` is `a | b`. A here-document becomes a quoted word after `<`.
     """
+    rest, parts = command.replace("<<<", "<"), []
+    while found := _HERE_DOCUMENT.search(rest):
+        end = re.compile(rf"^\t*{found[1]}$", re.MULTILINE).search(rest, found.end())
+        if end is None:
+            break
+        parts += [rest[: found.start()], "< '", rest[found.end() : end.start()].replace("'", ""), "'", found[2]]
+        rest = rest[end.end() :]
     commands: list[tuple[str, list[str]]] = []
     words: list[str] = []
     word = before = ""
-    for kind, text, _ in [*_tokens(mark_holes(command)), ("text", ";", True)]:
+    for kind, text, _ in [*_tokens("".join([*parts, rest])), ("text", ";", True)]:
         if kind != "text" or text not in " \t\n;|&()" or (text == "&" and word[-1:] in {"<", ">"}):
             word += text  # quoted parts stay as they are
             continue
@@ -353,9 +380,18 @@ _CODE_OPTIONS: Final = {
 """Interpreters by the option that takes code."""
 
 _LAUNCHERS: Final = re.compile(
-    r"find|xargs|timeout|nohup|setsid|busybox|ssh|stdbuf|chroot|parallel|watch|ionice|taskset|strace|unshare"
+    r"find|xargs|timeout|nohup|setsid|busybox|toybox|ssh|stdbuf|chroot|parallel|watch|ionice|taskset|strace|ltrace|unshare"
+    r"|env|nice|chrt|flock|nsenter|systemd-run|script|gdb|valgrind|perf|numactl|setarch|prlimit|fakeroot|bwrap|sshpass|entr|xvfb-run"
 )
 """Programs that start another one from any of their words."""
+
+_VERB_LAUNCHERS: Final = (
+    (re.compile(r"docker|podman|nerdctl|docker-compose|kubectl|oc"), re.compile(r"\S+ (?:exec|run)"), True),
+    (re.compile(r"git"), re.compile(r"bisect run|submodule foreach|\S+ (?:--exec|-x)"), True),
+    (re.compile(r"python[\d.]*"), re.compile(r"\S+ -m"), False),
+    (re.compile(r"uv|poetry|pipenv|pdm|hatch|rye|conda|mamba|bundle|pixi"), re.compile(r"\S+ (?:run|exec)"), False),
+)
+"""Programs that start another one after one of their words: from any of the words that follow, or else from the next."""
 
 _STDIN: Final = ""
 """Program that is read from standard input."""
@@ -369,7 +405,8 @@ _SSH_OPTION_WITH_VALUE: Final = re.compile(r"-\w*[BbcDEeFIiJLlmOopQRSWw]")
 
 
 def _program_name(word: str) -> str:
-    return word.rpartition("/")[2]
+    """Return the name of the program that a word starts, also behind a path, quotes and backslashes."""
+    return re.sub(r"""['"\\]""", "", MARKED_HOLE.sub("", word)).rpartition("/")[2]
 
 
 def _remote_command(words: list[str]) -> list[str]:
@@ -421,25 +458,152 @@ def _interpreted_program(command: list[str]) -> tuple[str, str] | None:
     return runner, _STDIN
 
 
-_DELETE_PROGRAMS: Final = re.compile(r"rm|rmdir|shred|unlink|dd|mkfs(?:\..*)?|-delete")
-"""Programs that delete; `-delete` is an option of `find`."""
-
-_PRIVILEGE_PROGRAMS: Final = re.compile(r"sudo|doas|su")
-_DATABASE_PROGRAMS: Final = re.compile(
-    r"psql|mysql(?:sh|admin)?|mariadb|sqlite3?|mongo(?:sh)?|redis-cli|cqlsh|sqlcmd|sqlplus|duckdb|clickhouse-client|drop(?:db|user)"
+_CODE_KEY: Final = (
+    r"(?i:alias\.[^= ]*|[^= ]*(?:pager|editor|command|cmd|helper|program|path|fsmonitor|driver|textconv|askpass|exec"
+    r"|external|clean|smudge|process|insteadof))"
 )
-_PERMISSION_PROGRAMS: Final = re.compile(r"ch(?:mod|own|grp|attr)|setfacl")
-_RECURSIVE_OPTION: Final = re.compile(r"-\w*R\w*|--recursive")
+"""Settings whose values are commands, or name programs."""
 
+_CODE_VARIABLE: Final = re.compile(
+    r"(?<!\S)(?:\w*(?:PAGER|EDITOR|_COMMAND|ASKPASS|_PRELOAD|_RSH|_WRAPPER|MAKEFLAGS)|(?:PYTHON|NODE_|CLASS|LD_LIBRARY_|GIT_EXEC_)?PATH"
+    r"|VISUAL|SHELL|BROWSER|BASH_ENV|ENV|PS4|GIT_(?:SSH|EXTERNAL_DIFF|PROXY_\w+|CONFIG\w*|TEMPLATE_DIR)|LD_AUDIT|DYLD_\w+"
+    r"|NODE_OPTIONS|PYTHON(?:STARTUP|HOME)|PERL5(?:OPT|LIB|DB)|RUBY(?:OPT|LIB)|_?JAVA_\w*OPTIONS|GOFLAGS|TAR_OPTIONS|LESS(?:OPEN|CLOSE))="
+    + HOLE_DELIMITER
+)
+
+_ANY: Final = r" (?:.*? )?\0?"  # the words before the one that counts
+_GIT: Final = r"(?: (?:-[cC]|--git-dir|--work-tree) \S+| -\S+)*+ \0?"  # options of git itself
 _GIT_LOSSES: Final = {
-    "push": re.compile(r"-[a-zA-Z]*[fd][a-zA-Z]*|--(?:force.*|mirror|delete|prune)|[+:].+"),
-    "reset": re.compile(r"--hard"),
-    "clean": re.compile(r"-[a-zA-Z]*f[a-zA-Z]*|--force"),
-    "checkout": re.compile(r"-[a-zA-Z]*f[a-zA-Z]*|--force"),
-    "branch": re.compile(r"-[a-zA-Z]*D[a-zA-Z]*"),
-    "stash": re.compile(r"drop|clear"),
+    "push": r"-(?=[a-zA-Z]*[fd])[a-zA-Z]+|--(?:force\S*|mirror|delete|prune)|[+:]\S+",
+    "reset": r"--(?:hard|merge|keep)",
+    "clean": r"-(?=[a-zA-Z]*f)[a-zA-Z]+|--force",
+    r"checkout(?!.* (?:-b|--orphan) )": r"-(?=[a-zA-Z]*[fB])[a-zA-Z]+|--force|--|\.|\0\S*",
+    "switch": r"-(?=[a-zA-Z]*[fC])[a-zA-Z]+|--(?:force|force-create|discard-changes)",
+    r"restore(?!.* (?:-S|--staged)(?: |$))": r"\S*",
+    "restore": r"-W|--worktree",
+    r"rm(?!.* (?:--cached|--dry-run|-n)(?: |$))": r"\S*",
+    "branch": r"-(?=[a-zA-Z]*[DMCf])[a-zA-Z]+|--force",
+    "tag": r"-(?=[a-zA-Z]*[df])[a-zA-Z]+|--(?:delete|force)",
+    "stash": "drop|clear",
+    "worktree": "-f|--force",
+    "reflog": "expire|delete",
+    "update-ref": "-d|--delete",
+    "filter-branch|filter-repo": r"\S*",
 }
 """Commands of git by which work can be lost, and the words that make them do so."""
+
+_CODE_RULES: Final = (
+    ("eval", r" .*\0"),
+    ("ssh", r"(?: -\w*[BbcDEeFIiJLlmOopQRSWw] \S+| -\S+)*+ \S+ .*\0"),
+    ("watch|parallel", r"(?: (?:-[njNLISd]|--interval|--jobs) \S+| -\S+)*+ (?:(?!:::).)*?\0"),
+    (
+        r"(?:ba|da|k|z|fi)?sh|python[\d.]*",
+        r"(?: -[oWX] \S+| (?!-\w*[cm][ \0])[-+]\S+)*+ (?:-\w*c |-[^ c\0]*c)[^ \0]*\0",
+    ),
+    (
+        "node|perl|ruby|lua|deno|bun|Rscript|osascript|julia|groovy",
+        r"(?: (?!-\w*[eE][ \0]|--eval)-\S+)*+ (?:-\w*[eE] |-[^ eE\0]*[eE]|--eval[= ]|eval )[^ \0]*\0",
+    ),
+    ("php", r"(?: (?!-\w*r[ \0])-\S+)*+ (?:-\w*r |-[^ r\0]*r)[^ \0]*\0"),
+    ("n?vim?|ex|emacs", rf"{_ANY}(?:-c |--cmd |--eval[= ]|\+)\0"),
+    (
+        "[gmn]?awk",
+        r"(?: (?:-[vF]|--assign) \S+| (?!-\w*[vFfe] |--(?:file|source|assign))-\S+)*+ (?:(?!-)|-e |--source[= ])\S*\0",
+    ),
+    (
+        "g?sed",
+        rf"(?:(?: -l \S+| (?!-\w*[efl] |-\w*e\S|--expression|--file)-\S+)*+ (?!-)|{_ANY}(?:-\w*e |-[^ e\0]*e|--expression[= ]))[^ \0]*\0",
+    ),
+    (
+        "git",
+        rf"(?: -C \S+| -c (?!(?:{_CODE_KEY}=)?\0)\S+| (?!-[cC] |--exec-path=\0)-\S+)*+ (?:-c (?:{_CODE_KEY}=)?|--exec-path=)\0",
+    ),
+    ("git", rf"{_GIT}(?:config(?: -\S+)*+ (?:\0{_CODE_KEY}(?: |$)|\0?{_CODE_KEY} \0)|bisect run \0)"),
+    ("git", rf"{_GIT}(?:rebase{_ANY}-x |submodule{_ANY}foreach (?:-\S+ )*+)\0"),
+    ("git", rf"{_ANY}--(?:exec|upload-pack|receive-pack)[= ]\0"),
+    ("ssh|scp|sftp", rf"{_ANY}(?:(?:-\w*o |-[^ o\0]*o)(?:{_CODE_KEY}=)?|-S )\0"),
+    ("rsync", rf"{_ANY}(?:-\w*e |--(?:rsh|rsync-path)[= ])\0"),
+    ("g?tar", rf"{_ANY}(?:-\w*[IF] |--(?:checkpoint-action|to-command|use-compress-program|info-script)[= ])\0"),
+    ("zip", rf"{_ANY}(?:-TT |--unzip-command[= ])\0"),
+    ("env", rf"{_ANY}(?:-\w*S ?|--split-string[= ])\0"),
+    ("flock|script|nix-shell", rf"{_ANY}(?:-\w*c|--command|--run)[= ]\0"),
+    ("g?make", r"(?: .*?)? (?:\0[^ =$]*[=$]|[^ =]+=[^ \0]*\0[^ $]*\$|--eval[= ]\0)"),
+)
+"""Programs, and what follows their name where an argument of the tool becomes code; `\\0` stands before the argument."""
+
+_PACKAGE_RULES: Final = (
+    (
+        r"pip[\d.]*|pipx|uv|poetry|pdm|npm|pnpm|yarn|bun|cargo|go|gem|brew|conda|mamba|apt|apt-get|dnf|yum|apk",
+        r"(?: (?:pip|tool|global)| -\S+)*+ (?:install|add|i|get|exec|dlx|x|(?<=pipx )run) (?:.*? )?\0",
+    ),
+    ("npx|pnpx|bunx|uvx", r"(?: (?!-p |--package)-\S+)*+ (?:-p |--package[= ])?\0"),
+    (
+        "docker|podman|nerdctl",
+        r"(?: -\S+)*+ run(?: (?:-[veupw]|--(?:name|network|volume|env|mount|user|publish)) \S+| -\S+)*+ \0",
+    ),
+)
+"""The same where an argument names a package or an image that is run."""
+
+_DATABASE_PROGRAMS: Final = (
+    "psql|mysql(?:sh|admin)?|mariadb|sqlite3?|mongo(?:sh)?|(?:redis|valkey)-cli|cqlsh|sqlcmd|sqlplus|duckdb|clickhouse-client"
+    "|drop(?:db|user)|pg_restore"
+)
+_DESTROYERS: Final = (
+    (r"rm|rmdir|shred|unlink|dd|mkfs(?:\.\S*)?|truncate|wipefs|blkdiscard|[cs]?fdisk|parted|mkswap", ""),
+    ("user(?:del|mod)|groupdel|[lvp][vg]remove|shutdown|reboot|halt|poweroff|pkill|killall", ""),
+    ("crontab", r"(?!.* -l(?: |$)) ()"),
+    ("docker|podman|docker-compose", rf"(?>{_ANY}(down)(?= )){_ANY}(-v|--volumes)(?= |$)"),
+)
+_HARM_WORDS: Final = (
+    ("find", "-delete"),
+    ("rsync", r"--del\S*|--remove-source-files"),
+    ("g?tar", "--remove-files"),
+    ("terraform|tofu|terragrunt|pulumi|cdk|vagrant|zfs|zpool", "destroy|apply|up"),
+    ("kubectl|oc|helm", "delete|drain|uninstall"),
+    ("aws|gsutil|s3cmd|rclone", r"rm|rb|--delete|del|purge|(?:delete|terminate|remove)(?:-\S+)?"),
+    ("gcloud|az|gh|glab|doctl|fly|flyctl|heroku", r"delete|destroy|purge|\S+:destroy"),
+    ("systemctl|service|launchctl|initctl", "stop|disable|mask|kill|unload|poweroff|reboot|halt"),
+    ("docker|podman|nerdctl", "rm|rmi|prune|kill"),
+    (
+        "ip6?tables|nft|ufw|firewall-cmd",
+        r"-[FXD]|--(?:flush|delete\S*|remove\S*)|flush|delete|reset|disable",
+    ),
+    ("apt|apt-get|dnf|yum|zypper|apk|brew|pacman", r"remove|purge|autoremove|erase|del|-R\w*"),
+    ("npm|pnpm|yarn", "unpublish"),
+)
+"""Programs, and words with which they delete or stop something."""
+
+_HARMS: Final = tuple(
+    (programs, re.compile(rf"({programs})(?= |$){rest}", re.DOTALL), f"{reason} {{!r}}")
+    for reason, rules in (
+        ("it runs whatever text it is given with", _CODE_RULES),
+        ("it runs whatever package it is given with", _PACKAGE_RULES),
+        ("it acts as somebody else, with", [("sudo|doas|su|pkexec|runuser|gosu|run0", "")]),
+        ("it works on a database, with", [(_DATABASE_PROGRAMS, "")]),
+        (
+            "it changes permissions recursively, with",
+            [(r"ch(?:mod|own|grp|attr)|setfacl", rf"{_ANY}(?:-[^ R]*R|--recursive(?= |$))")],
+        ),
+        (
+            "it discards work, with",
+            [("git", rf"{_GIT}({verb}){_ANY}({words})(?= |$)") for verb, words in _GIT_LOSSES.items()],
+        ),
+        ("it uses", [*_DESTROYERS, *((programs, rf"{_ANY}({words})(?= |$)") for programs, words in _HARM_WORDS)]),
+    )
+    for programs, rest in rules
+)
+"""What may do harm: programs, a pattern of the text that `_started_commands` makes of a command, and the reason."""
+
+_MAX_STARTS: Final = 20
+"""Most programs among the words of a command that are judged; one with more counts as dangerous."""
+
+_LAUNCHER_PATTERNS: Final = [_LAUNCHERS.pattern, *(programs.pattern for programs, _, _ in _VERB_LAUNCHERS)]
+_KNOWN_PROGRAM: Final = re.compile(
+    "|".join({programs: "" for programs, _, _ in _HARMS} | dict.fromkeys(_LAUNCHER_PATTERNS))
+)
+_SHELL_TEXT: Final = re.compile(r"(?:ssh|watch|parallel|flock|script|nix-shell) |git (?:submodule|bisect|rebase) ")
+"""Programs that give a quoted word to a shell."""
+
 
 _FETCH_PROGRAMS: Final = re.compile(r"curl|wget|fetch|nc|ncat|ssh")
 _PRINT_PROGRAMS: Final = re.compile(r"echo|printf")
@@ -448,28 +612,8 @@ _QUOTED_WORD: Final = re.compile(r"""(["'])(.*)\1""", re.DOTALL)
 _SUBSTITUTION_PREFIXES: Final = ("<", "$")
 """Ends of a word before a substitution: `<(…)`, `$(…)`."""
 
+_SUBSTITUTION: Final = re.compile(r"\$\((.*)\)|`(.*)`", re.DOTALL)
 _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
-
-
-_CODE_KEYS: Final = (
-    r"(?:alias\.[^=]*|[^=]*(?:pager|editor|command|helper|program|path|fsmonitor|driver|textconv|askpass|exec))"
-)
-"""Settings and variables whose values are commands, or name programs."""
-
-_CODE_VALUES: Final = (
-    (re.compile(r"git"), re.compile(rf"-c (?:{_CODE_KEYS}=)?|--(?:exec|upload-pack|receive-pack)[= ]", re.IGNORECASE)),
-    (re.compile(r"ssh|scp|sftp"), re.compile(rf"-\w*o ?(?:{_CODE_KEYS}=)?", re.IGNORECASE)),
-    (re.compile(r"rsync"), re.compile(r"-\w*e |--(?:rsh|rsync-path)[= ]")),
-    (re.compile(r"tar"), re.compile(r"-\w*[IF] |--(?:checkpoint-action|to-command|use-compress-program)[= ]")),
-    (re.compile(r"[gm]?awk"), re.compile(r"(?:-\S+|[gm]?awk) ")),
-    (re.compile(r"-.*"), re.compile(r"-\w*S ?|--split-string[= ]")),  # of `env`
-)
-"""Programs that run the value of an option, and what stands before the value."""
-
-_CODE_VARIABLE: Final = re.compile(
-    r"(?<!\S)(?:\w*(?:PAGER|EDITOR|_COMMAND|ASKPASS|_PRELOAD)|(?:PYTHON|LD_LIBRARY_|GIT_EXEC_)?PATH|VISUAL|SHELL|BASH_ENV|ENV)="
-    + HOLE_DELIMITER
-)
 
 
 def use_danger(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
@@ -490,89 +634,87 @@ def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
         return "it sends DELETE"
     if tool.kind != "shell" or not tool.command:
         return ""
-    if len(tool.command) > _MAX_COMMAND_CHARS or len(_simple_commands(tool.command)) > _MAX_COMMANDS:
+    template = mark_holes(tool.command)
+    substitutions = template.count("$(") + template.count("`")
+    is_long = len(template) > _MAX_COMMAND_CHARS or substitutions > _MAX_COMMANDS
+    if is_long or len(_simple_commands(template)) > _MAX_COMMANDS:
         return "its command is too long to be judged"
-    filled = MARKED_HOLE.sub(
-        lambda hole: _quoted_words(arguments.get(hole[1], f"{{{hole[1]}}}")), mark_holes(tool.command)
-    )
-    return next(_danger_reasons(tool.command), "") or next(_danger_reasons(filled) if arguments else iter(()), "")
+    filled = MARKED_HOLE.sub(lambda hole: _given_words(hole[0], arguments.get(hole[1])), template)
+    numbers = {name for name, kind in tool.parameters.items() if kind in ("integer", "number")}
+    unfilled = MARKED_HOLE.sub(lambda hole: "0" if hole[1] in numbers else hole[0], template)
+    return next(_danger_reasons(unfilled), "") or next(_danger_reasons(filled) if arguments else iter(()), "")
 
 
-def _quoted_words(value: JsonValue) -> str:
-    """Return a value as words of the shell, without braces, which could be a placeholder, and not longer than names are."""
+def _given_words(hole: str, value: JsonValue) -> str:
+    """Return a value as words of the shell, each after the hole that it fills, and not longer than names are."""
+    if value is None or isinstance(value, bool | int | float):
+        return hole if value is None else str(value)
     items = value if isinstance(value, list) else [value]
-    return " ".join(shlex.quote(str(item)[:_MAX_PROGRAM_CHARS].translate({0: None, ord("{"): None})) for item in items)
+    return " ".join(hole + shlex.quote(str(item)[:_MAX_PROGRAM_CHARS].replace(HOLE_DELIMITER, "")) for item in items)
 
 
 def _danger_reasons(command: str) -> Iterator[str]:
-    if found := _CODE_VARIABLE.search(mark_holes(command)):
+    """Yield why a command with marked holes may do harm."""
+    if found := _CODE_VARIABLE.search(command):
         yield f"it runs whatever {found[0].partition('=')[0].strip()!r} is set to"
-    for _, words in _simple_commands(command):
+    last: list[str] = []
+    for before, words in _simple_commands(command):
         if HOLE_DELIMITER in words[0]:
             yield "it runs whatever program it is told to"
-        elif runner := _argument_interpreter(words):
-            yield f"it runs whatever text it is given with {runner!r}"
-        for name in dict.fromkeys(_candidate_programs(words)):
-            if _DELETE_PROGRAMS.fullmatch(name):
-                yield f"it uses {name!r}"
-            elif _PRIVILEGE_PROGRAMS.fullmatch(name):
-                yield f"it acts as somebody else, with {name!r}"
-            elif _DATABASE_PROGRAMS.fullmatch(name):
-                yield f"it works on a database, with {name!r}"
-            elif _PERMISSION_PROGRAMS.fullmatch(name) and any(map(_RECURSIVE_OPTION.fullmatch, words)):
-                yield f"it changes permissions recursively, with {name!r}"
-            elif name == "git":
-                plain = [word.strip("'\"") for word in words]
-                verb = next(filter(_GIT_LOSSES.__contains__, plain), "")
-                if verb and (loss := next(filter(_GIT_LOSSES[verb].fullmatch, plain[plain.index(verb) + 1 :]), "")):
-                    yield f"it discards work, with 'git {verb} {loss}'"
-        if script := _inline_script(words):
+        is_program = last == ["$"] and before[:1] == "("  # as in `$(which rm)`
+        last = words
+        if is_program or re.match("-[^vV]", words[0]):
+            words = ["env", *words]  # noqa: PLW2901 - or `nice`, or another prefix
+        starts = _started_commands(words)
+        if len(starts) > _MAX_STARTS:
+            yield "its command is too long to be judged"
+        for text in filter(_KNOWN_PROGRAM.match, starts.values()):
+            for _, pattern, reason in _HARMS:
+                if found := pattern.match(text):
+                    parts = [part.replace(HOLE_DELIMITER, "") for part in found.groups() if part]
+                    yield reason.format(" ".join(filter(None, parts)))
+        for script in _inline_scripts(words, starts):
             yield from _danger_reasons(script)
+    for kind, text, _ in _tokens(command):
+        if kind == "backquotes" or (kind == "quotes" and text[0] == '"'):
+            for found in _SUBSTITUTION.finditer(text):
+                yield from _danger_reasons(found[1] or found[2] or "")
     yield from (
         f"it runs whatever comes from elsewhere, with {runner!r}" for runner in _untrusted_code_runners(command)
     )
 
 
-def _candidate_programs(words: list[str]) -> list[str]:
-    names = [_program_name(word) for word in words]
-    return names if _LAUNCHERS.fullmatch(names[0]) or names[0].startswith("-") else names[:1]  # of `env -i`
+def _started_commands(words: list[str]) -> dict[int, str]:
+    """Return the text of a command, and of each that it may start, by the place of the program among the words.
+
+    A text has one blank between words, no quotes, and the character NUL where an argument of the tool begins.
+    """
+    plain = [re.sub(r"\s", "_", re.sub(r"""['"\\]""", "", MARKED_HOLE.sub(HOLE_DELIMITER, word))) for word in words]
+    plain = [word.removeprefix(HOLE_DELIMITER) if word.startswith(f"{HOLE_DELIMITER}-") else word for word in plain]
+    starts: dict[int, str] = {}
+    expects = anywhere = False
+    verb: tuple[re.Pattern[str], bool] | None = None
+    for index, word in enumerate(plain):
+        name = _program_name(words[index])
+        is_next = expects and not _OPTION_OR_ASSIGNMENT.fullmatch(word)
+        if not index or is_next or (anywhere and _KNOWN_PROGRAM.fullmatch(name)):
+            starts[index] = " ".join([name, *plain[index + 1 :]])
+            if len(starts) > _MAX_STARTS:
+                break
+            expects, anywhere = False, anywhere or _LAUNCHERS.fullmatch(name) is not None
+            verb = next((row[1:] for row in _VERB_LAUNCHERS if row[0].fullmatch(name)), verb)
+        elif verb and verb[0].fullmatch(f"{plain[index - 1]} {word}"):
+            expects, anywhere, verb = not verb[1], anywhere or verb[1], None
+    return starts
 
 
-def _argument_interpreter(words: list[str]) -> str:
-    """Return the interpreter whose code is an argument of the tool; "" if there is none."""
-    if words[0] == "eval":
-        return "eval" if any(HOLE_DELIMITER in word for word in words) else ""
-    if any(HOLE_DELIMITER in word for word in _ssh_command(words)):
-        return "ssh"
-    for program, value in _CODE_VALUES:
-        runner = next(filter(program.fullmatch, _candidate_programs(words)), "")
-        for before, word in pairwise(words) if runner else ():
-            head, hole, _ = word.partition(HOLE_DELIMITER)
-            if hole and (value.fullmatch(f"{before} {head}") or value.fullmatch(head)):
-                return "env" if runner.startswith("-") else runner
-    runners: dict[str, str] = {}  # the last interpreter before each option that takes code
-    for option, word in pairwise(words):
-        if HOLE_DELIMITER in word:
-            for letter, runner in runners.items():
-                if re.fullmatch(rf"-\w*{letter}", option):
-                    return runner
-        name = _program_name(option)
-        runners.update((letter, name) for letter, programs in _CODE_OPTIONS.items() if programs.fullmatch(name))
-    return ""
-
-
-def _ssh_command(words: list[str]) -> list[str]:
-    """Return the words of a command that run on another machine, where a shell parses arguments again."""
-    names = _candidate_programs(words)
-    return _remote_command(words[names.index("ssh") :]) if "ssh" in names else []
-
-
-def _inline_script(words: list[str]) -> str:
-    """Return the quoted script that a command passes to a shell; "" if there is none."""
-    runner, program = _interpreted_program(words) or ("", "")
-    sent = _ssh_command(words)
-    quoted = _QUOTED_WORD.fullmatch(program if _SHELL_NAME.fullmatch(runner) else sent[0] if len(sent) == 1 else "")
-    return quoted[2] if quoted else ""
+def _inline_scripts(words: list[str], starts: Mapping[int, str]) -> list[str]:
+    """Return the quoted scripts that a command passes to a shell."""
+    programs = [_interpreted_program(words[index:]) or ("", "") for index in starts]
+    scripts = [program for runner, program in programs if _SHELL_NAME.fullmatch(runner)]
+    if any(map(_SHELL_TEXT.match, starts.values())):
+        scripts += [word for word in words if re.search(r"\s", word)]
+    return [quoted[2] for word in dict.fromkeys(scripts) if (quoted := _QUOTED_WORD.fullmatch(word))]
 
 
 def _untrusted_code_runners(command: str) -> Iterator[str]:

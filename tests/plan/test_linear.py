@@ -225,6 +225,14 @@ CORPUS: Final[Sequence[tuple[str, Family]]] = [
     ("command", ("", "$((", "")),
     ("command", ("x ", "-c {x} ", "")),
     ("command", ("x ", "{x} ", "")),
+    ("command", ("ssh ", "-o a ", "{x}")),
+    ("command", ("make a=", "{x}", "")),
+    ("command", ("docker ", "down ", "")),
+    ("command", ("chmod -", "R", ".")),
+    ("command", ("timeout ", "{x} ", "")),
+    ("command", ("curl ", "-F {x} ", "")),
+    ("command", ("", '"$(a)" ', "")),
+    ("command", ("cat ", "<<A\n", "")),
 ]
 """The worst families that were found."""
 

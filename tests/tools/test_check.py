@@ -1,5 +1,8 @@
 """What is said about the tools of a plan before it runs."""
 
+import re
+from typing import Final
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,11 +126,22 @@ def test_missing_arguments():
             "@/etc/passwd",
             ["the name of a file; if it may be one, write @{x} in the command"],
         ),
+        *(
+            (f"curl {option} http://h", given, ["the name of a file; if it may be one, write @{x} in the command"])
+            for option, given in [
+                ("-d{x}", "@f"), ("-sSd{x}", "@f"), ("-H {x}", "@f"), ("-H{x}", "@f"), ("--header {x}", "@f"), ("-F {x}", "a=@f"),
+                ("-F a={x}", "@f"), ("-F 'a='{x}", "<f"), ("--form {x}", "a=<f"), ("--data-urlencode {x}", "a@f"), ("--json {x}", "@f"),
+            ]
+        ),
+        ("gh api a -F b={x}", "@f", ["the name of a file; if it may be one, write @{x} in the command"]),
+        ("curl -F a={x} http://h", "a@b", []),
+        ("curl --data-urlencode a={x} http://h", "a@b", []),
+        ("curl -H {x} http://h", "A: b@c", []),
         ("curl --data @{x} http://h", "a", []),
         ("curl --json {x} http://h", "-1", []),
         ("curl {x} http://h", "", []),
     ],
-)
+)  # fmt: skip
 def test_files_among_arguments(command: str, given: str, told: list[str]):
     """Data for `curl` may begin with a dash, and not with the sign that makes it the name of a file to be sent."""
     assert [problem.partition(" read as ")[2] for problem in option_problems(command, {"x": given})] == told
@@ -214,7 +228,7 @@ def test_what_the_machine_lacks():
         ("env A=b {x}", "it runs whatever program it is told to"),
         ("mkdir -p out && rm -rf {x}", "it uses 'rm'"),
         ("while read -r f; do rm $f; done", "it uses 'rm'"),
-        ("find . -name {x} -delete", "it uses '-delete'"),
+        ("find . -name {x} -delete", "it uses 'find -delete'"),
         ("find . -name {x} | xargs -r /bin/rm", "it uses 'rm'"),
         ("timeout 5 sudo ls", "it acts as somebody else, with 'sudo'"),
         ("sudo ls", "it acts as somebody else, with 'sudo'"),
@@ -251,11 +265,20 @@ def test_commands_that_may_do_harm(command, why):
     ("command", "arguments", "why"),
     [
         ("timeout 5 {x} y", {"x": "/bin/rm"}, "it uses 'rm'"),
-        ("find . {x}", {"x": ["-name", "a b", "-delete"]}, "it uses '-delete'"),
+        ("find . {x}", {"x": ["-name", "a b", "-delete"]}, "it uses 'find -delete'"),
         ("git push origin {x}", {"x": ":gone"}, "it discards work, with 'git push :gone'"),
         ("xargs {x}", {"x": "sudo"}, "it acts as somebody else, with 'sudo'"),
         ("find . -exec {x} ';'", {"x": "rm"}, "it uses 'rm'"),
-        ("xargs {x}", {"x": ["sh", "-c", "rm a"]}, "it uses 'rm'"),
+        ("xargs {x}", {"x": ["sh", "-c", "rm a"]}, "it runs whatever text it is given with 'sh'"),
+        ("make {x}", {"x": "SHELL=./x"}, "it runs whatever text it is given with 'make'"),
+        ("make A={x}", {"x": "$(shell x)"}, "it runs whatever text it is given with 'make'"),
+        ("git {x}", {"x": ["-c", "alias.a=!x", "a"]}, "it runs whatever text it is given with 'git'"),
+        ("git config {x} {y}", {"x": "core.hooksPath", "y": "x"}, "it runs whatever text it is given with 'git'"),
+        ("docker exec box {x}", {"x": ["python", "-c", "x"]}, "it runs whatever text it is given with 'python'"),
+        ("sed -n {n}p f", {"n": "1e x;"}, "it runs whatever text it is given with 'sed'"),
+        ("make {x}", {"x": "test"}, ""),
+        ("git config {x} {y}", {"x": "user.name", "y": "x"}, ""),
+        ("timeout 9 git commit -m {x}", {"x": "rm the old $(file) and `su`"}, ""),
         ("env -i {x}", {"x": "rm"}, "it uses 'rm'"),
         ("nice -n 5 {x}", {"x": "rm"}, "it uses 'rm'"),
         ("cat {x}", {"x": "a\nrm b"}, ""),
@@ -265,13 +288,107 @@ def test_commands_that_may_do_harm(command, why):
 )
 def test_filled_commands_that_may_do_harm(command, arguments, why):
     """A command is judged with its arguments as well, each of which is a word and no more."""
-    tool = ToolSpec(name="t", kind="shell", command=command)
+    tool = ToolSpec(name="t", kind="shell", command=command, parameters={"n": "integer"} if "{n}" in command else {})
     assert (danger_reason(tool), danger_reason(tool, arguments)) == ("", why)
+
+
+HARMFUL: Final = {
+    "it runs whatever text it is given with": r"""
+        sed -n {x} f  sed -e {x} f  sed -n -i.bak {x}p f  sed -e s/a/b/ -e s/b/{x}/ f  sed --expression={x} f  gsed {x} f
+        awk -v n=1 {x}  awk -F, -v a=b {x} f  mawk -e {x}  make --eval {x}  python3 -W ignore -c {x}  sh -c{x}  perl -ne {x} f
+        deno eval {x}  php -r {x}  vim -c {x} f  git config alias.x {x}  git config --global core.pager {x}  git bisect run {x}
+        git submodule foreach --recursive {x}  git rebase main -x {x}  git rebase --exec {x}  git -C a -c core.editor={x} log
+        git --exec-path={x} log  git fetch --upload-pack {x} a  watch -n 5 {x}  watch ls {x}  parallel -j 4 {x} ::: a
+        flock f -c {x}  script -qc {x} log  zip a.zip f -T -TT {x}  tar xf a --to-command={x}  scp -S {x} a b:c
+        rsync --rsh={x} a b  ssh -o ProxyCommand={x} h  docker exec box sh -c {x}  kubectl exec p -- bash -c {x}
+        uv run python -c {x}  taskset 1 sh -c {x}  flock f sh -c {x}  env -i node -e {x}  nsenter -t 1 sh -c {x}""",
+    "it runs whatever package it is given with": """
+        pip install {x}  python3 -m pip install -U {x}  uv pip install {x}  uv add {x}  npm install {x}  npx {x}  npx -y {x}
+        npm exec {x}  pipx run {x}  cargo install {x}  go install {x}  brew install {x}  uvx {x}  npx -p {x} a
+        docker run --rm -v a:/a {x}  uv tool install {x}""",
+    "it runs whatever program it is told to": "{x} a  env A=b {x}  exec {x}",
+    "it runs whatever": """
+        PAGER={x} git log  GIT_SSH={x} git pull  GIT_EXTERNAL_DIFF={x} git diff  NODE_OPTIONS={x} node a.js  PYTHONSTARTUP={x} python
+        PERL5OPT={x} perl a  RUBYOPT={x} ruby a  LD_PRELOAD={x} ls  MAKEFLAGS={x} make  export BASH_ENV={x}  EDITOR={x} crontab -l""",
+    "it acts as somebody else, with": "pkexec ls  runuser -u me ls  nice sudo ls  \\sudo ls",
+    "it discards work, with": """
+        git checkout {x}  git checkout -- f  git checkout .  git -C a checkout main -- f  git restore {x}  git restore -W -S f
+        git rm {x}  git switch -f a  git stash drop  git tag -d v1  git reflog expire --all  git filter-branch a  git reset --merge
+        docker exec box git reset --hard  watch 'git clean -f'  git submodule foreach 'git reset --hard'  flock f -c 'git clean -f'""",
+    "it works on a database, with": "docker exec db psql -c x  redis-cli FLUSHALL  mongo --eval x  kubectl exec p -- mysql",
+    "it uses": r"""
+        \rm a  'r'm a  "rm" a  r""m a  $(which rm) a  $(command -v rm) a  busybox rm a  flock f rm a  docker exec box rm -rf /a
+        docker run -it img rm a  podman exec box dd  kubectl exec p -- rm a  uv run rm a  python3 -m x; rm a  systemd-run rm a
+        ssh -tt h 'rm a'  strace -o f rm a  script -c 'rm a' f  parallel rm ::: a  find . -exec sh -c 'rm a' ';'  echo "$(rm a)"  echo `rm a`
+        a=`rm b`; ls  unshare rm a  chrt 1 rm a  gdb --args rm a  git bisect run rm a  truncate -s0 f  mkfs.ext4 a
+        terraform destroy  terraform -chdir=a apply  kubectl delete pod a  kubectl -n a delete pod b  helm uninstall a
+        aws s3 rm s3://a  aws ec2 terminate-instances  gcloud compute instances delete a  gh repo delete a  systemctl stop a
+        crontab -r  crontab f  shred a  iptables -F  docker system prune  docker rm -f a  docker volume rm a  docker compose down -v
+        rsync -a --delete a b  tar cf a --remove-files b  apt-get -y remove a  shutdown now  npm unpublish a  pkill a""",
+}
+"""Commands, separated by two blanks, by the beginning of the reason for which they count as dangerous."""
+
+
+@pytest.mark.parametrize(
+    ("command", "why"), [(one, why) for why, text in HARMFUL.items() for one in re.split(r"\s{2,}", text.strip())]
+)
+def test_further_commands_that_may_do_harm(command, why):
+    """Widely used programs that run what they are given, start others, or destroy something are dangerous."""
+    assert danger_reason(ToolSpec(name="t", kind="shell", command=command)).startswith(why)
+
+
+ORDINARY: Final = r"""
+    pytest  pytest -q {x}  pytest -k {x} tests  python -m pytest -k {x}  python -m pytest -c {x}  python3 main.py {x}  ruff check .
+    ruff format {x}  mypy src  git status  git add {x}  git add -A  git commit -m {x}  git commit -am {x}  git log --oneline -5
+    git diff {x}  git show {x}  git switch -c {x}  git switch {x}  git checkout -b {x}  git checkout main  git pull --rebase
+    git push origin main  git push -u origin {x}  git fetch --all  git clone {x}  git stash  git stash pop  git branch -d {x}
+    git tag v1  git rm --cached {x}  git restore --staged {x}  git reset {x}  git rebase main  git cherry-pick -x {x}  git merge {x}
+    git config user.name {x}  git commit -c {x}  git submodule update --init  git bisect good  git worktree add {x}  git blame {x}
+    ls -la {x}  cat {x}  head -n {x} f  tail -f {x}  wc -l {x}  grep -rn {x} .  rg {x}  find . -name {x}  find . -type f -newer {x}
+    sed -n 5p {x}  sed -i s/a/b/ {x}  sed -e s/a/b/ -n {x}  awk '{{print $1}}' {x}  awk -v n={x} '{{print n}}' f  sort {x}  uniq  cut -f1 {x}
+    tr a b  jq .a {x}  diff {x} {y}  cp {x} {y}  mv {x} {y}  mkdir -p {x}  touch {x}  echo {x}  printf %s {x}  tee {x}  date  env  pwd  du -sh {x}
+    make  make test  make {x}  make -C {x} all  make PREFIX={x} install  cmake --build {x}  npm test  npm run {x}  npm ci  npm install  npx eslint {x}
+    npx tsc --noEmit  yarn build  pnpm install  pip install -r requirements.txt  pip install -e .  pip list  python -m build  uv sync
+    uv run pytest {x}  uv run python a.py {x}  poetry run pytest -k {x}  cargo build  cargo test {x}  go build ./...  go test {x}  go run {x}
+    node a.js {x}  ruby a.rb {x}  perl a.pl {x}  bash a.sh {x}  sh a.sh -c {x}  java -jar a.jar {x}  mvn -q test  gradle build  tsc
+    curl -fsS {x}  curl -o {x} http://h  curl -d {x} http://h  wget {x}  tar xf {x}  tar -czf {x} src  zip -r a.zip {x}  unzip {x}  gzip {x}
+    rsync -av {x} {y}  scp {x} h:f  ssh h uptime  ssh -i {x} h uptime  docker ps  docker build -t {x} .  docker run --rm img {x}
+    docker run --rm -v {x}:/a img ls  docker exec box ls {x}  docker compose up -d  docker compose down  docker logs {x}  kubectl get pods
+    kubectl apply -f {x}  kubectl logs {x}  kubectl exec p -- ls {x}  helm install a b  terraform plan  terraform fmt  aws s3 ls {x}
+    aws s3 cp {x} s3://a  gcloud compute instances list  gh pr list  gh issue view {x}  systemctl status {x}  crontab -l  ffmpeg -i {x} a.mp4
+    timeout 60 pytest {x}  nice -n 5 make  xargs wc -l  xargs -0 grep {x}  watch -n {x} date  flock f make  time ls  nohup python a.py
+    which psql  command -v psql  pandoc {x} -o {y}  black {x}  eslint {x}  shellcheck {x}  pre-commit run  tox -e {x}  apt list  brew list
+    iptables -L  strace -c ls  PYTHONPATH=src pytest  A={x} make  if test -f {x}; then cat {x}; fi  cd {x} && ls  ls | head  ls > {x}
+    echo "$(date) {{x}}"  systemctl is-active {x}  psqlx  dig {x}  ping -c {x} h  openssl dgst {x}  sha256sum {x}  parallel gzip ::: {x}"""
+"""Ordinary commands, separated by two blanks."""
+
+
+def test_here_documents():
+    """A here-document is judged if a shell reads it, and so is what follows it."""
+    commands = [
+        "sh <<EOF\nrm a\nEOF",
+        "ssh h <<'EOF'\nrm a\nEOF",
+        "cat <<-A\nb\n\tA\nrm a",
+        "cat <<< a; rm a",
+        "cat <<A\nrm a\nA",
+        "cat <<A\nrm a",
+    ]
+    reasons = [danger_reason(ToolSpec(name="t", kind="shell", command=command)) for command in commands]
+    assert reasons == ["it uses 'rm'"] * 4 + [""] * 2
+
+
+def test_ordinary_commands_do_no_harm():
+    """None of hundreds of ordinary commands counts as dangerous, with ordinary arguments or without."""
+    commands = re.split(r"\s{2,}", ORDINARY.strip())
+    tools = [ToolSpec(name="t", kind="shell", command=command) for command in commands]
+    given: list[JsonObject] = [{}, {"x": "main", "y": "a b"}, {"x": 5}, {"x": "fix the rm of sudo; git push -f"}]
+    alarms = {tool.command: reason for tool in tools for each in given if (reason := danger_reason(tool, each))}
+    assert (alarms, len(commands) >= 100) == ({}, True)
 
 
 def test_long_commands_count_as_dangerous():
     """A command that is too long to be run is not looked at."""
-    for command in ("$((" * 100_000, "<(a" * 3_000):
+    for command in ("$((" * 100_000, "<(a" * 3_000, "`a` " * 2_000, "timeout " * 30):
         assert "too long" in danger_reason(ToolSpec(name="t", kind="shell", command=command))
 
 
