@@ -474,10 +474,8 @@ def _answer_all(
             reports.append({**about, "refused": refused, "resume": resume if waits else None})
             if not options.json:
                 told = f"not taken: {refused}" if refused else f"{verdict}: {outcome or 'left for the run'}"
-                chosen = [
-                    c.alternative.reason for c in question.candidates[choice - 1 : choice] if verdict == "approve"
-                ]
-                told += "".join(f" ({printable_line(reason)})" for reason in chosen)
+                chosen = question.candidates[choice - 1 : choice] if verdict == "approve" else ()
+                told += "".join(f" ({printable_line(candidate.alternative.reason)})" for candidate in chosen)
                 console().print(f"{spoken_id(question_id)}: {told}")
         if options.json:
             print_json(reports)
