@@ -23,8 +23,19 @@ BAR: Final = 5.0
 """Milliseconds of our own in a phase, of which 95 in 100 are to be below."""
 TARGETS: Final = {Phase.GOAL_UNDERSTANDING: 5, Phase.TASK_DECOMPOSITION: 10, Phase.ACTION_SEQUENCE: 5}
 """Seconds that a phase is to take with a model in the cloud."""
-WHOLE: Final = 60
-"""Seconds that a simple task is to take with one."""
+GOAL: Final = "Say in notes.txt, in one line, what README.md is about"
+TASKS: Final = {
+    "a simple task": (60, GOAL),
+    "a task of several files": (
+        300,
+        "Say in docs/NAME.md what each of the files a.py, b.py, c.py, d.py and e.py is about",
+    ),
+    "a complex task": (
+        900,
+        "Find what the files of the repository repeat, write it once, and say in CHANGES.md what changed",
+    ),
+}
+"""Goals, and the seconds that each is to take with one."""
 
 COSTS: Final = {5: (9, 50_000), 15: (13, 110_000), 100: (26, 966_000)}
 """Most calls of the model, and characters of its prompts, for so many subtasks of which none fails."""
@@ -48,7 +59,6 @@ TOOLS: Final = (
         parameters={"path": "string", "text": "string"},
     ),
 )
-GOAL: Final = "Say in notes.txt, in one line, what README.md is about"
 
 
 def measure(
@@ -106,19 +116,22 @@ def _round(subtasks: int, runs: int) -> dict[str, list[float]]:
 
 def _with(name: str) -> list[Figure]:
     """Measure the time of a real model for each phase, next to the targets."""
-    model = create_llm_provider(name)
-    ours, theirs = anyio.run(_run, model, Passing())
-    phases: dict[str, float] = {}
-    for phase, seconds in theirs:
-        phases[phase] = phases.get(phase, 0) + seconds
-    who = f"{model.name} ({model.model})"
-    figures = [
-        single(f"{phase.value}, {who}", [phases[phase.value]], "s", target)
-        for phase, target in TARGETS.items()
-        if phase.value in phases
-    ]
-    whole = sum(phases.values()) + sum(seconds for name, seconds in ours if name == _EVERY)
-    return [*figures, single(f"a simple task, {who}", [whole], "s", WHOLE)]
+    figures, wholes = list[Figure](), list[Figure]()
+    for task, (seconds, goal) in TASKS.items():
+        model = create_llm_provider(name)
+        ours, theirs = anyio.run(_run, model, Passing(), goal)
+        who = f"{model.name} ({model.model})"
+        phases: dict[str, float] = {}
+        for phase, spent in theirs:
+            phases[phase] = phases.get(phase, 0) + spent
+        figures = figures or [
+            single(f"{phase.value}, {who}", [phases[phase.value]], "s", target)
+            for phase, target in TARGETS.items()
+            if phase.value in phases
+        ]
+        whole = sum(phases.values()) + sum(spent for kind, spent in ours if kind == _EVERY)
+        wholes.append(single(f"{task}, {who}", [whole], "s", seconds))
+    return [*figures, *wholes]
 
 
 class Passing:
@@ -147,7 +160,7 @@ class Computing(Passing):
 Times = list[tuple[str, float]]
 
 
-async def _run(model: LLMProvider, clock: Passing) -> tuple[Times, Times]:
+async def _run(model: LLMProvider, clock: Passing, goal: str = GOAL) -> tuple[Times, Times]:
     """The seconds that we and the model took, for each phase and action of a run."""
     spans = list[tuple[float, float]]()
     asked = model.request
@@ -167,7 +180,7 @@ async def _run(model: LLMProvider, clock: Passing) -> tuple[Times, Times]:
         settings,
         model,
         TOOLS,
-        GOAL,
+        goal,
         work=_work,
         store=store,
         environment=environment,

@@ -197,7 +197,7 @@ def test_calls_and_characters_are_counted():
 
 
 def test_a_real_model_is_measured_beside_its_targets(monkeypatch):
-    """With a model's name, its seconds stand beside the targets of the phases and of a simple task."""
+    """With a model's name, its seconds stand beside the targets of the phases and of whole tasks."""
     with ScriptedLLMServer(lambda request: planning.Answers(2)(request.prompt)) as server:
         for name, value in server.environ().items():
             monkeypatch.setenv(name, value)
@@ -207,6 +207,8 @@ def test_a_real_model_is_measured_beside_its_targets(monkeypatch):
         ("task_decomposition", "≤ 10 s"),
         ("action_sequence", "≤ 5 s"),
         ("a simple task", "≤ 60 s"),
+        ("a task of several files", "≤ 300 s"),
+        ("a complex task", "≤ 900 s"),
     ]
     assert all(figure.met for figure in report.figures)
 

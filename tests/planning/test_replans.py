@@ -468,6 +468,7 @@ async def test_reflection_on_error_can_be_switched_off(reflection):
         {"exit_code": 2},
         {"exit_code": 0, "stdout": '{"ok": false}', "stderr": "", "json": {"ok": False}},  # of a command
         {"text": '{"success": false}', "json": {"success": False}},  # of an MCP server
+        {"text": '{"success": false}'},
         {"status": 200, "headers": {}, "json": {"error": "no paper"}},
         {"exit_code": 0, "stdout": '{"error": "no paper"}'},
         {"text": "", "json": {"result": {"success": False}}},
