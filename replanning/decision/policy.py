@@ -25,7 +25,7 @@ from replanning.changes import (
 from replanning.decision.confidence import tasks_to_run
 from replanning.decision.ledger import Ledger
 from replanning.decision.request import ReplanRequest
-from replanning.errors import ChangeRejected, Problem
+from replanning.errors import ChangeRejected, ExpressionError, Problem
 from replanning.journal.records import (
     Candidate,
     ContextChanged,
@@ -37,9 +37,9 @@ from replanning.live.draft import Draft
 from replanning.live.plan import LivePlan
 from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.strips import ground_action
-from replanning.live.view import PlanView, strips_problem
+from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
-from replanning.plan.commands import use_danger
+from replanning.plan.commands import filled_danger, use_danger
 from replanning.plan.json_values import iter_strings
 from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
@@ -118,13 +118,16 @@ def find_objection(
 def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
     """Return why a call of valid changes cannot help: its tool is unavailable, or it failed for the same task; else empty.
 
-    A failed call may be repeated if another new task runs first, or if a fact that it needs was made true since.
+    A failed call may be repeated if another new task runs first, or if a fact that it needs was made true since; one that
+    was refused as dangerous, if its arguments have other values now.
     """
     rewired = {change.task_id for change in changes if change.kind == "modify" and "tool" not in change.fields}
     for tool in (view.tool(task.tool) for task in tasks_to_run(changes, view) if task.id not in rewired):
         if tool is not None and not tool.available:
             return f"the tool {tool.name!r} is unavailable"
     for change in changes:
+        if isinstance(change, RetryTask) and (refused := _refused_again(view.task(change.task_id), view)):
+            return refused
         if not isinstance(change, ReplaceTask):
             continue
         own = {task.id for task in change.tasks}
@@ -134,6 +137,10 @@ def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
             same = [new for new in first if (new.tool, new.arguments, new.metadata) == call]
             if old.failure is None or not same:
                 continue
+            if old.failure.kind == "refused":
+                if refused := _refused_again(old, view):
+                    return refused
+                continue
             if old.failure.kind == "timeout" and same[0].timeout != old.task.timeout:
                 continue
             tool = view.tool(old.task.tool)
@@ -141,6 +148,18 @@ def find_futile_call(changes: Sequence[PlanChange], view: PlanView) -> str:
             if not any(view.made_true_since(need, old.id) for need in needs):
                 return f"{old.id!r} has failed with the same tool and arguments"
     return ""
+
+
+def _refused_again(task: TaskView, view: PlanView) -> str:
+    """Return why a use that was refused would be refused again; empty if it was not, or has other arguments now."""
+    tool = view.tool(task.task.tool)
+    if tool is None or task.failure is None or task.failure.kind != "refused":
+        return ""
+    try:
+        harm = filled_danger(tool, task.task.arguments, view.arguments(task.id))
+    except ExpressionError as error:
+        harm = str(error)
+    return f"the use of {tool.name!r} for {task.id!r} would be refused again: {harm}" if harm else ""
 
 
 def _masked_texts(arguments: JsonValue) -> list[str]:

@@ -47,7 +47,16 @@ DecisionKind = Literal["execute", "execute_with_warning", "ask", "keep", "escala
 
 # Observations: attempts, usage, context, resources and facts
 FailureKind = Literal[
-    "error", "timeout", "interrupted", "condition", "arguments", "output", "unfinished", "rejected", "blocked"
+    "error",
+    "timeout",
+    "interrupted",
+    "condition",
+    "arguments",
+    "refused",
+    "output",
+    "unfinished",
+    "rejected",
+    "blocked",
 ]
 
 
@@ -59,8 +68,8 @@ class Failure:
     """Reason why an attempt did not succeed.
 
     `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
-    prepared the attempt (`condition`, `arguments`) or stored its result (`output`). A judge's verdict is
-    `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
+    prepared the attempt (`condition`, `arguments`, or `refused` where these make a command dangerous) or stored its
+    result (`output`). A judge's verdict is `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
     `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
     """
 

@@ -623,6 +623,11 @@ def use_danger(tool: ToolSpec, arguments: Mapping[str, JsonValue]) -> str:
     return danger_reason(tool, arguments)
 
 
+def filled_danger(tool: ToolSpec, declared: Mapping[str, JsonValue], arguments: Mapping[str, JsonValue]) -> str:
+    """Return why values in the place of references make a use dangerous; "" if they do not."""
+    return "" if arguments == declared or use_danger(tool, declared) else use_danger(tool, arguments)
+
+
 def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingProxyType({})) -> str:
     """Return why a tool counts as dangerous by default; "" if it does not.
 

@@ -68,7 +68,7 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
-from replanning.plan.commands import use_danger
+from replanning.plan.commands import filled_danger
 from replanning.plan.json_values import is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
@@ -677,12 +677,11 @@ class Lifecycle:
             names = ", ".join(map(repr, redacted))
             self.record_error(f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}")
         tool = self.live.tools.get(entry.task.tool or "")
-        if tool is not None and arguments != declared and PLANNING_KEY not in entry.task.metadata:  # which asks itself
-            harm = "" if use_danger(tool, declared) else use_danger(tool, arguments)
-            if harm:
-                text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
-                self.failed(self.start(entry), Failure("ArgumentError", text, kind="arguments"))
-                return None
+        asks_itself = PLANNING_KEY in entry.task.metadata
+        if tool is not None and not asks_itself and (harm := filled_danger(tool, declared, arguments)):
+            text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
+            self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
+            return None
         return entry.task.model_copy(update={"arguments": arguments})
 
     # Attempts

@@ -3,8 +3,9 @@
 import pytest
 
 from replanning import Alternative, Plan, ReplanRequest, Task, TaskContext
-from replanning.changes import PlanChange, ReplaceTask
+from replanning.changes import PlanChange, ReplaceTask, RetryTask
 from replanning.journal import AlternativesConsidered
+from replanning.plan import JsonValue
 from replanning.testing import VirtualClock
 from tests.support.runs import alternative, bodies, make_engine, perform, plan
 
@@ -51,6 +52,30 @@ async def test_a_futile_call_is_rejected(first: dict[str, object], reason: str) 
     assert (result.status, [revised.chosen for revised in result.revisions]) == ("succeeded", [0])
     (considered,) = bodies(engine.store, result.run, AlternativesConsidered)
     assert [candidate.rejected for candidate in considered.candidates] == ["", reason]
+
+
+@pytest.mark.parametrize(
+    ("change", "removed", "why"),
+    [({}, [], ": it uses 'rm'"), ({"x": "ls"}, [], ""), ({}, ["x"], ": ${context.x}: 'x' does not exist; there is nothing yet")],
+)  # fmt: skip
+@pytest.mark.parametrize("retries", [True, False])
+async def test_a_refused_use_is_not_repeated(
+    change: dict[str, JsonValue], removed: list[str], why: str, retries: bool, clock: VirtualClock
+) -> None:
+    """A use that was refused as dangerous is not retried, nor made by a replacement, unless its arguments have other values."""
+    start = {"name": "start", "kind": "shell", "command": "timeout 5 {x}"}
+    task = Task(id="a", tool="start", arguments={"x": "${context.x}"})
+    again = RetryTask(task_id="a") if retries else replaced("a", task.model_dump(include={"tool", "arguments"}))
+    engine = make_engine(lambda request: [alternative(again)], clock=clock)
+    async with engine.open(plan(task, Task(id="b"), tools=[start], context={"x": "rm"})) as run:
+        async for offered in run.ready():
+            run.change_context(change, removed=removed)
+            await clock.sleep(1)
+            async with run.attempt(offered):
+                pass
+    considered = bodies(engine.store, run.id, AlternativesConsidered)
+    prefix = "the use of 'start' for 'a' would be refused again" if why else ""
+    assert {one.rejected for body in considered for one in body.candidates} == {prefix + why}
 
 
 async def test_what_failed_in_the_lineage_is_not_repeated() -> None:

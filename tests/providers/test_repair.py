@@ -332,6 +332,19 @@ async def test_unprepared_task_runs_after_all(
     assert (run.result.status, reasons(run.result)) == ("succeeded", [reason])
 
 
+async def test_refused_use() -> None:
+    """A use that an output makes dangerous is not tried again as if its arguments had been missing; another tool is tried."""
+    tools = [
+        f"  - {{name: {name}, kind: shell, capability: c, command: '{name} {{x}}'}}" for name in ("timeout", "cat")
+    ]
+    tasks = "  - {id: a}\n  - {id: b, tool: timeout, arguments: {x: '${a.output}'}, depends_on: [a]}"
+    result, *_ = await executed(made(tasks, "\n".join(tools)), {"a": returns("rm")})
+    assert (result.status, reasons(result)) == ("succeeded", ["do 'b' with 'cat', of the same capability 'c'"])
+    result, store, _, _ = await executed(made(tasks, tools[0]), {"a": returns("rm")})
+    assert (result.status, reasons(result)) == ("failed", [])
+    assert not any(one.alternative.changes for one in rejected(store, result.run))
+
+
 async def test_failed_reader_of_what_changed() -> None:
     """A task that failed is worth another try when what it refers to has changed, though its error would not pass."""
     tasks = "  - {id: get, arguments: {u: '${context.url}'}}\n  - {id: b}"
