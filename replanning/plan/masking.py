@@ -46,6 +46,9 @@ _BASE64: Final = re.compile(
 )
 """A word in base64, or lines of it; without capitals it is a hash or a name, because encoded text has some."""
 
+_LINE_WRAP: Final = re.compile(r"((?:[ \t]+[\w.]+\.py:[0-9]+)?[ \t]*\r?\n[ \t│|]*)")
+"""Line end within text that was wrapped, with the place that loggers write at the end of the first line."""
+
 _BETWEEN_WORDS: Final = "\n\a\n"
 """Text between decoded words; it ends lines, names and terminal titles."""
 
@@ -53,23 +56,27 @@ _PRINTABLE: Final = re.compile(rb"[\t\n\r\x1b -~]{8}")
 _LETTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "e": "\x1b", "0": "\0"}
 
 
-def mask(text: str, find: Callable[[str], list[Span]]) -> str:
+def mask(text: str, find: Callable[[str], list[Span]], *, wrapped: bool = False) -> str:
     """Return a text with its secrets masked; the same object if it has none.
 
     Args:
         text: the text.
         find: returns the spans of secrets in a text, without decoding it.
+        wrapped: whether secrets may also be broken by line ends.
     """
     spans = _look_through(text, find, _MAX_NESTING)
+    for gap in ("", " ") if wrapped else ():  # within words, and between them
+        parts = _LINE_WRAP.split(text)
+        spans += _look_through_split(parts, [gap] * (len(parts) // 2), find, _MAX_NESTING)
     if not spans:
         return text
     spans.sort()
-    parts, end = [], 0
+    pieces, end = list[str](), 0
     for start, stop in spans:
         if start >= end:
-            parts += [text[end:start], MASK]
+            pieces += [text[end:start], MASK]
         end = max(end, stop)
-    return "".join([*parts, text[end:]])
+    return "".join([*pieces, text[end:]])
 
 
 def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
@@ -100,11 +107,7 @@ def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) ->
     if not nesting:
         return spans
     if len(parts := _ESCAPE.split(text)) > 1:
-        decoded = parts.copy()
-        decoded[1::2] = map(_unescape, parts[1::2])
-        if hidden := _look_through("".join(decoded), find, nesting - 1):
-            starts, origins = ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts))
-            spans += [_origin(span, starts, origins) for span in hidden]
+        spans += _look_through_split(parts, map(_unescape, parts[1::2]), find, nesting - 1)
     decoded, words = [], []
     for match in _BASE64.finditer(text) if text != text.lower() else ():
         for inner in () if match[0].islower() else _decode_base64(match[0]):
@@ -115,6 +118,17 @@ def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) ->
         for start, end in hidden:
             spans += words[bisect_right(starts, start) - 1 : bisect_right(starts, end - 1)]
     return spans
+
+
+def _look_through_split(
+    parts: list[str], replacements: Iterable[str], find: Callable[[str], list[Span]], nesting: int
+) -> list[Span]:
+    """Return the spans of secrets in a text whose every second part is replaced."""
+    decoded = parts.copy()
+    decoded[1::2] = replacements
+    hidden = _look_through("".join(decoded), find, nesting)
+    starts, origins = ([0, *accumulate(map(len, pieces))] for pieces in (decoded, parts)) if hidden else ([], [])
+    return [_origin(span, starts, origins) for span in hidden]
 
 
 def _origin(span: Span, starts: list[int], origins: list[int]) -> Span:

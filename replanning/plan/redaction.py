@@ -77,15 +77,15 @@ class Redactor:
         self._patterns = [_compile(pattern) for pattern in patterns]
         self._clean_texts: set[str] = set()
 
-    def text(self, text: str) -> str:
-        """Return the text without secrets and without lone surrogates."""
+    def text(self, text: str, *, wrapped: bool = False) -> str:
+        """Return the text without secrets and without lone surrogates; if `wrapped`, also without those across line ends."""
         if text in self._clean_texts:
             return text
         if not text.isascii():  # UTF-8 cannot encode lone surrogates
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if len(text) < _MIN_SECRET_CHARS:
             return text
-        clean = mask(text, self._find)
+        clean = mask(text, self._find, wrapped=wrapped)
         if clean is text and len(text) <= _MAX_CACHED_CHARS:
             if len(self._clean_texts) >= _CLEAN_CACHE_SIZE:
                 self._clean_texts.clear()

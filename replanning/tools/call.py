@@ -88,12 +88,12 @@ class Secrets:
         if len(value.strip()) >= _MIN_SECRET_CHARS:
             self._values.add(value)
 
-    def redact(self, text: str) -> str:
+    def redact(self, text: str, *, wrapped: bool = False) -> str:
         """Return a text with every known secret replaced by a mark, also in lines, escapes and encodings."""
         if not self._values:
             return text
         known = known_texts(self._values, _MIN_SECRET_CHARS)
-        return mask(text, lambda part: find_known(part, known))
+        return mask(text, lambda part: find_known(part, known), wrapped=wrapped)
 
     def redact_json(self, value: JsonValue) -> JsonValue:
         """Redact every text within a value."""

@@ -43,6 +43,11 @@ _GROUP_LINE: Final = re.compile(rb"^group (\d+)\n", re.MULTILINE)
 _MARKER_VARIABLE: Final = "REPLANNING_MCP_SERVER"
 """Variable that marks all processes of a server, also those that left its process group."""
 
+_STDERR_PAUSE: Final = 0.1
+"""Seconds of silence after which the lines on stderr are logged."""
+
+_MAX_UNLOGGED_BYTES: Final = 100_000
+
 _PARTIAL_WORD: Final = re.compile(rb"\A\S+")
 _MAX_STDERR_BYTES: Final = 2_000
 _STDERR_DRAIN_TIMEOUT: Final = 1.0
@@ -95,10 +100,18 @@ class _Connection:
     async def read_stderr(self, end: int) -> None:
         """Read stderr, for the log and for the error when the program ends."""
         os.set_blocking(end, False)
-        unfinished = bytearray()  # a line, which is logged as a whole: parts of secrets are not recognised
+        unfinished = (
+            bytearray()
+        )  # what was said without a pause, logged as a whole: parts of secrets are not recognised
         try:
             while True:
-                await anyio.wait_readable(end)
+                with anyio.move_on_after(_STDERR_PAUSE if b"\n" in unfinished else None) as pause:
+                    await anyio.wait_readable(end)
+                lines = unfinished.rfind(b"\n") + 1
+                if lines and (pause.cancelled_caught or lines > _MAX_UNLOGGED_BYTES):
+                    self._log_stderr(unfinished[:lines])
+                    del unfinished[:lines]
+                    continue
                 chunk = os.read(end, 65_536)
                 if not chunk:
                     return
@@ -109,12 +122,7 @@ class _Connection:
                     if self._abandoned:
                         self._kill()
                 elif self._process_group:
-                    line_end = chunk.rfind(b"\n") + 1
-                    unfinished += chunk[:line_end]
-                    if line_end:
-                        self._log_stderr(unfinished)
-                        unfinished.clear()
-                    unfinished += chunk[line_end:]
+                    unfinished += chunk
                 if len(self.stderr_tail) > _MAX_STDERR_BYTES:
                     # A word that is cut is left out: half a secret is not recognised.
                     self.stderr_tail = _PARTIAL_WORD.sub(b"", self.stderr_tail[-_MAX_STDERR_BYTES:], count=1)
@@ -125,7 +133,8 @@ class _Connection:
 
     def _log_stderr(self, said: bytearray) -> None:
         if said and _log.isEnabledFor(logging.DEBUG):
-            text = _REDACTOR.text(self.secrets.redact(said.decode(errors="replace")))
+            text = self.secrets.redact(said.decode(errors="replace"), wrapped=True)
+            text = _REDACTOR.text(text, wrapped=True)
             _log.debug("%s: %s", self.name, text.rstrip())
 
     async def watch_exit(self) -> None:
