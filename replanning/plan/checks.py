@@ -156,13 +156,14 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
 
 
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
-    """Return a task with its fallbacks and undo tasks at all levels, each with its path."""
+    """Return a task with its fallbacks and undo tasks at all levels that state any field, each with its path."""
     bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
     for path, body in bodies:  # grows while it is iterated
         if body.undo is not None:
             bodies.append(((*path, "undo"), body.undo))
         for index, fallback in enumerate(body.fallbacks):
-            bodies.append(((*path, "fallbacks", index), fallback))
+            if fallback.model_fields_set:  # hundreds of thousands of empty ones take a second
+                bodies.append(((*path, "fallbacks", index), fallback))
     return bodies
 
 
