@@ -16,6 +16,7 @@ from replanning.llm.provider import LLMProvider
 from replanning.llm.quoting import DataSection, encode_data, fit_sections, truncate_text, truncate_value
 from replanning.plan.checks import nested_bodies
 from replanning.plan.document import Plan
+from replanning.plan.json_values import copy_json
 from replanning.plan.messages import brief_repr, checked
 from replanning.plan.tasks import COMMAND_PREFIX, Goal, Task
 from replanning.plan.types import JsonValue
@@ -149,7 +150,8 @@ class JudgedWork:
             return output
         timeout = settings.judge.timeout_seconds
         deadline = life.clock.now() + timeout
-        request = JudgeRequest(task, output, life.live.goal, context, deadline, RunMeter(life, "judge"))
+        shown = copy_json(output)  # type: ignore[arg-type]  # what is not JSON stays as it is
+        request = JudgeRequest(task, shown, life.live.goal, context, deadline, RunMeter(life, "judge"))
         reason = f"it gave no judgement within {timeout:g} s (judge.timeout_seconds)"
         judgement = Judgement(False, unverified=True, reason=reason)
         scope, settled = anyio.CancelScope(), anyio.Event()

@@ -40,6 +40,7 @@ from replanning.journal.records import (
     UsageCharged,
 )
 from replanning.live.graph import MAX_OUTCOMES_PER_TOOL
+from replanning.plan.json_values import detached
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, ReplanId, TaskId, TriggerId
 
@@ -308,7 +309,7 @@ class Ledger:
                 assert isinstance(body, RunEnded)
                 self.run_end = body
         if kind in _REPLAN_RECORDS:
-            self.recent_records.append(body)
+            self.recent_records.append(detached(body))
         self._update_waiting(at)
 
     def _update_waiting(self, at: float) -> None:

@@ -40,7 +40,7 @@ from replanning.live.strips import ground_action
 from replanning.live.view import PlanView, TaskView, strips_problem
 from replanning.llm.quoting import is_truncated
 from replanning.plan.commands import filled_danger, use_danger
-from replanning.plan.json_values import iter_strings
+from replanning.plan.json_values import detached, iter_strings
 from replanning.plan.messages import checked
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK
@@ -62,7 +62,7 @@ def redact_changes(changes: Sequence[PlanChange], redactor: Redactor) -> tuple[P
     """
     if problems := redactor.name_problems(changes):
         raise ChangeRejected(problems)
-    clean = tuple(map(redactor.document, changes))
+    clean = detached(tuple(map(redactor.document, changes)))  # those who gave them may keep them
     if lost := check_secrets(clean, changes):
         raise ChangeRejected([Problem("", lost)])
     return clean

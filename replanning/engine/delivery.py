@@ -11,6 +11,7 @@ import anyio
 
 from replanning.environment import Clock, move_on_after
 from replanning.journal.records import Record
+from replanning.plan.json_values import detached
 from replanning.plan.redaction import Redactor
 from replanning.plugins import plugin_error, plugin_name
 from replanning.run.event_loop import describe_error, isolate
@@ -119,9 +120,9 @@ class _ExporterQueue:
             try:
                 export = self.exporter.export
                 if self.detached:  # the rest is handed over by the caller's task
-                    await export(self._lifecycle.run_id, record)
+                    await export(self._lifecycle.run_id, detached(record))
                 else:
-                    await isolate(export, self._lifecycle.run_id, record)
+                    await isolate(export, self._lifecycle.run_id, detached(record))
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:  # noqa: BLE001 - an exporter must not harm the run

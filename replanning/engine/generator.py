@@ -26,6 +26,7 @@ from replanning.errors import BudgetExceeded, LLMError, StaleView
 from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
+from replanning.plan.json_values import detached
 from replanning.plan.messages import checked, cut
 from replanning.plan.tasks import Goal
 from replanning.plugins import plugin_error, plugin_name, read_attribute
@@ -81,7 +82,7 @@ class ContextAnalyzer:
         if all(trigger.kind == "better-path-found" for trigger in triggers):
             patience = min(patience, settings.better_path.time_cap)  # the plan can go on as it is
         return ReplanRequest(
-            triggers=tuple(triggers),
+            triggers=detached(tuple(triggers)),
             view=PlanView(live),
             max_alternatives=settings.alternatives.max_count,
             deadline=began + patience,
@@ -384,7 +385,7 @@ async def _complete(
     completed = []
     for other in flawed:
         if other.alternative.source != name:
-            made = await complete(request, other.alternative, other.rejected)
+            made = await complete(request, detached(other.alternative), other.rejected)
             if made is not None:  # a proposal that needed a person still needs one
                 completed.append(made.model_copy(update={"ask": made.ask or other.alternative.ask}))
     return completed
@@ -417,7 +418,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         charge=partial(life.charge, provider=name),
         meter=RunMeter(life, name, reply.add_note),
         history=request.history,
-        rejection_reason=lambda alternative: vetter.vet(alternative, name).candidate.rejected,
+        rejection_reason=lambda alternative: vetter.vet(detached(alternative), name).candidate.rejected,
         add_note=reply.add_note,
     )
     try:
@@ -450,7 +451,7 @@ async def _collect(reply: ProviderReply, request: ReplanRequest) -> list[Alterna
     given: Any = await answer
     several = isinstance(given, Iterable) and not isinstance(given, Alternative)
     proposed = iter(given if several else [given])
-    alternatives = list(islice(proposed, MAX_PROPOSALS))
+    alternatives = detached(list(islice(proposed, MAX_PROPOSALS)))  # the provider may keep its own
     for alternative in alternatives:
         if not isinstance(alternative, Alternative):  # then none of them is taken
             raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")

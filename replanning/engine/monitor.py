@@ -28,6 +28,7 @@ from replanning.journal.records import (
     TriggerFired,
 )
 from replanning.live.view import PlanView
+from replanning.plan.json_values import detached
 from replanning.plan.messages import checked, require_instance
 from replanning.plan.types import RunId
 from replanning.plugins import load_plugin, plugin_error, plugin_name
@@ -185,7 +186,7 @@ class RunWatch:
         if not self._monitor.handlers(type(event)):
             return
         try:
-            self._send.send_nowait(event)
+            self._send.send_nowait(detached(event))
         except anyio.WouldBlock:
             if not self._overflow:
                 self._overflow = True
@@ -223,7 +224,7 @@ class RunWatch:
             return
         for detector in self._detectors_by_type.get(type(record.body), ()):
             try:
-                given: Any = detector.detect(record.body, PlanView(life.live))  # type: ignore[arg-type] # its own kinds
+                given: Any = detector.detect(detached(record.body), PlanView(life.live))  # type: ignore[arg-type] # its own kinds
                 triggers = list(islice(given if isinstance(given, Iterable) else [given], MAX_TRIGGERS_PER_RECORD + 1))
                 if len(triggers) > MAX_TRIGGERS_PER_RECORD:
                     raise ValueError(f"it made more than {MAX_TRIGGERS_PER_RECORD} triggers of one record")
@@ -240,7 +241,9 @@ class RunWatch:
         # While the store fails, triggers wait to be recorded, and the ledger does not know them.
         self._last_number = max(self._last_number, len(life.ledger.triggers)) + 1
         fields = {"id": f"t{self._last_number}", "run": life.run_id, "at": at}
-        trigger = life.redactor.document(detected).model_copy(update={**fields, "revision": life.live.revision})
+        trigger = detached(life.redactor.document(detected)).model_copy(
+            update={**fields, "revision": life.live.revision}
+        )
         same = life.ledger.find_open_trigger(trigger.fingerprint)
         life.commit_or_defer(TriggerFired(trigger))
         if same is not None:

@@ -20,6 +20,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView
+from replanning.plan.json_values import detached
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Budget
 from replanning.plan.types import QuestionId, RunId, TaskId
@@ -155,8 +156,8 @@ def build_question(asked: QuestionAsked, run: RunId, live: LivePlan, ledger: Led
         id=QuestionId(asked.question),
         run=run,
         text=asked.text,
-        triggers=tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers),
-        candidates=asked.candidates,
+        triggers=detached(tuple(ledger.triggers[t] for t in asked.triggers if t in ledger.triggers)),
+        candidates=detached(asked.candidates),
         diffs=tuple(live.diff(candidate.alternative.changes) for candidate in asked.candidates),
         holds=asked.holds,
         asked_at=ledger.asked_at.get(asked.question, 0.0),

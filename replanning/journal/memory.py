@@ -28,6 +28,7 @@ from replanning.journal.store import (
     status_after,
     unknown_run,
 )
+from replanning.plan.json_values import detached
 from replanning.plan.types import RunId
 
 _MAX_OUTCOMES: Final = 10_000
@@ -47,7 +48,7 @@ class _StoredRun:
 
 
 class MemoryStore(RunStore):
-    """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them."""
+    """Store in memory: fast, and lost when the process ends. It keeps bodies as objects, without encoding them, and reads copies."""
 
     durable: ClassVar[bool] = False
 
@@ -111,7 +112,7 @@ class MemoryStore(RunStore):
         kept = self._existing_run(run)
         with self._lock:
             times, bodies = kept.times[after:], kept.bodies[after:]
-        return map(Record, count(after + 1), times, bodies)
+        return map(Record, count(after + 1), times, map(detached, bodies))
 
     def runs(self) -> Sequence[RunInfo]:
         """Return all runs, with the status of their last record that has one."""

@@ -22,7 +22,7 @@ from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
 from replanning.plan.references import find_references, resolve_references
-from replanning.plan.tasks import OnStale, Task, ToolSpec
+from replanning.plan.tasks import Fallback, OnStale, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, TaskId
 
 _READY, _PENDING = TaskState.READY, TaskState.PENDING
@@ -54,6 +54,10 @@ class TaskFields(TypedDict):
     optional: bool
     when: str | None
     on_stale: OnStale | None
+    fallbacks: tuple[Fallback, ...]
+    undo: Fallback | None
+    resources: Mapping[str, float]
+    metadata: JsonObject
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -40,6 +40,7 @@ from replanning.live.graph import CONDITION_NOT_MET, COUNTED_FAILURES, TaskEntry
 from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
+from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
@@ -64,6 +65,7 @@ class LivePlan(TaskGraph):
         success_durations: number of successful attempts and their total seconds.
         tool_durations: the same for each tool.
         busy_seconds: seconds in which some attempt ran, until the last one ended; interruptions do not count.
+        shown_tools: the tools as readers of views have them.
         unkept: the tasks of which some output could not be kept as JSON.
         recent_ends: whether each of the last attempts succeeded; a replan that was applied counts as a failure.
     """
@@ -74,6 +76,7 @@ class LivePlan(TaskGraph):
         "busy_seconds",
         "goal",
         "recent_ends",
+        "shown_tools",
         "success_durations",
         "tool_durations",
         "unkept",
@@ -87,6 +90,7 @@ class LivePlan(TaskGraph):
         self.busy_seconds = self._busy_since = 0.0
         self.recent_ends: deque[bool] = deque(maxlen=_MAX_RECENT_ENDS)
         self.unkept: dict[TaskId, None] = {}
+        self.shown_tools: dict[str, ToolSpec] = {}
         self._holds_by_question: dict[str, tuple[TaskId, ...]] = {}
 
     def __repr__(self) -> str:

@@ -14,13 +14,13 @@ from replanning.changes import PlanChange
 from replanning.errors import Problem, StaleView
 from replanning.journal.records import Failure
 from replanning.live.draft import Draft
-from replanning.live.graph import CONDITION_NOT_MET, FactIndex
+from replanning.live.graph import CONDITION_NOT_MET, CopyOnRead, FactIndex, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import StaleResult, followers, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TaskState
 from replanning.live.strips import NO_FACTS, StripsProblem, StripsStep
 from replanning.plan.document import Plan
-from replanning.plan.json_values import copy_json
+from replanning.plan.json_values import copy_json, detached
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonValue, TaskId
@@ -60,22 +60,17 @@ class TaskView(NamedTuple):
     is_held: bool
 
 
-def _detached(task: Task, copy: Task | None = None) -> Task:
-    """Return a copy of a task, whose arguments and metadata readers may change without changing the plan.
-
-    Args:
-        task: the document in the plan.
-        copy: an earlier copy, which is returned again unless a reader has changed it.
-    """
-    if not task.arguments and not task.metadata:
-        return task
-    if copy is not None and (copy.arguments, copy.metadata) == (task.arguments, task.metadata):
-        return copy
-    return task.model_copy(update={"arguments": copy_json(task.arguments), "metadata": copy_json(task.metadata)})
+def _shown(entry: TaskEntry) -> Task:
+    """Return a copy of a task, whose values readers may change without changing the plan; a new one if they did."""
+    if entry.shown_task is None or entry.shown_task.__dict__ != entry.fields:
+        entry.shown_task = detached(entry.task)
+    return entry.shown_task
 
 
 class PlanView:
-    """Read-only view of a plan, pinned to the revision at which it was made; it copies nothing but the values of a task.
+    """Read-only view of a plan, pinned to the revision at which it was made.
+
+    Readers may change the values in what it returns: they are copies.
 
     Reading it at a later revision of the plan raises `StaleView`. Within a revision, states change as tasks finish.
     """
@@ -108,7 +103,7 @@ class PlanView:
     @property
     def context(self) -> Mapping[str, JsonValue]:
         """Current context."""
-        return MappingProxyType(self._live.context)
+        return CopyOnRead(self._live.context)
 
     @property
     def facts(self) -> AbstractSet[str]:
@@ -118,7 +113,7 @@ class PlanView:
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
         """Tools by name, with their current availability."""
-        return MappingProxyType(self._live.tools)
+        return MappingProxyType({name: self._shown_tool(tool) for name, tool in self._live.tools.items()})
 
     def made_true_since(self, fact: str, task_id: TaskId) -> bool:
         """Return whether a fact holds no more, or has begun to hold after the last attempt at a task ended.
@@ -130,7 +125,14 @@ class PlanView:
 
     def tool(self, name: str | None) -> ToolSpec | None:
         """Return a tool, or None if the plan does not describe it."""
-        return self._live.tools.get(name) if isinstance(name, str) else None
+        tool = self._live.tools.get(name) if isinstance(name, str) else None
+        return None if tool is None else self._shown_tool(tool)
+
+    def _shown_tool(self, tool: ToolSpec) -> ToolSpec:
+        shown = self._plan.shown_tools.get(tool.name)
+        if shown is None or shown.__dict__ != tool.__dict__:
+            shown = self._plan.shown_tools[tool.name] = detached(tool)
+        return shown
 
     @property
     def capacity(self) -> Mapping[str, float]:
@@ -149,10 +151,9 @@ class PlanView:
             UnknownTask: there never was such a task.
         """
         entry = self._live.entry(task_id)
-        entry.shown_task = _detached(entry.task, entry.shown_task)
         return TaskView(
             entry.id,
-            entry.shown_task,
+            _shown(entry),
             entry.state,
             entry.attempts,
             entry.failure,
@@ -172,7 +173,7 @@ class PlanView:
 
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks; faster than `tasks` for a large plan."""
-        return ((_detached(entry.task, entry.shown_task), entry.state) for entry in self._live)
+        return ((_shown(entry), entry.state) for entry in self._live)
 
     @checked
     def stuck(self, limit: int | None = None) -> tuple[TaskView, ...]:
@@ -226,7 +227,7 @@ class PlanView:
         Raises:
             NoResult: there is none yet.
         """
-        return self._live.results.output_of(self._live.entry(task_id).id)
+        return copy_json(self._live.results.output_of(self._live.entry(task_id).id))
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""
@@ -375,9 +376,9 @@ class DraftView:
         draft = self._draft
         if not isinstance(task_id, str) or task_id not in draft.new_tasks:  # type: ignore[redundant-expr]  # callers err
             found = self._base.task(task_id)._replace(state=draft.state(task_id))
-            return found._replace(task=_detached(draft.tasks[task_id])) if task_id in draft.tasks else found
+            return found._replace(task=detached(draft.tasks[task_id])) if task_id in draft.tasks else found
         lineage = (task_id, *draft.ancestors(task_id))
-        task, state = _detached(draft.task(task_id)), draft.state(task_id)
+        task, state = detached(draft.task(task_id)), draft.state(task_id)
         root, iteration = lineage[-1], len(lineage) - 1
         return TaskView(
             task_id, task, state, 0, None, root, iteration, (), "", 0, 0.0, condition_not_met=False, is_held=False
@@ -390,7 +391,7 @@ class DraftView:
     def task_states(self) -> Iterator[tuple[Task, TaskState]]:
         """Yield the document and state of all tasks."""
         ids = [*(task.id for task, _ in self._base.task_states()), *self.new_task_ids]
-        return ((_detached(self._draft.task(task_id)), self._draft.state(task_id)) for task_id in ids)
+        return ((detached(self._draft.task(task_id)), self._draft.state(task_id)) for task_id in ids)
 
     def lineage(self, task_id: TaskId) -> tuple[TaskView, ...]:
         """Return the tasks that a task replaced, the root first, and the task itself."""

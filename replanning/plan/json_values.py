@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import islice
+from operator import is_not
+from types import NoneType
+from typing import Any, Final, TypeVar, cast
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from replanning.plan.messages import join_names
 from replanning.plan.secrets import MASK
@@ -95,6 +99,49 @@ def _copy(value: JsonValue) -> JsonValue:
     if type(value) is dict:
         return {key: _copy(item) for key, item in value.items()}
     return value
+
+
+_SharedT = TypeVar("_SharedT")
+
+_IMMUTABLE_TYPES: Final = frozenset({str, int, float, bool, NoneType})
+
+
+def detached(shared: _SharedT) -> _SharedT:
+    """Return a copy of a part of a plan or of a record whose objects and arrays readers may change; itself if it has none.
+
+    A value too deep to be recorded is returned as it is.
+    """
+    try:
+        return _detached(shared)
+    except RecursionError:
+        return shared
+
+
+def _detached(shared: _SharedT) -> _SharedT:
+    value: Any = shared
+    copy: Any = value
+    if isinstance(value, dict):
+        copy = {key: item if type(item) in _IMMUTABLE_TYPES else _detached(item) for key, item in value.items()}
+    elif isinstance(value, list):
+        copy = [_detached(item) for item in value]
+    elif isinstance(value, tuple):
+        items = tuple(map(_detached, value))
+        if any(map(is_not, items, value)):
+            copy = items if type(value) is tuple else value._make(items)  # type: ignore[attr-defined]
+    elif isinstance(value, BaseModel):
+        state = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+        if changed := _detached_members(state):
+            copy = value.model_copy(update=changed)
+    elif is_dataclass(value) and not isinstance(value, type):
+        state = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        if changed := _detached_members(state):
+            copy = replace(value, **changed)
+    return cast("_SharedT", copy)
+
+
+def _detached_members(state: Mapping[str, object]) -> dict[str, Any]:
+    members = ((name, item, _detached(item)) for name, item in state.items() if type(item) not in _IMMUTABLE_TYPES)
+    return {name: copy for name, item, copy in members if copy is not item}
 
 
 def as_text(value: JsonValue) -> str:

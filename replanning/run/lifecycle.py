@@ -69,7 +69,7 @@ from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
 from replanning.plan.commands import filled_danger
-from replanning.plan.json_values import is_redacted
+from replanning.plan.json_values import detached, is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK
@@ -385,7 +385,7 @@ class Lifecycle:
             self._mean_durations = {}
             with suppress(Exception):  # a third party's store may raise anything
                 self._mean_durations = mean_durations(self.store)
-        view, past = PlanView(self.live), self._mean_durations
+        view, past = PlanView(self.live), dict(self._mean_durations)
         if type(self.evaluator) is not PlanEvaluator:
             try:
                 began = self.clock.now()
@@ -660,8 +660,10 @@ class Lifecycle:
 
     def _resolve_arguments(self, entry: TaskEntry) -> Task | None:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
-        if not entry.fields["arguments"]:
-            return entry.task
+        fields = entry.fields
+        others = fields["metadata"] or fields["resources"] or fields["fallbacks"] or fields["undo"]
+        if not fields["arguments"]:
+            return detached(entry.task) if others else entry.task
         declared = entry.task.arguments
         try:
             arguments = self.live.arguments(entry)
@@ -682,7 +684,7 @@ class Lifecycle:
             text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
             self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
             return None
-        return entry.task.model_copy(update={"arguments": arguments})
+        return (detached(entry.task) if others else entry.task).model_copy(update={"arguments": arguments})
 
     # Attempts
 

@@ -49,6 +49,7 @@ from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
+from replanning.plan.json_values import detached
 from replanning.plan.messages import NameSuggester, brief_repr, checked, require_instance
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
@@ -162,7 +163,7 @@ class PlanRun:
     @read_in_loop_thread
     def plan(self) -> Plan:
         """The plan as it is now, as a document."""
-        return self.live.document()
+        return detached(self.live.document())
 
     @property
     def view(self) -> PlanView:
@@ -189,8 +190,8 @@ class PlanRun:
             self.id,
             end.status,
             end.reason,
-            self.live.results.outputs(),
-            tuple(revised for _, revised in ledger.revisions),
+            detached(self.live.results.outputs()),
+            detached(tuple(revised for _, revised in ledger.revisions)),
             tuple(ledger.open_questions),
             ledger.budget_tracker.spent,
             self._lifecycle.unjournaled,
