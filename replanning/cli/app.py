@@ -97,14 +97,20 @@ def console(*, error: bool = False) -> Console:
 
 
 def print_message(text: str) -> None:
-    """Print a message on standard error; a closed standard error is ignored, so that the work continues."""
+    """Print a message on standard error, without secrets; a closed standard error is ignored, so that the work continues."""
+    from replanning.plan.redaction import Redactor  # help needs none
+
     with suppress(OSError):
-        sys.stderr.write(f"{escape_control(text)}\n")
+        sys.stderr.write(f"{escape_control(Redactor().text(text))}\n")
         sys.stderr.flush()
 
 
-def print_json(value: object) -> None:
-    """Print a result as JSON on standard output, in ASCII so that every program can read it."""
+def print_json(value: object, *, redact: bool = False) -> None:
+    """Print a result as JSON on standard output, in ASCII so that every program can read it; redact what no run has."""
+    if redact:
+        from replanning.plan.redaction import Redactor  # likewise
+
+        value = Redactor().value(json.loads(json.dumps(value, default=str)))
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
     sys.stdout.flush()
 

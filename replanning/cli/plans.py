@@ -77,14 +77,14 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
         problems = [*error.problems, *_tool_problems(path, error.problems)]
     if as_json:
         found = {"problems": list(map(asdict, problems)), "notes": list(map(asdict, notes))}
-        print_json({"plan": path, "valid": not problems, **found})
+        print_json({"plan": path, "valid": not problems, **found}, redact=True)
     elif document is None or problems:
         print_message(f"error: {PlanError(problems)}")
     else:
         counts = f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
         console().print(f"{path} is valid: {counts}")
         for note in notes:
-            console().print(f"note: {escape_control(note.message)}")
+            console().print(f"note: {escape_control(Redactor().text(note.message))}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
@@ -182,17 +182,17 @@ def tools(
         )
     if as_json:
         servers = {name: {"available": name not in unavailable, "why": unavailable.get(name, "")} for name in plan.mcp}
-        print_json({"tools": rows, "servers": servers})
+        print_json({"tools": rows, "servers": servers}, redact=True)
         return
     for tool, row in zip(plan.tools, rows, strict=True):
         parameters = (f"{name}{'?' if name in tool.optional else ''}: {kind}" for name, kind in tool.parameters.items())
         dangerous = ", dangerous" if tool.dangerous else ""
         signature = f"{tool.name}({', '.join(parameters)})"
-        console().print(escape_control(f"{signature}  {tool.kind}{dangerous}  from {row['from']}"))
-        details = {"": one_line(tool.description, MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
+        console().print(escape_control(Redactor().text(f"{signature}  {tool.kind}{dangerous}  from {row['from']}")))
+        details = {"": one_line(Redactor().text(tool.description), MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
         for label, text in (details | {"not available: ": row["why"]}).items():
             if text:
-                console().print(escape_control(f"    {label}{text}"))
+                console().print(escape_control(Redactor().text(f"    {label}{text}")))
 
 
 class _InvalidTools(PlanError):
@@ -317,10 +317,10 @@ def simulate(
         document, schedule, runs=runs, seed=seed, engine_factory=engine, max_concurrency=options.concurrency
     )
     if options.json:
-        print_json(report.document())
+        print_json(report.document(), redact=True)
     else:
         out = console()
-        name = escape_control(report.plan)
+        name = escape_control(Redactor().text(report.plan))
         out.print(f"{name}: {len(report.runs)} simulated runs of {len(document.tasks)} tasks, no tool was used")
         out.print(
             f"  {report.success_rate:.1%} succeeded", style="bold green" if report.success_rate == 1 else "bold red"
@@ -334,7 +334,7 @@ def simulate(
             if counts:
                 out.print(f"\n{title}", style="bold")
                 for reason, number in list(counts.items())[:10]:
-                    out.print(f"  {number:6} {escape_control(reason)}")
+                    out.print(f"  {number:6} {escape_control(Redactor().text(reason))}")
     raise typer.Exit(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
 
 

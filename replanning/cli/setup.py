@@ -141,7 +141,7 @@ def check(
         problems = [*error.problems, *problems]
     if as_json:
         found = {"problems": list(map(asdict, problems)), "warnings": list(map(asdict, warnings))}
-        print_json({"file": name, "valid": not problems, **found})
+        print_json({"file": name, "valid": not problems, **found}, redact=True)
     elif problems:
         print_message(f"error: {SettingsError(problems)}")
     else:

@@ -44,6 +44,7 @@ from tests.support.tracing import Spans
 
 WRAPPED = ("plain", "on a line", "JSON", "coloured", "percent-encoded", "base64", "glued to a word", "in a file name")
 MCP_SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+AFTER_A_COLON = ("gocardless-api-token", "typeform-api-token")  # where names may have a value
 SLICE = examples()[::20]
 SETTINGS: JsonObject = {
     "capture_content": True,
@@ -64,7 +65,8 @@ def told(example: Example, place: str = "", *, controls: bool = True) -> str:
 def named(example: Example, number: int = 0) -> str:
     """A name that tells a secret, in one of the wrappings that names may have; another secret if it is too long."""
     wrapped = WRAPPINGS[("plain", "percent-encoded", "base64", "in a file name")[number % 4]](example.text)
-    name = next(text for text in (wrapped, example.text, examples()[0].text) if len(text) <= 200)
+    stated = () if example.rule in AFTER_A_COLON else (wrapped, example.text)
+    name = next(text for text in (*stated, examples()[0].text) if len(text) <= 200)
     return " ".join(re.sub(r"[\x00-\x1f]", " ", name).split())
 
 
@@ -343,3 +345,36 @@ async def test_tools(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert leaks(chosen, *kept, *logged[False])[:5] == []
     assert "end of" in "".join(logged[True])
     assert len(leaks(chosen, *logged[True])) < 25  # of thousands: those wrapped both at a blank and within a word
+
+
+def test_commands(tmp_path: Path) -> None:
+    """Commands that print a plan, tools, settings or their errors before or while a run is opened print no secret."""
+    chosen, shown = [each for each in SLICE[::2] if len(each.text) < 200], []
+    says = partial(told, controls=False)
+    for number, each in enumerate(chosen):
+        text, name = says(each, "here"), f"p{number}.json"
+        tool = {
+            "name": "look",
+            "kind": "shell",
+            "command": f"echo {text} rm -rf",
+            "description": text,
+            "available": False,
+        }
+        plan = {"name": text, "goal": {"objective": text}, "tools": [tool], "tasks": [{"id": "a", "tool": "look"}]}
+        (tmp_path / name).write_text(json.dumps(plan))
+        (tmp_path / "wrong.json").write_text(json.dumps(plan | {"facts": text, "tasks": [{"id": named(each, number)}]}))
+        (tmp_path / "named.json").write_text(
+            json.dumps(plan | {"tasks": [{"id": named(each, number), "tool": "look"}]})
+        )
+        (tmp_path / "settings.json").write_text(json.dumps({"replanning": {"cooldown": text, text: 1}}))
+        both = ["validate", name], ["tools", name], ["validate", "wrong.json"], ["validate", "named.json"]
+        words = [*(given for one in both for given in (one, [*one, "--json"])), ["simulate", name, "--runs", "1"]]
+        words += [["config", "check", "settings.json"], ["config", "check", "settings.json", "--json"]]
+        words += [["run", name, "--set", text], ["run", name, "--run-id", named(each)], ["run", "named.json"]]
+        words += [["run", name, "--settings", "settings.json"], ["run", name, "--no-ask", "--set", f"context.a={text}"]]
+        for given in words:
+            done = cli(tmp_path, *given, code=pytest.approx(2, abs=2), COLUMNS="10000")
+            shown.append(" ".join(given[:2]) + done.stdout + done.stderr)
+    written = [path.read_bytes().decode("utf-8", "replace") for path in (tmp_path / ".replanning").rglob("*")]
+    assert "end of here" in "".join(shown)
+    assert leaks(chosen, *shown, *written)[:5] == []
