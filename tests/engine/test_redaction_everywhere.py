@@ -245,6 +245,18 @@ async def test_what_is_left_for_another_process(tmp_path: Path) -> None:
     assert leaking_files(tmp_path) == {}
 
 
+async def test_runs_with_names_of_older_journals_go_on() -> None:
+    """A run whose task has a name that would be refused now is resumed, and its task is handed out."""
+    store = MemoryStore()
+    async with open_run(chain("mine INT-123456", "b"), store=store, run_id="run"):
+        pass
+    async with ReplanningEngine(settings=SETTINGS, store=store).resume("run") as run:
+        async for task in run.ready():
+            run.succeeded(run.started(task.id), 1)
+    assert run.result is not None
+    assert run.result.status == "succeeded"
+
+
 async def test_what_was_taken_out_is_said() -> None:
     """A run whose plan held secrets that its tools need says where they were, and how a tool gets them without."""
     store = MemoryStore()
