@@ -101,7 +101,7 @@ def _describe_body(body: RecordBody) -> str:
             return f"{body.replan} {usable} of {len(body.candidates)} usable"
         case DecisionMade():
             return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
-        case PlanRevised():
+        case PlanRevised() if not body.is_call:
             return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
         case GoalChanged():
             return f"{body.goal.objective}: {', '.join(body.goal.facts[:10])}"

@@ -320,7 +320,8 @@ class RepairCase:
     def replace_tool(self, tool: ToolSpec) -> StrategyResult:
         """Replace the tool of the task by another, with those of its arguments that the other tool takes."""
         task = self.task.task
-        if missing := [name for name in tool.parameters if name not in task.arguments]:
+        needed = (name for name in tool.parameters if name not in tool.optional)
+        if missing := [name for name in needed if name not in task.arguments]:
             return NotApplicable(f"{tool.name!r} needs the arguments {missing}, which {task.id!r} does not have")
         arguments: JsonObject = {
             name: value for name, value in task.arguments.items() if not tool.parameters or name in tool.parameters

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from replanning.decision.policy import ReplanPolicy
     from replanning.decision.request import Answer, Question, ReplanRequest
     from replanning.engine.engine import ReplanningEngine, open_run
+    from replanning.engine.functions import tool
     from replanning.engine.gates import CallbackGate, StoreGate
     from replanning.engine.generator import AlternativeGenerator
     from replanning.engine.monitor import PlanMonitor
+    from replanning.engine.session import Session
     from replanning.environment import Environment
     from replanning.errors import PlanError, ReplanningError, TransientError
     from replanning.live.states import TaskState
@@ -48,6 +50,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "Attempt",
     "TaskContext",
     "open_run",
+    "Session",
+    "tool",
     "Environment",
     "Settings",
     # the parts of the engine
@@ -81,8 +85,10 @@ _HOMES: Final = {
     "decision.policy": ("ReplanPolicy",),
     "decision.request": ("Answer", "Question", "ReplanRequest"),
     "engine.engine": ("ReplanningEngine", "open_run"),
+    "engine.functions": ("tool",),
     "engine.generator": ("AlternativeGenerator",),
     "engine.monitor": ("PlanMonitor",),
+    "engine.session": ("Session",),
     "engine.gates": ("CallbackGate", "StoreGate"),
     "environment": ("Environment",),
     "errors": ("PlanError", "ReplanningError", "TransientError"),

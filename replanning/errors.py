@@ -41,6 +41,7 @@ from typing import Any, Literal
 
 __all__ = [
     "BudgetExceeded",
+    "CallFailed",
     "ChangeRejected",
     "ExpressionError",
     "IllegalTransition",
@@ -52,6 +53,7 @@ __all__ = [
     "LLMTimeout",
     "LLMUnavailable",
     "LeaseLost",
+    "NeedsHuman",
     "NoLLMProvider",
     "NoResult",
     "NotAccepted",
@@ -213,6 +215,22 @@ class StaleView(ReplanningError):
 
 class StaleAnswer(ReplanningError):
     """An answer came for a question whose tasks have changed since it was asked."""
+
+
+class CallFailed(ReplanningError):
+    """There is no way on for a task that is performed, and no exception of its own to be raised."""
+
+
+class NeedsHuman(CallFailed):
+    """A person must answer before a task that is performed can go on, and the engine has no gate that asks one.
+
+    Attributes:
+        questions: the ids of the questions, to be answered through `ReplanningEngine.answer`.
+    """
+
+    def __init__(self, message: str, questions: Sequence[str]) -> None:
+        self.questions = tuple(questions)
+        super().__init__(message)
 
 
 class SettingsError(_ProblemsError):

@@ -120,7 +120,7 @@ class RunSummary:
                 questions[body.question] = body
             elif isinstance(body, journal.QuestionAnswered):
                 questions.pop(body.question, None)
-            elif isinstance(body, journal.PlanRevised):
+            elif isinstance(body, journal.PlanRevised) and not body.is_call:
                 considered = candidates.get(body.replan or "", ())
                 chosen = considered[body.chosen] if body.chosen is not None and body.chosen < len(considered) else None
                 causes = tuple(triggers[trigger] for trigger in body.triggers if trigger in triggers)

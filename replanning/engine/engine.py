@@ -20,10 +20,12 @@ from replanning.decision.policy import ReplanPolicy, redact_changes
 from replanning.decision.request import AlternativeProvider, Answer, HumanGate, Question
 from replanning.engine.breakers import ToolBreakers
 from replanning.engine.delivery import ExporterDelivery, close_exporters
+from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.engine.generator import AlternativeGenerator, require_provider
 from replanning.engine.monitor import PlanMonitor
 from replanning.engine.questions import RESUMABLE_STATUSES, Questions
 from replanning.engine.replanner import Replanner
+from replanning.engine.session import Session
 from replanning.environment import Environment
 from replanning.errors import (
     ChangeRejected,
@@ -47,6 +49,7 @@ from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr, checked, join_names, require_instance
 from replanning.plan.redaction import Redactor
+from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
 from replanning.plugins import load_plugin, plugin_name
 from replanning.run.event_loop import describe_error, without_group
@@ -230,13 +233,76 @@ class ReplanningEngine:
         """
         return self._run_factory.fork(run_id, revision, new_id)
 
-    async def execute(self, plan: Plan, work: Work, *, max_concurrency: int = 8, replanning: bool = True) -> RunResult:
-        """Run a plan to its end with one call, on up to `max_concurrency` workers.
+    @asynccontextmanager
+    async def session(
+        self,
+        objective: str | Plan,
+        *,
+        tools: Sequence[ToolFunction | ToolSpec] = (),
+        run_id: str | None = None,
+        passes: tuple[type[BaseException], ...] = (),
+    ) -> AsyncIterator[Session]:
+        """A run of an agent that decides call by call: `async with engine.session(…) as session: await session.call(…)`.
+
+        It ends with the body. An exception of the body is raised again, and leaves the run `paused`.
+
+        Args:
+            objective: the aim, in words; or a plan, whose tasks the body performs or executes besides its calls.
+            tools: functions, and descriptions of tools that the body executes itself. Those with a capability in common
+                can stand in for one another.
+            run_id: the id of the run, which is resumed where it exists.
+            passes: exceptions that are control flow of the agent and no failures of its calls.
 
         Raises:
-            TypeError: this is no plan, or the work is not an async function of a task and its context.
+            RunOwned: another process is at this run.
+            StoreError: it is a run of something else, or the store does not take it.
+        """
+        functions = FunctionTools(tools)
+        stated = objective if isinstance(objective, Plan) else Plan(goal=Goal(objective=objective))
+
+        async def start() -> PlanRun:
+            plan, factory = functions.describe(stated), self._run_factory
+            if run_id is None:
+                run = await factory.create(plan, None, mode=self.mode)
+            else:
+                run = await factory.create_or_resume(plan, run_id, mode=self.mode, same_tools=False)
+            run._lifecycle.open_ended = True
+            return run
+
+        async with self._managed_run(start) as run:
+            session = Session(run, functions, passes)
+            yield session
+            session.end()
+
+    async def execute(
+        self,
+        plan: Plan,
+        work: Work | None = None,
+        *,
+        tools: Sequence[ToolFunction] = (),
+        max_concurrency: int = 8,
+        replanning: bool = True,
+    ) -> RunResult:
+        """Run a plan to its end with one call, on up to `max_concurrency` workers.
+
+        Args:
+            plan: the plan.
+            work: executes one task: returns its output, raises when it fails.
+            tools: functions that execute the tasks instead of `work`, and describe the tools of the plan.
+            max_concurrency: the most tasks that run at once.
+            replanning: false to run it as if there were no engine.
+
+        Raises:
+            PlanError: the tasks do not fit these tools.
+            TypeError: this is no plan, the work is not an async function of a task and its context, or both work and
+                tools are given, or neither.
             ValueError: there would be no worker.
         """
+        if (work is None) is not bool(tools):
+            raise TypeError("execute: expected either `work` or `tools`, which execute the tasks")
+        if work is None:
+            functions = FunctionTools(tools)
+            plan, work = functions.describe(plan), functions.work
         validate_work(work, max_concurrency)
         source = self.open(plan) if replanning else open_run(plan, store=self.store, factory=self._run_factory)
         async with source as run:
@@ -413,6 +479,7 @@ class ReplanningEngine:
         run = await start()
         life = run._lifecycle
         life.evaluator = self.evaluator
+        life.asks_people = self.gate is not None
         questions = Questions(life, self.gate, durable=self.store.durable)
         replanner = Replanner(life, self.generator, self.policy, questions, observe_only=self.mode == "observe")
         delivery = ExporterDelivery(life, self.exporters)

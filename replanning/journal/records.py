@@ -53,6 +53,7 @@ FailureKind = Literal[
     "condition",
     "arguments",
     "refused",
+    "unavailable",
     "output",
     "unfinished",
     "rejected",
@@ -68,8 +69,9 @@ class Failure:
     """Reason why an attempt did not succeed.
 
     `kind` names the origin: the work itself (`error`), its deadline, an interruption, or the library while it
-    prepared the attempt (`condition`, `arguments`, or `refused` where these make a command dangerous) or stored its
-    result (`output`). A judge's verdict is `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
+    prepared the attempt (`condition`, `arguments`, `refused` where these make a command dangerous, or `unavailable` for a
+    call of what is not there) or stored its result (`output`). A judge's verdict is
+    `unfinished` (the task is run again, with the message as feedback), `rejected` (an alternative is needed) or
     `blocked` (a person must act). `traceback` shows the last frames outside of this library, without secrets.
     """
 
@@ -597,6 +599,10 @@ class DecisionMade:
     duration: float = 0.0
 
 
+CALL: Final = "call"
+"""Author of the revisions with which the calls of an agent are added."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRevised:
     """Changes were applied: the plan has a new revision; `traces` has the trace contexts of the attempts that they cancel."""
@@ -612,6 +618,11 @@ class PlanRevised:
     chosen: int | None = None
     hash: str = ""
     traces: dict[TaskId, str] = field(default_factory=dict)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether an agent has added a call, which is neither a replan nor an edit."""
+        return self.by == CALL
 
 
 @dataclass(frozen=True, slots=True)

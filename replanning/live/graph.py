@@ -228,8 +228,14 @@ class ReadyQueue:
     """Ready entries by (priority, order). Outdated items are dropped when they reach the front.
 
     Most entries arrive in the order in which they leave; only the others go through a heap.
+
+    Attributes:
+        reserved: by root, the queue of each lineage that somebody executes alone; its entries go there.
+        on_push: called after an entry was added.
     """
 
+    on_push: Callable[[], None] | None = None
+    reserved: dict[TaskId, ReadyQueue] = field(default_factory=dict)
     _fifo: deque[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=deque)
     _heap: list[tuple[int, int, TaskId, TaskEntry]] = field(default_factory=list)
 
@@ -238,6 +244,9 @@ class ReadyQueue:
 
     def push(self, entry: TaskEntry) -> None:
         """Add an entry."""
+        if self.reserved and (queue := self.reserved.get(entry.root)) is not None:
+            queue.push(entry)
+            return
         # The id breaks the tie with an entry that had this place before a reordering.
         item = (entry.priority, entry.order, entry.id, entry)
         fifo = self._fifo
@@ -245,6 +254,8 @@ class ReadyQueue:
             fifo.append(item)
         else:
             heapq.heappush(self._heap, item)
+        if self.on_push is not None:
+            self.on_push()
 
     def pop(self) -> TaskEntry | None:
         """Remove and return the first entry; None if there is none."""
@@ -259,7 +270,9 @@ class ReadyQueue:
                 and priority == entry.priority
                 and order == entry.order
             ):
-                return entry
+                if not (self.reserved and entry.root in self.reserved):
+                    return entry
+                self.push(entry)
         return None
 
 
@@ -772,6 +785,16 @@ class TaskGraph:
         except (KeyError, TypeError):  # TypeError: what was given has no hash
             raise UnknownTask(task_id) from None
 
+    def leaves(self, entry: TaskEntry) -> list[TaskEntry]:
+        """Return the tasks that stand in the place of one now: itself, or what replaced it."""
+        leaves, stack = list[TaskEntry](), [entry]
+        while stack:
+            entry = stack.pop()
+            stack += map(self.entries.__getitem__, reversed(entry.replaced_by))
+            if not entry.replaced_by:
+                leaves.append(entry)
+        return leaves
+
     def arguments(self, entry: TaskEntry) -> JsonObject:
         """Return the arguments of a task with every `${...}` reference replaced by its value.
 
@@ -960,19 +983,23 @@ class TaskGraph:
                     return False
         if not self.counts[_READY]:
             return True
-        entry = self.claim_next()
-        if entry is not None:
-            self.return_claim(entry)
-        return entry is None
+        for queue in (self.ready_queue, *self.ready_queue.reserved.values()):
+            if (entry := self.claim_next(queue)) is not None:
+                self.return_claim(entry)
+                return False
+        return True
 
-    def claim_next(self) -> TaskEntry | None:
+    def claim_next(self, queue: ReadyQueue | None = None) -> TaskEntry | None:
         """Claim the next ready task whose tool, resources and facts are there; `return_claim` returns it.
 
         A task that lacks one of them is parked and not considered again before that may have changed.
+
+        Args:
+            queue: the queue of a lineage that is reserved; by default that of all others.
         """
-        pool = self.pool
+        pool, queue = self.pool, queue or self.ready_queue
         passed_over: list[TaskEntry] = []
-        while (entry := self.ready_queue.pop()) is not None:
+        while (entry := queue.pop()) is not None:
             name = entry.fields["tool"]
             if name is None and not pool.limited:
                 break
@@ -998,7 +1025,7 @@ class TaskGraph:
                 break
         for other in passed_over:
             other.pass_over_count += entry is not None
-            self.ready_queue.push(other)
+            queue.push(other)
         if entry is not None:
             if self.breakers and (breaker := self.breakers.get(entry.fields["tool"] or "")) is not None:
                 breaker.trial = entry
@@ -1031,6 +1058,17 @@ class TaskGraph:
             self.ready_queue.push(entry)
         if self.breakers:
             self.unpark()
+
+    def reserve(self, root: TaskEntry, on_push: Callable[[], None]) -> None:
+        """Queue the tasks of a lineage apart, for somebody who executes it alone and is called when one was added."""
+        queue = self.ready_queue.reserved[root.id] = ReadyQueue(on_push)
+        for entry in self.leaves(root):
+            queue.push(entry)
+
+    def unreserve(self, root: TaskEntry) -> None:
+        """Queue the tasks of a lineage with all others again."""
+        for *_, entry in self.ready_queue.reserved.pop(root.id):
+            self.ready_queue.push(entry)
 
     def lacks(self, entry: TaskEntry) -> str:
         """Return what a claimed task lacks now, in words; its tool or resources may have gone since it was claimed."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
 
-from replanning.changes import PlanChange
+from replanning.changes import AddTask, PlanChange, target_task_ids
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
 from replanning.decision.staleness import stale_reason
@@ -33,6 +35,7 @@ from replanning.errors import (
     UnknownAttempt,
 )
 from replanning.journal.records import (
+    CALL,
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
@@ -40,11 +43,13 @@ from replanning.journal.records import (
     AttemptSucceeded,
     AttemptTimedOut,
     ConditionEvaluated,
+    DecisionMade,
     ErrorContained,
     Failure,
     OutcomeRecorded,
     PlanningNoted,
     PlanRevised,
+    QuestionAsked,
     Record,
     RecordBody,
     ResultsStale,
@@ -74,7 +79,7 @@ from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task
-from replanning.plan.types import AttemptId, JsonValue, ReplanId, TaskId, TriggerId
+from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
 from replanning.plugins import plugin_error
 from replanning.run.event_loop import LoopThread, Timer, describe_error
 from replanning.run.retries import (
@@ -115,6 +120,9 @@ _new_tuple = tuple.__new__
 _log: Final = logging.getLogger("replanning")
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
+
+GIVEN_UP: Final = STUCK | {TaskState.CANCELLED}
+"""States of tasks that a person or the engine has given up, unless something is being decided about them."""
 
 
 class ResumeState(NamedTuple):
@@ -211,6 +219,8 @@ class Lifecycle:
         inbox_problem: the last failure of the inbox, which is reported once.
         pullers: those who pull tasks for others to start.
         plugin_tasks: the plugins whose code runs in tasks of the run, see `start_plugin`.
+        open_ended: whether the run goes on when all of its tasks are done, because more are added.
+        asks_people: whether somebody is asked at once when a person must decide.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
 
@@ -262,6 +272,8 @@ class Lifecycle:
         self.checks_deferred = False
         self.inbox_problem = ""
         self.plugin_tasks: list[str] = []
+        self.open_ended = False
+        self.asks_people = False
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
@@ -271,6 +283,7 @@ class Lifecycle:
         self._is_transient = is_transient
         self.pullers: WeakSet[TaskPuller] = WeakSet()
         self._waiters: deque[anyio.Event] = deque()
+        self._performers: dict[TaskId, anyio.Event] = {}
         self._claims_since_checkpoint = 0
         self._last_record_at = records[-1].at
         self._failing_seconds = 0.0
@@ -329,6 +342,8 @@ class Lifecycle:
             listener(record)
         for observer in self.observers.get(type(body), ()):
             observer(record)
+        if self._performers:
+            self._wake_performers(body)
         return record
 
     def commit_or_defer(self, body: RecordBody) -> None:
@@ -477,6 +492,26 @@ class Lifecycle:
             self.timer.notify_deadline(due)
         return parent + 1
 
+    async def add_call(self, task: Task, reason: str) -> None:
+        """Add a task that an agent calls now, once the store works.
+
+        Raises:
+            ChangeRejected: it does not fit the plan.
+            NotRunning: the run has ended.
+        """
+        changes = (AddTask(task=task),)
+        while self.end is None:
+            parent, draft = self.live.revision, self.live.prepare(changes)
+            try:
+                self.commit(PlanRevised(parent + 1, parent, changes, reason, CALL, hash=draft.plan_hash), draft)
+            except RecordNotSerializable:
+                raise
+            except StoreError:
+                await self.wait_for_store()
+            else:
+                return
+        raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
+
     # A failing store
 
     async def wait_for_store(self) -> None:
@@ -516,6 +551,7 @@ class Lifecycle:
         if self.end is None and self._flush_deferred():
             self._signal_store()
             self.wake_waiters()
+            self._wake_performers()
             self.check_completion()
             self.enforce_wall_clock()
 
@@ -554,14 +590,21 @@ class Lifecycle:
 
     # Handing out tasks
 
-    async def next_task(self, left: deque[TaskOffer] | None = None) -> tuple[TaskEntry, Task] | None:
-        """Wait for the next task and return it with its arguments resolved; None when the run has ended.
+    async def next_task(
+        self, left: deque[TaskOffer] | None = None, *, root: TaskEntry | None = None
+    ) -> tuple[TaskEntry, Task] | None:
+        """Wait for the next task and return it with its arguments resolved.
 
         Args:
             left: tasks that others have pulled and not started, for a puller that gets them if there are no others; the
                 one that is returned stays the first of them.
+            root: the first task of a lineage that is reserved, of which alone a task is wanted.
+
+        Returns:
+            None when the run has ended, or nothing of the lineage is left to be executed.
         """
         live, ripe = self.live, 0
+        queue = live.ready_queue if root is None else live.ready_queue.reserved[root.id]
         while self.end is None:
             if self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT:
                 # The event loop has a turn first; the first puller that waits for it resets the count of claims.
@@ -581,7 +624,7 @@ class Lifecycle:
                 and live.aborted is None
             ):
                 while True:
-                    entry = live.claim_next()
+                    entry = live.claim_next(queue)
                     while entry is None and left and ripe:
                         if left[0].is_open:
                             entry = left[0].entry
@@ -612,6 +655,14 @@ class Lifecycle:
                 break
             ripe = 0
             event = anyio.Event()
+            if root is not None:
+                if self._is_settled(root):
+                    break
+                if self.open_ended and self._fail_unavailable(root):
+                    continue
+                self._performers[root.id] = event
+                await event.wait()
+                continue
             self._waiters.append(event)
             try:
                 await event.wait()
@@ -622,6 +673,77 @@ class Lifecycle:
                     self._waiters.remove(event)
                 raise
         return None
+
+    def _is_settled(self, root: TaskEntry) -> bool:
+        """Return whether a lineage is done or given up, or waits for the answer of a person whom nobody asks."""
+        if root.satisfied:
+            return True
+        leaves = self.live.leaves(root)
+        ids = {entry.id for entry in leaves}
+        if any(not ids.isdisjoint(trigger.tasks) for trigger in self.ledger.open_triggers.values()):
+            return not self.asks_people and bool(self.questions_about(root))
+        return any(entry.state in GIVEN_UP for entry in leaves if entry is root or not entry.task.optional)
+
+    def _fail_unavailable(self, root: TaskEntry) -> bool:
+        """Fail a call whose tool, resources or facts are not there, unless that is being decided; nobody else waits for them."""
+        live, triggers = self.live, self.ledger.open_triggers.values()
+        for entry in live.leaves(root):
+            if entry.id not in live.parked or any(entry.id in trigger.tasks for trigger in triggers):
+                continue
+            if (lacking := live.lacks(entry)) and not live.running_actions:  # which may bring the facts about
+                with suppress(StoreError):  # it is looked at again when the store works
+                    self.failed(self.start(entry), Failure("Unavailable", lacking, kind="unavailable"))
+                    return True
+        return False
+
+    def questions_about(self, root: TaskEntry) -> list[QuestionId]:
+        """Return the open questions about a lineage."""
+        ids, ledger = {entry.id for entry in self.live.leaves(root)}, self.ledger
+        about = {trigger for trigger, each in ledger.open_triggers.items() if not ids.isdisjoint(each.tasks)}
+        return [
+            question for question, attached in ledger.triggers_by_question.items() if not about.isdisjoint(attached)
+        ]
+
+    @contextmanager
+    def reserved(self, root: TaskEntry) -> Iterator[None]:
+        """Hand the tasks of a lineage out to the caller alone, through `next_task(root)`."""
+        if root.id in self.live.ready_queue.reserved:
+            raise NotRunning(f"task {root.id!r} is being performed already")
+        self.live.reserve(root, partial(self.wake_performer, root.id))
+        try:
+            yield
+        finally:
+            self._performers.pop(root.id, None)
+            self.live.unreserve(root)
+            self.wake_waiters()
+            self.check_completion()
+
+    def wake_performer(self, root: TaskId) -> None:
+        """Wake the one who performs a lineage, if it waits."""
+        if (event := self._performers.pop(root, None)) is not None:
+            event.set()
+
+    def _wake_performers(self, body: RecordBody | None = None) -> None:
+        """Wake those who perform the lineages that a record is about; without a record, all."""
+        tasks: Iterable[TaskId]
+        match body:
+            case None | RunEnded():
+                tasks = list(self._performers)
+            case DecisionMade() | PlanRevised():
+                triggers = map(self.ledger.triggers.__getitem__, body.triggers)
+                tasks = (task for trigger in triggers for task in trigger.tasks)
+                tasks = chain(tasks, target_task_ids(body.changes)) if isinstance(body, PlanRevised) else tasks
+            case TriggerDropped():
+                tasks = self.ledger.triggers[body.trigger].tasks
+            case QuestionAsked():
+                tasks = body.holds
+            case AttemptSucceeded() | AttemptFailed() | AttemptTimedOut() | AttemptInterrupted() | ConditionEvaluated():
+                tasks = (body.task,)
+            case _:
+                tasks = ()
+        for task_id in tasks:
+            if (entry := self.live.entries.get(task_id)) is not None:
+                self.wake_performer(entry.root)
 
     def requeue(self, *offers: TaskOffer) -> None:
         """Return tasks that were handed out and not started."""
@@ -732,8 +854,14 @@ class Lifecycle:
             self.commit_or_defer(AttemptFenced(body.id, entry.id, f"not started: {obstacle}"))
         return False
 
-    def succeeded(self, attempt_id: AttemptId, output: object = None) -> None:
-        """Take the output of an attempt, see `PlanRun.succeeded`."""
+    def succeeded(self, attempt_id: AttemptId, output: object = None, *, keep_if_possible: bool = False) -> None:
+        """Take the output of an attempt, see `PlanRun.succeeded`.
+
+        Args:
+            attempt_id: the attempt.
+            output: its output.
+            keep_if_possible: whether an output that cannot be kept is left out, instead of being a failure.
+        """
         try:
             value, recoverable = (
                 (None, True)
@@ -741,8 +869,11 @@ class Lifecycle:
                 else _serialise_output(output, self._codec, self.redactor, self.settings.max_output)
             )
         except OutputError as error:
-            self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
-            return
+            if not keep_if_possible:
+                self.failed(attempt_id, Failure("OutputError", str(error), kind="output"))
+                return
+            self.record_error(f"the output of attempt {attempt_id}", error)
+            value, recoverable = None, False
         entry = self._end_attempt(attempt_id, "succeeded")
         if entry is None:
             return
@@ -776,12 +907,13 @@ class Lifecycle:
         self.commit_or_defer(AttemptFailed(attempt_id, entry.id, failure, retry_at, exhausted, trace))
         self.after_observation()
 
-    def interrupted(self, attempt_id: AttemptId, reason: str) -> None:
-        """Record that an attempt was cut off from outside."""
+    def interrupted(self, attempt_id: AttemptId, reason: str, *, again: bool = False) -> None:
+        """Record that an attempt was cut off from outside; `again` if the task may be executed again in any case."""
         entry = self._end_attempt(attempt_id, "interrupted")
         if entry is not None and self.end is None:
             now, failure = self.clock.now(), Failure("Interrupted", reason, kind="interrupted")
             retry_at, _ = schedule_retry(entry, failure, self.settings, now=now, chance=self._chance())
+            retry_at = now if again else retry_at
             trace = self.spans.attempt_trace(attempt_id)
             self.commit_or_defer(AttemptInterrupted(attempt_id, entry.id, reason, retry_at, trace))
             # The caller may be leaving the run, so its end is looked for a little later.
@@ -866,7 +998,7 @@ class Lifecycle:
                 self._handle_quiescence()
             else:
                 self.finish("paused", ledger.pause.reason)
-        elif not self.is_replanning() and live.quiescent:
+        elif not self.open_ended and not self.is_replanning() and live.quiescent:
             self._handle_quiescence()
 
     def _handle_quiescence(self) -> None:
@@ -964,6 +1096,7 @@ class Lifecycle:
         self.end = body
         self._signal_store()
         self.ended.set()
+        self._wake_performers()
         while self._waiters:
             self._waiters.popleft().set()
 

@@ -137,8 +137,8 @@ class RunFactory:
             spans.close(error)
             raise
 
-    async def create_or_resume(self, plan: Plan, run_id: str, *, mode: str) -> PlanRun:
-        """Create a run of a plan, or resume it where it exists.
+    async def create_or_resume(self, plan: Plan, run_id: str, *, mode: str, same_tools: bool = True) -> PlanRun:
+        """Create a run of a plan, or resume it where it exists, if need be with other tools.
 
         Raises:
             RunOwned: another process owns it.
@@ -152,7 +152,10 @@ class RunFactory:
             opened = next((record.body for record in self.store.read(RunId(run_id))), None)
         if not isinstance(opened, RunOpened) or not isinstance(plan, Plan):
             return await self.create(plan, run_id, mode=mode)
-        if opened.plan.content_hash() != self.redactor.document(plan).content_hash():
+        known, given = opened.plan, self.redactor.document(plan)
+        if not same_tools:
+            known, given = (each.model_copy(update={"tools": ()}) for each in (known, given))
+        if known.content_hash() != given.content_hash():
             raise StoreError(
                 f"run {run_id!r} is a run of another plan; resume that one, or open this plan as another run"
             )

@@ -26,7 +26,16 @@ from replanning.changes import (
 )
 from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.policy import redact_changes
-from replanning.errors import ChangeRejected, NotRunning, Problem, RunFailed, StoreError
+from replanning.errors import (
+    CallFailed,
+    ChangeRejected,
+    NeedsHuman,
+    NoResult,
+    NotRunning,
+    Problem,
+    RunFailed,
+    StoreError,
+)
 from replanning.history.history import ReplanHistory
 from replanning.journal.records import (
     ContextUpdated,
@@ -44,19 +53,20 @@ from replanning.journal.records import (
     Usage,
 )
 from replanning.journal.store import to_plain_json
-from replanning.live.graph import CopyOnRead
+from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
+from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
-from replanning.plan.json_values import detached
-from replanning.plan.messages import NameSuggester, brief_repr, checked, require_instance
+from replanning.plan.json_values import copy_json, detached
+from replanning.plan.messages import NameSuggester, brief_repr, checked, join_names, require_instance
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, RunId, TaskId
 from replanning.plugins import is_interruption
 from replanning.run.event_loop import CancelledWithin, Parameters, ResultT, is_cancelled
-from replanning.run.lifecycle import Lifecycle, RunMeter, TaskOffer
+from replanning.run.lifecycle import GIVEN_UP, Lifecycle, RunMeter, TaskOffer
 from replanning.run.processes import host_id, process_start_time
 
 
@@ -259,6 +269,74 @@ class PlanRun:
         """Execute a task: journal, deadline, cancellation; an exception of the body is a failure."""
         require_instance("attempt", task, Task, "a task that ready() handed out")
         return Attempt(self, task)
+
+    async def perform(self, task_id: str, work: Work, *, passes: tuple[type[BaseException], ...] = ()) -> object:
+        """Execute a task, and what replaces it, in the caller's own task until it is done or given up.
+
+        Context variables, cancellation and spans are those of the caller, who waits while the engine decides what follows
+        a failure. Nobody else executes these tasks meanwhile.
+
+        Args:
+            task_id: the task; it may wait for others.
+            work: executes the task, and each that replaces it: returns its output, raises when it fails.
+            passes: exceptions that are control flow and no failures. They are raised at once, and the task may be
+                performed again.
+
+        Returns:
+            The output as the work returned it, or as it is on record where the task was done before; None where the
+            engine, or a person, has decided to skip the task.
+
+        Raises:
+            CallFailed: there is no way on, and the work raised no exception here: it timed out or was cancelled, or its
+                output was not kept when it was done before.
+            Exception: there is no way on after this exception of the work.
+            NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer.
+            NotRunning: the run has ended, or somebody else performs the task.
+            UnknownTask: there never was such a task.
+        """
+        require_async("work", work)
+        _require_exceptions(passes)
+        life = self._lifecycle
+        root = life.live.entry(life.live.entry(TaskId(task_id)).root)
+        outputs, error = dict[TaskId, object](), None
+        with life.reserved(root):
+            while (claimed := await life.next_task(root=root)) is not None:
+                (entry, task), error = claimed, None
+                offer = TaskOffer(entry, entry.claim)
+                try:
+                    async with Attempt(self, task, passes) as attempt:
+                        try:
+                            outputs[task.id] = attempt.output = await work(task, attempt.context)
+                        except Exception as raised:
+                            error = raised if attempt.id else None
+                            raise
+                finally:
+                    life.requeue(offer)  # unless it was started
+            if root.satisfied:
+                return self._performed_output(root, outputs)
+            if questions := life.questions_about(root):
+                asked = join_names(questions, 5)
+                text = f"a person must answer {asked} before task {task_id!r} can go on; perform it again after that"
+                raise NeedsHuman(text, questions) from error
+            if error is not None:
+                raise error
+            given_up = [entry for entry in life.live.leaves(root) if entry.state in GIVEN_UP]
+            if not given_up:
+                self._require_running(f"task {task_id!r} cannot be performed")
+            reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
+            raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}")
+
+    def _performed_output(self, root: TaskEntry, outputs: Mapping[TaskId, object]) -> object:
+        """Return the output of a lineage as it was performed here, or else as it is on record."""
+        leaf = root
+        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.sinks) == 1:
+            leaf = leaf.sinks[0]
+        if leaf.state is TaskState.DONE and leaf.id in outputs:
+            return outputs[leaf.id]
+        try:
+            return copy_json(self.live.results.output_of(root.id))
+        except NoResult as error:
+            raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from None
 
     @in_loop_thread
     def started(self, task_id: str) -> AttemptId:
@@ -569,6 +647,11 @@ class PlanRun:
             raise NotRunning(f"the run is {self._lifecycle.end.status}; {consequence}")
 
 
+def _require_exceptions(passes: object) -> None:
+    if not isinstance(passes, tuple) or not all(isinstance(e, type) and issubclass(e, BaseException) for e in passes):
+        raise TypeError(f"passes: expected a tuple of classes of exceptions, got {brief_repr(passes)}")
+
+
 def _require_texts(method: str, **arguments: Collection[object]) -> None:
     """Accept only lists of strings; a bare string would be read as a list of characters."""
     for name, texts in arguments.items():
@@ -754,6 +837,7 @@ class Attempt:
     __slots__ = (
         "_lifecycle",
         "_not_started",
+        "_passes",
         "_run",
         "_scope",
         "_token",
@@ -764,9 +848,10 @@ class Attempt:
         "task",
     )
 
-    def __init__(self, run: PlanRun, task: Task) -> None:
+    def __init__(self, run: PlanRun, task: Task, passes: tuple[type[BaseException], ...] | None = None) -> None:
         self._run = run
         self._lifecycle = run._lifecycle
+        self._passes = passes  # None unless the task is performed
         self.task = task
         self.id = _NOT_STARTED
         self.output: object = None
@@ -821,13 +906,13 @@ class Attempt:
             life.body_ended(self.id)
         if error is None or (swallowed and self.cancelled):
             if not self.cancelled:
-                life.succeeded(self.id, self.output)
+                life.succeeded(self.id, self.output, keep_if_possible=self._passes is not None)
             return True
-        if _is_failure(error):
+        if _is_failure(error) and not isinstance(error, self._passes or ()):
             if not self._not_started:
                 life.failed(self.id, error)
             return True
-        life.interrupted(self.id, f"{type(error).__name__} in the worker")
+        life.interrupted(self.id, f"{type(error).__name__} in the worker", again=self._passes is not None)
         return False
 
 

@@ -1,0 +1,266 @@
+"""Functions as tools: their descriptions, their arguments, and their execution."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, update_wrapper
+from types import NoneType, UnionType
+from typing import Any, Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+
+import anyio.to_thread
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.errors import PydanticUserError
+
+from replanning.plan.document import Plan
+from replanning.plan.messages import require_instance
+from replanning.plan.tasks import Retry, Task, ToolSpec
+from replanning.run.run import TaskContext, Work
+
+Parameters = ParamSpec("Parameters")
+
+ReturnedT = TypeVar("ReturnedT")
+
+_KIND: Final = "function"
+
+_JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (Mapping, "object"),
+    (Sequence, "array"),
+    (set, "array"),
+)
+
+_NAMED: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+
+
+class FunctionTool(Generic[Parameters, ReturnedT]):
+    """Function that is a tool. Called, it is the function.
+
+    Args:
+        function: the function. One that is not async is executed in a thread, which goes on if nobody waits any more. A
+            parameter annotated as `TaskContext` receives the context of the task.
+        idempotent: whether executing it twice does no harm.
+        retry: what to do after an error that may pass.
+        fields: further fields of its `ToolSpec`, such as `capability`, instead of what the signature and the docstring say.
+
+    Attributes:
+        spec: its description.
+
+    Raises:
+        PlanError: the fields are not those of a tool.
+        TypeError: this is no function whose parameters are known.
+    """
+
+    def __init__(
+        self,
+        function: Callable[Parameters, ReturnedT],
+        *,
+        idempotent: bool = False,
+        retry: Retry | None = None,
+        **fields: Any,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"{function!r} is no function, so it cannot be a tool")
+        self.function = function
+        self.idempotent = idempotent
+        self.retry = retry
+        update_wrapper(self, function)
+        try:
+            self._signature = inspect.signature(function)
+        except ValueError as error:
+            raise TypeError(
+                f"the parameters of {function!r} are not known; wrap it in a function of your own"
+            ) from error
+        try:
+            hints: Mapping[str, object] = get_type_hints(function, include_extras=True)
+        except Exception:  # noqa: BLE001 - an annotation may name what exists for type checkers alone
+            hints = {}
+        self._hints = {name: hints.get(name, parameter.annotation) for name, parameter in self._parameters()}
+        self._contexts = [name for name, hint in self._hints.items() if TaskContext in (hint, *get_args(hint))]
+        named = {name: parameter for name, parameter in self._parameters() if name not in self._contexts}
+        described: dict[str, object] = {
+            "name": getattr(function, "__name__", type(function).__name__),
+            "kind": _KIND,
+            "description": " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split()),
+            "parameters": {name: _type_name(self._hints[name]) for name in named},
+            "optional": [name for name, each in named.items() if each.default is not inspect.Parameter.empty],
+        }
+        self.spec: ToolSpec = ToolSpec.model_validate(described | fields)
+        self._is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__)))
+
+    def __repr__(self) -> str:
+        return f"<FunctionTool {self.spec.name!r} of {self.function!r}>"
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> ReturnedT:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+    def _parameters(self) -> Iterable[tuple[str, inspect.Parameter]]:
+        return [(name, each) for name, each in self._signature.parameters.items() if each.kind in _NAMED]
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Return the arguments of a call by name.
+
+        Raises:
+            TypeError: the function does not take them.
+        """
+        contexts = {name: None for name in self._contexts if name not in kwargs}
+        bound = self._signature.bind(*args, **kwargs, **contexts).arguments
+        named: dict[str, object] = {}
+        for name, value in bound.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                raise TypeError(f"{self.spec.name!r} takes any number of positional arguments, which have no names")
+            if name not in contexts:
+                named |= dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        return named
+
+    async def execute(self, arguments: Mapping[str, object], context: TaskContext, *, convert: bool) -> object:
+        """Execute the function.
+
+        Args:
+            arguments: by name.
+            context: of the task.
+            convert: whether the arguments are JSON, to be converted to the types that the function states.
+
+        Raises:
+            Exception: whatever the function raises; a ValidationError where an argument does not fit its type.
+        """
+        values = {**arguments, **dict.fromkeys(self._contexts, context)}
+        if convert:
+            values |= {name: self._converted(name, value) for name, value in arguments.items() if name in self._hints}
+        positional = [
+            values.pop(name)
+            for name, each in self._parameters()
+            if each.kind is inspect.Parameter.POSITIONAL_ONLY and name in values
+        ]
+        function: Callable[..., Any] = self.function
+        work = partial(function, *positional, **values)
+        result = work() if self._is_async else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        return await result if inspect.isawaitable(result) else result
+
+    def _converted(self, name: str, value: object) -> object:
+        hint: Any = self._hints[name]
+        if hint is inspect.Parameter.empty:
+            return value
+        try:
+            adapter: TypeAdapter[object] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+        except PydanticUserError:  # a model, which has a configuration of its own
+            adapter = TypeAdapter(hint)
+        return adapter.validate_python(value)
+
+
+def _type_name(hint: object) -> str:
+    """Return the JSON type that an annotation means; `any` where it means none, or several."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        names = {_type_name(each) for each in get_args(hint) if each is not NoneType}
+        return names.pop() if len(names) == 1 and NoneType not in get_args(hint) else "any"
+    if hasattr(hint, "__metadata__"):  # Annotated[…]
+        return _type_name(get_args(hint)[0])
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return "any"
+    return next((name for base, name in _JSON_TYPES if issubclass(kind, base)), "any")
+
+
+ToolFunction = Callable[..., Any]
+"""A function that is or becomes a tool."""
+
+
+@overload
+def tool(function: Callable[Parameters, ReturnedT], /) -> FunctionTool[Parameters, ReturnedT]: ...
+@overload
+def tool(
+    *, idempotent: bool = False, retry: Retry | None = None, **fields: Any
+) -> Callable[[Callable[Parameters, ReturnedT]], FunctionTool[Parameters, ReturnedT]]: ...
+def tool(function: Any = None, /, **fields: Any) -> Any:
+    """Make a tool of a function, as a decorator with or without fields.
+
+    Args:
+        function: the function.
+        fields: as `FunctionTool` takes them: `idempotent`, `retry`, and the fields of a `ToolSpec`, such as `capability`,
+            `requires`, `adds`, `cost`, `timeout` and `dangerous`.
+    """
+    return partial(tool, **fields) if function is None and fields else FunctionTool(function, **fields)
+
+
+class FunctionTools:
+    """Tools by name, most of them functions.
+
+    Args:
+        tools: functions, and descriptions of tools that are executed elsewhere.
+
+    Attributes:
+        specs: the descriptions.
+        functions: the functions by the names of their tools.
+
+    Raises:
+        TypeError: one is neither a function nor a description.
+        ValueError: several have the same name.
+    """
+
+    def __init__(self, tools: Iterable[ToolFunction | ToolSpec]) -> None:
+        self.functions: dict[str, FunctionTool[..., Any]] = {}
+        specs: dict[str, ToolSpec] = {}
+        for each in tools:
+            spec = each if isinstance(each, ToolSpec) else self.of(each).spec
+            if spec.name in specs:
+                raise ValueError(f"two tools are called {spec.name!r}; give one of them another `name`")
+            specs[spec.name] = spec
+        self.specs = tuple(specs.values())
+
+    def of(self, function: ToolFunction) -> FunctionTool[..., Any]:
+        """Return the tool of a function, which is one of these from now on.
+
+        Raises:
+            ValueError: another one has its name.
+        """
+        name = function.spec.name if isinstance(function, FunctionTool) else getattr(function, "__name__", "")
+        known = self.functions.get(name)
+        if known is None or function not in (known, known.function):
+            made = as_function_tool(function)
+            known = self.functions.setdefault(made.spec.name, made)
+            if known.function is not made.function:
+                raise ValueError(f"another tool is called {made.spec.name!r}; give one of them another `name`")
+        return known
+
+    def describe(self, plan: Plan) -> Plan:
+        """Return a plan in which these tools are described, with `idempotent` and `retry` of tasks that do not state them."""
+        require_instance("plan", plan, Plan, "a plan")
+        known = {spec.name for spec in plan.tools}
+        tasks = []
+        for task in plan.tasks:
+            function = self.functions.get(task.tool or "")
+            stated: dict[str, object] = (
+                {} if function is None else {"idempotent": function.idempotent, "retry": function.retry}
+            )
+            update = {name: value for name, value in stated.items() if value and name not in task.model_fields_set}
+            tasks.append(task.model_copy(update=update) if update else task)
+        tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
+        fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+        return Plan.model_validate({**fields, "tools": tools, "tasks": tasks})
+
+    @property
+    def work(self) -> Work:
+        """Work that executes tasks with these functions."""
+
+        async def work(task: Task, context: TaskContext) -> object:
+            function = self.functions.get(task.tool or "")
+            if function is None:
+                raise LookupError(f"no function was given for the tool {task.tool!r} of task {task.id!r}")
+            return await function.execute(context.arguments, context, convert=True)
+
+        return work
+
+
+def as_function_tool(function: ToolFunction) -> FunctionTool[..., Any]:
+    """Return a function as a tool."""
+    return function if isinstance(function, FunctionTool) else FunctionTool(function)

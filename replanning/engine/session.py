@@ -1,0 +1,199 @@
+"""Session: an open-ended run of an agent, to which calls of tools are added as the agent makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, ParamSpec, TypeVar, overload
+
+from pydantic_core import to_jsonable_python
+
+from replanning.engine.functions import FunctionTools, ToolFunction
+from replanning.errors import ChangeRejected, RecordNotSerializable
+from replanning.journal.records import RunStatus
+from replanning.journal.store import to_plain_json
+from replanning.live.states import WAITING, TaskState
+from replanning.plan.json_values import as_object, map_strings
+from replanning.plan.messages import join_names
+from replanning.plan.tasks import Task
+from replanning.plan.types import MAX_NAME_CHARS, JsonObject, JsonValue, TaskId
+from replanning.run.run import PlanRun, TaskContext
+
+Parameters = ParamSpec("Parameters")
+
+ReturnedT = TypeVar("ReturnedT")
+
+Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
+"""Executes a tool, named by the first argument, with the arguments of the second."""
+
+_CALL_KEY: Final = "call"
+"""Key in the metadata of a task that is a call; there stands the key of the call."""
+
+_OBJECT_KEY: Final = "$object"
+"""Key of the mapping that stands in the journal for a value that is no JSON."""
+
+_NUMBER_CHARS: Final = 12
+
+
+class Session:
+    """Open-ended run of an agent: each call of a tool is a task, which the engine keeps alive like those of a plan.
+
+    Made by `ReplanningEngine.session`.
+
+    Attributes:
+        run: the run, to which tasks may also be added, and facts and changes of the context reported.
+    """
+
+    def __init__(self, run: PlanRun, tools: FunctionTools, passes: tuple[type[BaseException], ...]) -> None:
+        self.run = run
+        self._tools = tools
+        self._passes = passes
+        self._by_key = {
+            str(call["key"]): entry.id
+            for entry in run.live
+            if entry.parent is None and (call := as_object(entry.task.metadata.get(_CALL_KEY))).get("key")
+        }
+
+    def __repr__(self) -> str:
+        return f"<Session {self.run!r}>"
+
+    @overload
+    async def call(
+        self, tool: Callable[Parameters, Awaitable[ReturnedT]], /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> ReturnedT: ...
+    @overload
+    async def call(
+        self, tool: Callable[Parameters, ReturnedT], /, *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> ReturnedT: ...
+    async def call(self, tool: ToolFunction, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function as a tool and return its result, or that of what replaced it.
+
+        Args:
+            tool: the function, one of the tools of the session or any other.
+            args: of the function.
+            kwargs: of the function.
+
+        Raises:
+            Exception: as `PlanRun.perform`.
+            TypeError: the function does not take these arguments.
+        """
+        function = self._tools.of(tool)
+        return await self.invoke(function.spec.name, function.bind(args, kwargs))
+
+    async def invoke(
+        self,
+        tool: str,
+        arguments: Mapping[str, object],
+        *,
+        execute: Execute | None = None,
+        key: str = "",
+        passes: tuple[type[BaseException], ...] = (),
+    ) -> object:
+        """Call a tool by its name and return its result, or that of what replaced it.
+
+        Args:
+            tool: the name of the tool.
+            arguments: of the tool; values that are no JSON stay in this process, and the journal says so.
+            execute: executes this tool and those that may replace it; by default the functions of the session do.
+            key: names this call, so that a session that is resumed returns the recorded output of a call that was done.
+            passes: exceptions that are control flow and no failures, besides those of the session.
+
+        Raises:
+            Exception: as `PlanRun.perform`.
+        """
+        objects: list[object] = []
+        journaled = self._journaled(arguments, objects)
+        task_id = self._by_key.get(key) if key else None
+        if task_id is None:
+            try:
+                task_id = await self._add(tool, tool, journaled, key)
+            except ChangeRejected:  # unknown, or with arguments that it does not take, which it says itself
+                task_id = await self._add(None, tool, journaled, key)
+
+        async def work(task: Task, context: TaskContext) -> object:
+            same = context.arguments == journaled
+            values = arguments if same else _restore(context.arguments, objects)
+            name = task.tool or tool
+            if execute is not None:
+                return await execute(name, values)
+            if (function := self._tools.functions.get(name)) is None:
+                raise LookupError(f"no function was given for the tool {name!r}")
+            return await function.execute(values, context, convert=not same)
+
+        return await self.run.perform(task_id, work, passes=(*self._passes, *passes))
+
+    async def _add(self, tool: str | None, name: str, arguments: JsonObject, key: str) -> TaskId:
+        live, function = self.run.live, self._tools.functions.get(name)
+        number = len(live) + 1
+        while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
+            number += 1
+        escaped = {
+            name: map_strings(value, lambda text: text.replace("${", "$${")) for name, value in arguments.items()
+        }
+        call: JsonObject = {"key": key} if key else {}
+        task = Task(
+            id=task_id,
+            name=None if tool else name,
+            tool=tool,
+            arguments=escaped,
+            idempotent=function is not None and function.idempotent,
+            retry=None if function is None else function.retry,
+            metadata={_CALL_KEY: call},
+        )
+        await self.run._lifecycle.add_call(task, f"{name} was called")
+        if key:
+            self._by_key[key] = task_id
+        return task_id
+
+    def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
+        """Return arguments as the journal keeps them; what is no JSON is added to the objects."""
+
+        def reference(value: object) -> JsonObject:
+            objects.append(value)
+            return {_OBJECT_KEY: len(objects) - 1, "type": type(value).__name__}
+
+        plain: JsonObject = {}
+        for name, value in arguments.items():
+            try:
+                kept, size = to_plain_json(to_jsonable_python(value, fallback=reference, inf_nan_mode="strings"))
+            except (RecordNotSerializable, ValueError, RecursionError):
+                kept, size = None, -1
+            fits = 0 <= size <= self.run._lifecycle.settings.max_output
+            plain[str(name)] = kept if fits else reference(value)
+        return as_object(self.run.redact_value(plain))
+
+    def end(self) -> None:
+        """End the run, unless it has ended: a question, a task of a stated plan or a fact of the goal may be left."""
+        life, live = self.run._lifecycle, self.run.live
+        left = [entry.id for entry in live if entry.counts_as_unsatisfied and _CALL_KEY not in entry.task.metadata]
+        if questions := life.ledger.open_questions:
+            life.finish("needs_human", f"a person must answer {join_names(questions, 5)} first")
+            return
+        status: RunStatus = "failed" if left or live.missing_facts else "succeeded"
+        reason = "the session was left"
+        if left:
+            reason += f" before {join_names(left, 5)}, which must be done"
+        if live.missing_facts:
+            reason += f"; of the goal these facts do not hold: {', '.join(live.missing_facts)}"
+        life.finish(status, reason, tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING))
+
+
+def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> dict[str, object]:
+    """Return arguments with the objects that stand behind their references.
+
+    Raises:
+        LookupError: an object was in a process that has ended.
+    """
+
+    def restored(value: JsonValue) -> object:
+        if isinstance(value, list):
+            return list(map(restored, value))
+        if not isinstance(value, dict):
+            return value
+        if value.keys() == {_OBJECT_KEY, "type"}:
+            index = value[_OBJECT_KEY]
+            if isinstance(index, int) and 0 <= index < len(objects):
+                return objects[index]
+            raise LookupError(f"an argument is no JSON ({value['type']}) and is gone with the process that made it")
+        return {name: restored(item) for name, item in value.items()}
+
+    return {name: restored(value) for name, value in arguments.items()}

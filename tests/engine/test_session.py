@@ -1,0 +1,344 @@
+"""Sessions: calls of an agent as tasks of an open-ended run, over failures, questions, threads and resumes."""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from pydantic import BaseModel
+
+from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
+from replanning.errors import CallFailed, NeedsHuman, NotRunning, StoreError
+from replanning.journal import AttemptStarted, PlanRevised, SqliteStore
+from replanning.testing import VirtualClock
+from tests.support.questions import asking
+from tests.support.runs import bodies, make_engine
+
+
+class Point(BaseModel):
+    """A value with a model."""
+
+    x: int
+
+
+@tool(capability="search")
+async def search(query: str, limit: int = 2) -> list[str]:
+    """Search, and find the service down."""
+    raise LookupError(f"no answer about {query}")
+
+
+@tool(capability="search")
+def search_slowly(query: str, limit: int = 2) -> list[str]:
+    """Search elsewhere, without being async."""
+    return [query] * limit
+
+
+async def echo(value: object) -> object:
+    """Return what was given."""
+    return value
+
+
+def engine_of(clock: VirtualClock) -> ReplanningEngine:
+    """An engine with the embedded provider."""
+    return make_engine("repair", clock=clock)
+
+
+async def test_substitute(clock: VirtualClock) -> None:
+    """A call whose tool fails returns what another tool of its capability returns."""
+    async with engine_of(clock).session("find", tools=[search, search_slowly]) as session:
+        assert await session.call(search, "python", limit=3) == ["python"] * 3
+    assert session.run.result.ok
+    [revision] = session.run.result.revisions
+    assert "search_slowly" in revision.reason
+
+
+async def test_exception_of_the_tool(clock: VirtualClock) -> None:
+    """A call without a way on raises what the tool raised, and the session goes on and succeeds."""
+    async with engine_of(clock).session("find", tools=[search, echo]) as session:
+        with pytest.raises(LookupError, match="python"):
+            await session.call(search, "python")
+        assert await session.call(echo, 1) == 1
+    assert session.run.result.ok
+    assert list(session.run.result.failures) == ["search-1"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        1,
+        math.nan,
+        b"\xff",
+        {1, 2},
+        object(),
+        Point(x=1),
+        {"a": (1, 2)},
+        [object()],
+        "${a.output} $${b} ${",
+        "\ud800",
+        "x" * 2_000_000,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_any_value(clock: VirtualClock, value: object) -> None:
+    """Arguments and results pass as they are, whether or not the journal can keep them."""
+    async with engine_of(clock).session("echo", tools=[echo]) as session:
+        assert await session.call(echo, value) is value
+    assert session.run.result.ok
+
+
+async def test_arguments_of_a_substitute(clock: VirtualClock) -> None:
+    """A substitute gets the very objects of the call, and of JSON that a provider proposes what its types say."""
+    seen: list[object] = []
+
+    @tool(capability="move")
+    async def fly(to: Point, *, by: object) -> None:
+        raise OSError("no wings")
+
+    @tool(capability="move")
+    async def walk(to: Point, *, by: object) -> None:
+        seen.extend([to, by])
+
+    guide = object()
+    async with engine_of(clock).session("move", tools=[fly, walk]) as session:
+        await session.call(fly, Point(x=1), by=guide)
+    assert seen == [Point(x=1), guide]
+
+
+async def test_secrets(clock: VirtualClock) -> None:
+    """A tool gets the secret that it is called with, and the journal does not."""
+    token = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+    engine = engine_of(clock)
+    async with engine.session("log in", tools=[echo]) as session:
+        assert await session.call(echo, token) == token
+    assert token not in repr(list(session.run.records()))
+
+
+async def test_key_over_a_resume(tmp_path: Path, clock: VirtualClock) -> None:
+    """A call with a key that was done returns its recorded output in a resumed session, and is not executed again."""
+    calls: list[str] = []
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        calls.append(name)
+        return {"sent": arguments["to"]}
+
+    place = tmp_path / "history.db"
+
+    class Stop(Exception):
+        pass
+
+    statuses = []
+    for turn in range(3):
+        engine = make_engine("repair", clock=clock, store=SqliteStore(place))
+        with suppress(Stop):
+            async with engine.session("send", tools=[ToolSpec(name="mail")], run_id="thread") as session:
+                sent = await session.invoke("mail", {"to": "ada"}, execute=execute, key="message-1")
+                assert sent == {"sent": "ada"}
+                if turn < 2:
+                    raise Stop
+        statuses.append(engine.history("thread").status)
+    assert statuses == ["paused", "paused", "succeeded"]
+    assert calls == ["mail"]
+    engine = make_engine("repair", clock=clock, store=SqliteStore(place))
+    with pytest.raises(StoreError, match="another plan"):
+        async with engine.session("something else", run_id="thread"):
+            pass
+
+
+async def test_other_tools_at_a_resume(clock: VirtualClock) -> None:
+    """A session is resumed with tools that have changed since."""
+    engine = engine_of(clock)
+    with suppress(KeyError):
+        async with engine.session("echo", tools=[echo], run_id="thread") as session:
+            await session.call(echo, 1)
+            raise KeyError
+    async with engine.session("echo", tools=[search_slowly], run_id="thread") as session:
+        assert await session.call(search_slowly, "again", 1) == ["again"]
+    assert session.run.result.outputs == {"echo-1": 1, "search_slowly-2": ["again"]}
+
+
+async def test_question(clock: VirtualClock) -> None:
+    """Without a gate a call says which question a person must answer; the session needs a human as long as it is open."""
+    engine = asking(clock)
+
+    async def full(value: int) -> int:
+        raise OSError("disk full")
+
+    async with engine.session("save", tools=[full, echo]) as session:
+        with pytest.raises(NeedsHuman) as raised:
+            await session.call(full, 1)
+        assert isinstance(raised.value.__cause__, OSError)
+        assert await session.call(echo, 2) == 2
+    assert session.run.result.status == "needs_human"
+    assert list(session.run.result.questions) == list(raised.value.questions)
+
+
+async def test_stated_plan(clock: VirtualClock) -> None:
+    """The tasks of a plan that an agent states are performed beside its calls; those left undone fail the session."""
+    stated = Plan(
+        goal=Goal(objective="release", facts=["tested(all)"]),
+        facts=[],
+        tasks=[Task(id="test", tool="run_tests"), Task(id="announce")],
+    )
+    run_tests = ToolSpec(name="run_tests", adds=["tested(all)"])
+
+    async def work(*_: object) -> str:
+        return "ok"
+
+    for everything in (True, False):
+        async with engine_of(clock).session(stated, tools=[run_tests, echo]) as session:
+            assert await session.call(echo, 1) == 1
+            assert await session.run.perform("test", work) == "ok"
+            if everything:
+                await session.run.perform("announce", work)
+        result = session.run.result
+        assert (result.status, "announce" in result.reason) == (
+            ("succeeded", False) if everything else ("failed", True)
+        )
+
+
+async def test_missing_fact(clock: VirtualClock) -> None:
+    """A session whose goal states a fact that does not hold has failed, and says which."""
+    async with engine_of(clock).session(Plan(goal=Goal(objective="x", facts=["done(all)"]), facts=[])) as session:
+        pass
+    assert session.run.result.status == "failed"
+    assert "done(all)" in session.run.result.reason
+
+
+async def test_concurrent_calls(clock: VirtualClock) -> None:
+    """Calls made at once each get their own result, whichever of them fail."""
+    results: dict[int, object] = {}
+
+    async with engine_of(clock).session("find", tools=[search, search_slowly, echo]) as session:
+
+        async def caller(number: int) -> None:
+            await anyio.lowlevel.checkpoint()
+            if number % 2:
+                results[number] = await session.call(search, str(number), limit=1)
+            else:
+                results[number] = await session.call(echo, number)
+
+        async with anyio.create_task_group() as group:
+            for number in range(30):
+                group.start_soon(caller, number)
+    assert results == {n: [str(n)] if n % 2 else n for n in range(30)}
+    assert session.run.result.ok
+
+
+async def test_tool_that_is_not_there(clock: VirtualClock) -> None:
+    """A call of a tool that is unavailable does not wait for it: another takes its place, or the call ends with that."""
+    async with engine_of(clock).session("find", tools=[search, search_slowly, echo]) as session:
+        session.run.change_resource("search", available=False, reason="maintenance")
+        session.run.change_resource("echo", available=False)
+        assert await session.call(search, "a", limit=1) == ["a"]
+        with pytest.raises(CallFailed, match="'echo' is unavailable"):
+            await session.call(echo, 1)
+        session.run.change_resource("echo", available=True)
+        assert await session.call(echo, 2) == 2
+
+
+async def test_failures_in_a_row(clock: VirtualClock) -> None:
+    """A tool that fails again and again, for calls at once or one after another, keeps none of them waiting."""
+
+    @tool(capability="search")
+    async def broken(query: str) -> list[str]:
+        raise ConnectionError(query)
+
+    async with engine_of(clock).session("find", tools=[broken, search_slowly]) as session:
+        found: list[list[str]] = []
+
+        async def caller(number: int) -> None:
+            found.append(await session.call(broken, str(number)))
+
+        for _ in range(2):
+            async with anyio.create_task_group() as group:
+                for number in range(20):
+                    group.start_soon(caller, number)
+        for number in range(20):
+            await caller(number)
+    assert sorted(found) == sorted([[str(n)] * 2 for n in range(20)] * 3)
+    assert clock.elapsed < 30
+
+
+async def test_nested_sessions(clock: VirtualClock) -> None:
+    """A tool may open a session of its own, which is another run."""
+    engine = engine_of(clock)
+    inner_runs = []
+
+    async def inner(query: str) -> list[str]:
+        async with engine.session("inner", tools=[search, search_slowly]) as session:
+            found = await session.call(search, query, limit=1)
+        inner_runs.append(session.run)
+        return found
+
+    async with engine.session("outer", tools=[inner]) as session:
+        assert await session.call(inner, "a") == ["a"]
+    assert session.run.result.ok
+    assert inner_runs[0].result.ok
+    assert inner_runs[0].id != session.run.id
+
+
+async def test_exceptions_that_pass(clock: VirtualClock) -> None:
+    """Control flow of the agent leaves a call without a failure, a trigger or a decision."""
+
+    class Handoff(Exception):
+        pass
+
+    async def hand_off() -> None:
+        raise Handoff
+
+    async with engine_of(clock).session("find", tools=[hand_off], passes=(Handoff,)) as session:
+        with pytest.raises(Handoff):
+            await session.call(hand_off)
+    assert session.run.result.ok
+    assert not session.run.result.failures
+    assert not session.run.history.events
+
+
+async def test_arguments_that_do_not_fit(clock: VirtualClock) -> None:
+    """A call whose arguments the description refuses ends as the function alone would end it, and the journal says so."""
+    async with engine_of(clock).session("find", tools=[search_slowly]) as session:
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            await session.invoke("search_slowly", {"query": "a", "depth": 3})
+        with pytest.raises(TypeError, match="'query'"):
+            await session.call(search_slowly)
+        with pytest.raises(LookupError, match="'fly'"):
+            await session.invoke("fly", {})
+    assert session.run.result.ok
+
+
+async def test_left_by_an_exception(clock: VirtualClock) -> None:
+    """An exception of the agent leaves the session paused, to be resumed; what is called afterwards is refused."""
+    with pytest.raises(KeyError):
+        async with engine_of(clock).session("find", tools=[echo]) as session:
+            raise KeyError
+    assert session.run.result.status == "paused"
+    with pytest.raises(NotRunning, match="paused"):
+        await session.call(echo, 1)
+
+
+async def test_calls_are_no_replans(clock: VirtualClock) -> None:
+    """Calls are on record as revisions of their own, and count neither as replans nor as edits."""
+    engine = engine_of(clock)
+    async with engine.session("echo", tools=[echo]) as session:
+        for number in range(3):
+            await session.call(echo, number)
+    assert session.run.result.revisions == ()
+    assert not engine.history(session.run.id).edits
+    assert [body.by for body in bodies(engine.store, session.run.id, PlanRevised)] == ["call"] * 3
+    assert len(bodies(engine.store, session.run.id, AttemptStarted)) == 3
+
+
+async def test_functions_instead_of_work(clock: VirtualClock) -> None:
+    """A plan is executed by functions, which describe its tools: no dispatcher is needed."""
+    document = Plan(
+        goal=Goal(objective="find"), tasks=[Task(id="a", tool="search", arguments={"query": "x", "limit": 1})]
+    )
+    result = await engine_of(clock).execute(document, tools=[search, search_slowly])
+    assert result.ok
+    assert result.outputs == {"a": ["x"]}
+    with pytest.raises(TypeError, match="either"):
+        await engine_of(clock).execute(document)

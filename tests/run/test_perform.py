@@ -1,0 +1,290 @@
+"""Tasks that a caller performs in its own task: what replaces them, what passes, and what ends them."""
+
+from contextvars import ContextVar
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from replanning import Answer, PlanRun, Retry, Task, TaskContext, ToolSpec, TransientError
+from replanning.changes import CancelTask, ReplaceTask, SkipTask
+from replanning.errors import CallFailed, NeedsHuman, NotRunning, UnknownTask
+from replanning.journal import AttemptFailed, AttemptInterrupted, AttemptStarted
+from replanning.testing import FlakyStore, ScriptedGate, VirtualClock
+from tests.support.questions import asking
+from tests.support.runs import alternative, chain, make_engine, plan
+
+TOOLS = (ToolSpec(name="small", capability="load"), ToolSpec(name="big", capability="load"), ToolSpec(name="send"))
+
+RecordT = TypeVar("RecordT", AttemptStarted, AttemptFailed, AttemptInterrupted)
+
+CALLER: ContextVar[str] = ContextVar("CALLER", default="nobody")
+
+
+def recorded(run: PlanRun, kind: type[RecordT]) -> list[RecordT]:
+    """The records of a kind in the journal of a run."""
+    return [record.body for record in run.records() if isinstance(record.body, kind)]
+
+
+async def work(task: Task, context: TaskContext) -> object:
+    """Fail with one tool, and return a value that is no JSON with all others."""
+    if task.tool == "small":
+        raise MemoryError("too small")
+    return {task.tool, CALLER.get()}
+
+
+async def test_replaced_in_the_callers_task(clock: VirtualClock) -> None:
+    """What replaces a failed task is executed in the task of the caller, which gets the value that it returned."""
+    token = CALLER.set("agent")
+    async with make_engine("repair", clock=clock).open(plan(Task(id="load", tool="small"), tools=TOOLS)) as run:
+        assert await run.perform("load", work) == {"big", "agent"}
+    CALLER.reset(token)
+    assert run.result.ok
+    assert [body.task for body in recorded(run, AttemptStarted)] == ["load", "load~2"]
+
+
+async def test_several_tasks_in_place_of_one(clock: VirtualClock) -> None:
+    """A sub-plan in the place of a task is executed in order, and its last task has the output."""
+    parts = Task(id="login", tool="send"), Task(id="again", tool="big", depends_on=("login",))
+    engine = make_engine(lambda request: [alternative(ReplaceTask(task_id="load", tasks=parts))], clock=clock)
+    async with engine.open(plan(Task(id="load", tool="small"), tools=TOOLS)) as run:
+        assert await run.perform("load", work) == {"big", "nobody"}
+    assert [body.task for body in recorded(run, AttemptStarted)] == ["load", "login", "again"]
+
+
+async def test_original_exception(clock: VirtualClock) -> None:
+    """Where there is no way on, the caller gets the very exception of its work, and may go on with the run."""
+    error = LookupError("no such page")
+
+    async def lost(task: Task, context: TaskContext) -> object:
+        raise error
+
+    async with make_engine("repair", clock=clock).open(plan(Task(id="a"), Task(id="b"))) as run:
+        with pytest.raises(LookupError) as raised:
+            await run.perform("a", lost)
+        assert raised.value is error
+        assert await run.perform("b", work) == {None, "nobody"}
+        assert (await run.wait()).status == "failed"
+
+
+async def test_retry(clock: VirtualClock) -> None:
+    """A failure that may pass is tried again after its delay, while the caller waits."""
+    tries = iter([TransientError("busy"), TransientError("busy"), "done"])
+
+    async def busy(task: Task, context: TaskContext) -> object:
+        result = next(tries)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    task = Task(id="a", retry=Retry(max_attempts=3, delay=10, jitter=False, exponential=False))
+    async with make_engine("repair", clock=clock).open(plan(task)) as run:
+        assert await run.perform("a", busy) == "done"
+    assert clock.elapsed >= 20
+
+
+async def test_timeout(clock: VirtualClock) -> None:
+    """Work that reaches its deadline is cancelled; without a way on that is what the caller is told."""
+
+    async def hang(task: Task, context: TaskContext) -> object:
+        await anyio.sleep_forever()
+        return None
+
+    async with make_engine(clock=clock).open(plan(Task(id="a", timeout=5, retry=Retry(max_attempts=1)))) as run:
+        with pytest.raises(CallFailed, match=r"no way on for task 'a'.*TimedOut"):
+            await run.perform("a", hang)
+
+
+async def test_exceptions_that_pass(clock: VirtualClock) -> None:
+    """An exception that is control flow is raised at once, is no failure, and the task can be performed again."""
+
+    class Interrupt(Exception):
+        pass
+
+    async def interrupting(task: Task, context: TaskContext) -> object:
+        raise Interrupt
+
+    async with make_engine("repair", clock=clock).open(plan(Task(id="a", tool="big"), tools=TOOLS)) as run:
+        with pytest.raises(Interrupt):
+            await run.perform("a", interrupting, passes=(Interrupt,))
+        assert await run.perform("a", work) == {"big", "nobody"}
+        assert not recorded(run, AttemptFailed)
+        assert len(recorded(run, AttemptInterrupted)) == 1
+    assert run.result.ok
+
+
+async def test_cancelled_caller(clock: VirtualClock) -> None:
+    """A caller that is cancelled leaves its task to be performed again, whatever the task says of repetitions."""
+
+    async def hang(task: Task, context: TaskContext) -> object:
+        await anyio.sleep_forever()
+        return None
+
+    async with make_engine("repair", clock=clock).open(plan(Task(id="a", tool="big"), tools=TOOLS)) as run:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(run.perform, "a", hang)
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+        assert await run.perform("a", work) == {"big", "nobody"}
+
+
+async def test_nobody_else_executes_it(clock: VirtualClock) -> None:
+    """Workers that pull do not get the tasks that a caller performs, and get the others and those that it leaves."""
+    pulled: list[str] = []
+
+    async def pull(run: PlanRun) -> None:
+        async for task in run.ready():
+            async with run.attempt(task):
+                pulled.append(task.id)
+
+    tasks = Task(id="load", tool="small"), Task(id="b"), Task(id="c", depends_on=("load",))
+    engine = make_engine("repair", clock=clock)
+    async with engine.open(plan(*tasks, tools=TOOLS)) as run, anyio.create_task_group() as group:
+        group.start_soon(run.perform, "load", work)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(pull, run)
+    assert run.result.ok
+    assert sorted(pulled) == ["b", "c"]
+
+
+async def test_many_at_once(clock: VirtualClock) -> None:
+    """Many callers at once each get the result of their own lineage, and each task is executed once."""
+    results: dict[str, object] = {}
+
+    async def caller(run: PlanRun, task_id: str) -> None:
+        results[task_id] = await run.perform(task_id, with_id)
+
+    async def with_id(task: Task, context: TaskContext) -> object:
+        await anyio.lowlevel.checkpoint()
+        if task.tool == "small":
+            raise MemoryError(task.id)
+        return task.id
+
+    tasks = [Task(id=f"t{n}", tool="small" if n % 2 else "send", arguments={"n": n}) for n in range(40)]
+    engine = make_engine("repair", clock=clock)
+    async with engine.open(plan(*tasks, tools=TOOLS)) as run, anyio.create_task_group() as group:
+        for task in tasks:
+            group.start_soon(caller, run, task.id)
+    assert run.result.ok
+    assert results == {f"t{n}": f"t{n}~2" if n % 2 else f"t{n}" for n in range(40)}
+    assert len(recorded(run, AttemptStarted)) == 60
+
+
+async def test_same_task_twice_at_once(clock: VirtualClock) -> None:
+    """Only one caller performs a task at a time; the other is refused and harms nothing."""
+    release = anyio.Event()
+
+    async def slow(task: Task, context: TaskContext) -> object:
+        await release.wait()
+        return "slow"
+
+    async with make_engine(clock=clock).open(plan(Task(id="a"))) as run, anyio.create_task_group() as group:
+        group.start_soon(run.perform, "a", slow)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(NotRunning, match="performed already"):
+            await run.perform("a", slow)
+        release.set()
+    assert run.result.outputs == {"a": "slow"}
+
+
+async def test_done_before(clock: VirtualClock) -> None:
+    """A task that is done returns its output on record; what was no JSON and is gone is told, not invented."""
+    async with make_engine(clock=clock).open(plan(Task(id="a"), Task(id="b"), Task(id="c"))) as run:
+        run.succeeded(run.started("a"), {"rows": [1]})
+        run.succeeded(run.started("b"), object())
+        assert await run.perform("a", work) == {"rows": [1]}
+        with pytest.raises(CallFailed, match="'b' was done before, and its output was not kept"):
+            await run.perform("b", work)
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["nobody is asked", "somebody is asked"])
+async def test_question(clock: VirtualClock, *, asks: bool) -> None:
+    """A caller waits for the person whom a gate asks; without a gate it is told the question, and performs again later."""
+    engine = asking(clock, gate=ScriptedGate([Answer("approve")]) if asks else None)
+    async with engine.open(plan(Task(id="a", arguments={"of": "a"}), Task(id="b"))) as run:
+
+        async def once(task: Task, context: TaskContext) -> object:
+            if task.id == "a":
+                raise OSError("disk full")
+            return task.id
+
+        if not asks:
+            with pytest.raises(NeedsHuman) as raised:
+                await run.perform("a", once)
+            assert isinstance(raised.value.__cause__, OSError)
+            assert list(raised.value.questions) == [question.id for question in engine.pending(run.id)]
+            engine.answer(raised.value.questions[0], "approve")
+        assert await run.perform("a", once) not in (None, "a")
+
+
+@pytest.mark.parametrize("change", ["skip", "cancel"])
+async def test_skipped_or_cancelled(clock: VirtualClock, change: str) -> None:
+    """A task that is skipped has no output; one that is cancelled ends the wait of its caller with the reason."""
+    changed = (
+        SkipTask(task_id="a", reason="not wanted") if change == "skip" else CancelTask(task_id="a", reason="not wanted")
+    )
+    async with make_engine(clock=clock).open(plan(Task(id="first"), Task(id="a", depends_on=("first",)))) as run:
+        async with anyio.create_task_group() as group:
+            waiting = anyio.Event()
+
+            async def caller() -> None:
+                waiting.set()
+                if change == "skip":
+                    assert await run.perform("a", work) is None
+                else:
+                    with pytest.raises(CallFailed, match="not wanted"):
+                        await run.perform("a", work)
+
+            group.start_soon(caller)
+            await anyio.wait_all_tasks_blocked()
+            run.apply([changed])
+        run.succeeded(run.started("first"))
+
+
+async def test_end_of_the_run(clock: VirtualClock) -> None:
+    """Callers of a run that ends, or has ended, are told so."""
+    async with make_engine(clock=clock).open(chain("a", "b")) as run, anyio.create_task_group() as group:
+
+        async def caller() -> None:
+            with pytest.raises(NotRunning, match="paused"):
+                await run.perform("b", work)
+
+        group.start_soon(caller)
+        await anyio.wait_all_tasks_blocked()
+        run.pause("enough")
+    with pytest.raises(NotRunning, match="paused"):
+        await run.perform("a", work)
+    with pytest.raises(UnknownTask):
+        await run.perform("x", work)
+
+
+async def test_failing_store(clock: VirtualClock) -> None:
+    """While the store fails nothing is executed; the caller waits until it works again."""
+    store = FlakyStore(fails=lambda operation, number: operation == "append" and 5 <= clock.elapsed < 8)
+    async with make_engine("repair", clock=clock, store=store).open(plan(Task(id="a"))) as run:
+        await clock.sleep(5)
+
+        async def late(task: Task, context: TaskContext) -> object:
+            return clock.elapsed
+
+        began = await run.perform("a", late)
+    assert isinstance(began, float)
+    assert began >= 8
+    assert store.failures
+    assert run.result.ok
+
+
+async def test_wrong_arguments(clock: VirtualClock) -> None:
+    """Work that is not async, and exceptions to pass that are none, are refused before anything starts."""
+    async with make_engine(clock=clock).open(plan(Task(id="a"))) as run:
+        with pytest.raises(TypeError, match="not async"):
+            await run.perform("a", lambda_of_two)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="passes"):
+            await run.perform("a", work, passes=KeyError)  # type: ignore[arg-type]
+        assert await run.perform("a", work) == {None, "nobody"}
+
+
+def lambda_of_two(task: Task, context: TaskContext) -> None:
+    """Work that is not async."""
