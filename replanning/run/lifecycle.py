@@ -685,8 +685,9 @@ class Lifecycle:
         return any(entry.state in GIVEN_UP for entry in leaves if entry is root or not entry.task.optional)
 
     def _fail_unavailable(self, root: TaskEntry) -> bool:
-        """Fail a call whose tool, resources or facts are not there, unless that is being decided; nobody else waits for them."""
-        live, triggers = self.live, self.ledger.open_triggers.values()
+        """Fail a call whose tool, resources or facts are not there, unless it is being decided about: nobody waits for them."""
+        live = self.live
+        triggers = [t for t in self.ledger.open_triggers.values() if t.kind != "resource-changed"]  # may be put off
         for entry in live.leaves(root):
             if entry.id not in live.parked or any(entry.id in trigger.tasks for trigger in triggers):
                 continue

@@ -59,7 +59,7 @@ from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
 from replanning.live.view import PlanView, ReplanningInfo
 from replanning.plan.document import Plan
-from replanning.plan.json_values import copy_json, detached
+from replanning.plan.json_values import detached
 from replanning.plan.messages import NameSuggester, brief_repr, checked, join_names, require_instance
 from replanning.plan.references import fact_problem, normalise_fact
 from replanning.plan.tasks import Goal, Task, ToolSpec
@@ -334,7 +334,7 @@ class PlanRun:
         if leaf.state is TaskState.DONE and leaf.id in outputs:
             return outputs[leaf.id]
         try:
-            return copy_json(self.live.results.output_of(root.id))
+            return detached(self.live.results.output_of(root.id))
         except NoResult as error:
             raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from None
 
