@@ -207,9 +207,9 @@ def command_line(place: str, *words: str) -> str:
 
 
 def user_name(name: str | None) -> str:
-    """Return the name of the person who decides; by default that of the current user."""
+    """Return the name of the person who decides, without secrets; by default that of the current user."""
     if name is not None:
-        return name
+        return Redactor().text(name)
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # in a container the user may have no name

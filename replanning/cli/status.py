@@ -63,6 +63,7 @@ from replanning.history.wording import (
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import CurrentRunStatus
 from replanning.live import TaskState
+from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
 from replanning.plan.redaction import Redactor
@@ -555,9 +556,8 @@ def request(
             for unknown in (name for name in task if name not in live):
                 raise UnknownTask(unknown, did_you_mean(unknown, [entry.id for entry in live]))
         name = lookup.user_name(options.by)
-        payload: JsonObject = {"reason": Redactor().text(reason), "tasks": list[JsonValue](task or [])}
-        if new_goal:
-            payload["goal"] = new_goal
+        payload: JsonObject = {"reason": reason, "tasks": list[JsonValue](task or [])}
+        payload = as_object(Redactor().value(payload | ({"goal": new_goal} if new_goal else {})))
         opened.post(info.run, journal.InboxMessage("request", SystemClock().now(), name, payload))
 
         def outcome(bodies: list[journal.RecordBody]) -> str:

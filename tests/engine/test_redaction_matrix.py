@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -35,7 +35,9 @@ from replanning.journal import JsonlStore, SqliteStore, Usage
 from replanning.plan import JsonObject
 from replanning.testing import RecordingExporter, ScriptedLLM, ScriptedProvider, VirtualClock, raises
 from replanning.tools import ToolExecutor
+from tests.exporters.test_forges_steering import CLARIFY, UNCLEAR, Scene
 from tests.support.cli import cli
+from tests.support.forges import FakeGitHub
 from tests.support.http_server import Answer as Served
 from tests.support.http_server import HttpServer, Request
 from tests.support.runs import Proposer, environment
@@ -378,3 +380,87 @@ def test_commands(tmp_path: Path) -> None:
     written = [path.read_bytes().decode("utf-8", "replace") for path in (tmp_path / ".replanning").rglob("*")]
     assert "end of here" in "".join(shown)
     assert leaks(chosen, *shown, *written)[:5] == []
+
+
+@pytest.mark.parametrize("chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len)
+async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> None:
+    """What people write on the command line about a run elsewhere is neither in its inbox nor in its journal."""
+    shown = []
+    place = tmp_path / "runs.db"
+    tasks = [Task(id=f"t{number}", arguments={"n": number}) for number in range(len(chosen))]
+    doubtful = Proposer(
+        lambda request: [
+            Alternative(changes=(SkipTask(task_id=request.triggers[0].tasks[0]),), reason="without it", confidence=0.4)
+        ]
+    )
+    with closing(SqliteStore(place)) as store:
+        engine = ReplanningEngine([doubtful], store=store, settings={"cooldown": 0})
+        async with engine.open(Plan(goal={"objective": "x"}, tasks=tasks), run_id="run") as run:
+            async for task in run.ready():
+                async with run.attempt(task):
+                    raise ValueError(f"{task.id} is broken in a way of its own")
+        questions = [int(question.id.rpartition("q")[2]) for question in engine.pending("run")]
+    for number, each in enumerate(chosen):
+        text, by = told(each, "request", controls=False), told(each, "by", controls=False)
+        words = [["request", "run", text, "--by", by], ["request", "run", text, "--goal", text, "--by", by]]
+        if number < len(questions):
+            verdict = ("approve", "reject")[number % 2]
+            words.append([verdict, "run", str(questions[number]), "--comment", text, "--by", by])
+        for given in words:
+            done = cli(tmp_path, *given, "--store", place, "--wait", 0, code=pytest.approx(1, abs=1), COLUMNS="10000")
+            shown.append(done.stdout + done.stderr)
+    waiting = files(tmp_path)
+    assert "end of request" in "".join(waiting)
+    with closing(SqliteStore(place)) as store:
+        engine = ReplanningEngine(store=store)
+        async with engine.resume("run") as run:
+            await run.wait()
+        reports = [text_report(run.history), export_history(run.history)]
+    assert "end of request" in "".join(reports)
+    assert leaks(chosen, *shown, *waiting, *files(tmp_path), *reports)[:5] == []
+
+
+@pytest.mark.parametrize("chosen", [SLICE[::3], pytest.param(examples()[::4], marks=pytest.mark.deep)], ids=len)
+async def test_comments_of_issues(chosen: Sequence[Example], caplog: pytest.LogCaptureFixture) -> None:
+    """What people write below an issue is told by no journal, prompt, notice, message or log."""
+    caplog.set_level(logging.DEBUG)
+    found = []
+    async with VirtualClock() as clock:
+        for each in chosen:
+            fake = FakeGitHub(clock.now)
+            scene = Scene(fake, clock, UNCLEAR)
+            await scene.play(CLARIFY, ("ada", f"/approve {told(each, 'command')}"), ("ada", told(each, "comment")))
+            written = [body for body in fake.texts() if "end of c" not in body]
+            assert "end of comment" in "".join(scene.model.prompts)
+            found += leaks([each], *map(repr, scene.bodies()), *scene.model.prompts, *written, *scene.told)
+    assert found[:5] == []
+    assert leaks(chosen, caplog.text)[:5] == []
+
+
+@pytest.mark.parametrize("chosen", [SLICE, pytest.param(examples(), marks=pytest.mark.deep)], ids=len)
+async def test_calls(chosen: Sequence[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Calls of an agent get and return secrets as they are, and tell them to nobody else."""
+    caplog.set_level(logging.DEBUG)
+    spans = Spans()
+
+    async def echo(name: str, arguments: Mapping[str, object]) -> object:
+        if name == "fails":
+            raise ValueError(arguments["text"])
+        return arguments["text"]
+
+    async with VirtualClock() as clock:
+        with closing(SqliteStore(tmp_path / "runs.db")) as store:
+            engine = ReplanningEngine(
+                store=store, environment=environment(clock), tracer_provider=spans.provider, settings=SETTINGS
+            )
+            async with engine.session(told(chosen[0], "objective", controls=False)) as session:
+                for each in chosen:
+                    text = told(each, "call")
+                    call = {"execute": echo, "key": told(each, "key")}
+                    assert await session.invoke("echo", {"text": text}, **call) == text
+                    with pytest.raises(ValueError, match="end of call"):
+                        await session.invoke("fails", {"text": text, told(each, "name"): object()}, execute=echo)
+            reports = [text_report(session.run.history), repr(session.run.result)]
+    finished = [span.to_json() for span in spans.finished]
+    assert "end of call" in "".join(files(tmp_path))
+    assert leaks(chosen, *files(tmp_path), *reports, *finished, caplog.text)[:5] == []
