@@ -19,6 +19,7 @@ from replanning import (
     Alternative,
     Answer,
     CallbackGate,
+    Goal,
     Plan,
     PlanRun,
     Question,
@@ -395,7 +396,7 @@ async def test_people_elsewhere(chosen: Sequence[Example], tmp_path: Path) -> No
     )
     with closing(SqliteStore(place)) as store:
         engine = ReplanningEngine([doubtful], store=store, settings={"cooldown": 0})
-        async with engine.open(Plan(goal={"objective": "x"}, tasks=tasks), run_id="run") as run:
+        async with engine.open(Plan(goal=Goal(objective="x"), tasks=tasks), run_id="run") as run:
             async for task in run.ready():
                 async with run.attempt(task):
                     raise ValueError(f"{task.id} is broken in a way of its own")
@@ -456,8 +457,8 @@ async def test_calls(chosen: Sequence[Example], tmp_path: Path, caplog: pytest.L
             async with engine.session(told(chosen[0], "objective", controls=False)) as session:
                 for each in chosen:
                     text = told(each, "call")
-                    call = {"execute": echo, "key": told(each, "key")}
-                    assert await session.invoke("echo", {"text": text}, **call) == text
+                    key = told(each, "key")
+                    assert await session.invoke("echo", {"text": text}, execute=echo, key=key) == text
                     with pytest.raises(ValueError, match="end of call"):
                         await session.invoke("fails", {"text": text, told(each, "name"): object()}, execute=echo)
             reports = [text_report(session.run.history), repr(session.run.result)]
