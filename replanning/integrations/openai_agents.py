@@ -1,0 +1,339 @@
+"""OpenAI Agents SDK: `async with replanned(agent, capabilities={…}) as agent:` around `Runner.run(agent, …)`.
+
+Tested with openai-agents 0.24.
+
+What is lost: tools whose `needs_approval` is a function stay as they are, and so do hosted tools and the tools of agents
+that became tools by `as_tool`. Tools of MCP servers are listed once. `Runner.run_sync` cannot stand in the block.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.functions import FunctionTool as DescribedTool
+from replanning.engine.session import Session
+from replanning.errors import NeedsHuman, NotRunning, StoreError
+
+try:
+    from agents import (
+        Agent,
+        AgentHooks,
+        FunctionTool,
+        Handoff,
+        ModelBehaviorError,
+        RunContextWrapper,
+        ToolInputGuardrailData,
+        ToolInputGuardrailTripwireTriggered,
+        ToolOriginType,
+        ToolOutputGuardrailData,
+        ToolOutputGuardrailTripwireTriggered,
+        ToolTimeoutError,
+        UserError,
+        default_tool_error_function,
+        get_current_span,
+        handoff,
+    )
+    from agents.tool import (
+        default_tool_timeout_error_message,
+        get_function_tool_origin,
+        invoke_function_tool,
+        maybe_invoke_function_tool_failure_error_function,
+        resolve_function_tool_failure_error_function,
+        set_function_tool_failure_error_function,
+    )
+    from agents.tool_context import ToolContext
+except ImportError as error:
+    raise ImportError(
+        "replanning.integrations.openai_agents needs the OpenAI Agents SDK, and was tested with its version 0.24: "
+        f'pip install "replanning[openai-agents]" ({error})'
+    ) from error
+
+_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+
+
+@asynccontextmanager
+async def replanned(
+    agent: Any,
+    engine: ReplanningEngine | None = None,
+    *,
+    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    agents: Sequence[Any] = (),
+    objective: str = "",
+    run_id: str | None = None,
+    context: object = None,
+) -> AsyncIterator[Any]:
+    """An agent whose calls of tools are kept alive by an engine, in a session that lasts as long as the block.
+
+    The agent is a copy, with copies of the agents that it hands over to. The session succeeds at the end of a block in
+    which the last run had a final output. It is `paused` if that run was interrupted, or an exception leaves the block.
+
+    Args:
+        agent: the agent, which stays as it is.
+        engine: the engine; by default one with its defaults.
+        capabilities: by the name of a tool, its capability, or fields as `replanning.tool` takes them. Tools with the same
+            capability can stand in for one another.
+        agents: those that are reached through `handoff(…)`, so that their tools are known from the start.
+        objective: what the agent is for; by default its name.
+        run_id: the id of the session, which is resumed where it exists. Calls that a person had approved and that were
+            done return what they returned.
+        context: the context of the run, for the filters of MCP servers.
+
+    Raises:
+        PlanError: the capabilities are not those of a tool.
+        RunOwned: another process is at this run.
+        StoreError: it is a run of something else, or the store does not take it.
+        TypeError: this is no agent.
+        ValueError: a capability is that of a tool which there is not, or which stays as it is.
+    """
+    copies = _Agents(capabilities or {}, context, agents, keyed=run_id is not None)
+    wrapped = await copies.wrap(agent)
+    for each in agents:
+        await copies.wrap(each)
+    if unknown := sorted(set(capabilities or {}) - set(copies.described)):
+        raise ValueError(f"capabilities: no function tool that can be replanned is called {', '.join(unknown)}")
+    source = (engine or ReplanningEngine()).session(
+        objective or f"Run of the agent {agent.name}",
+        tools=list(copies.described.values()),
+        run_id=run_id,
+        passes=_PASSES,
+    )
+    with suppress(_Interrupted):
+        async with source as session:
+            copies.session = session
+            yield wrapped
+            if not copies.finished:
+                raise _Interrupted
+
+
+class _Interrupted(Exception):
+    """The last run of the agent has no final output yet."""
+
+
+class _Halted(Exception):
+    """A guardrail of a tool halts the run of the agent, with the exception that is the cause."""
+
+
+_PASSES: Final = (_Halted, ModelBehaviorError)
+
+
+class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
+    """Hooks of an agent that also note when a run begins and when it has its final output."""
+
+    def __init__(self, agents: _Agents, hooks: Any) -> None:
+        self._agents, self._hooks = agents, hooks
+        for name in dir(AgentHooks):
+            if name.startswith("on_") and name not in ("on_start", "on_end"):
+                setattr(self, name, getattr(hooks, name))
+
+    async def on_start(self, *args: Any, **kwargs: Any) -> None:
+        self._agents.finished = False
+        await self._hooks.on_start(*args, **kwargs)
+
+    async def on_end(self, *args: Any, **kwargs: Any) -> None:
+        await self._hooks.on_end(*args, **kwargs)
+        self._agents.finished = True
+
+
+class _Agents:
+    """Copies of agents, and the descriptions of their tools."""
+
+    def __init__(
+        self,
+        capabilities: Mapping[str, str | Mapping[str, object]],
+        context: object,
+        agents: Sequence[Any],
+        *,
+        keyed: bool,
+    ) -> None:
+        self.session: Session
+        self.finished = True
+        self.described: dict[str, DescribedTool[..., Any]] = {}
+        self._capabilities, self._context, self._keyed = capabilities, context, keyed
+        self._named = {each.name: each for each in agents}
+        self._tools: dict[str, _Tool] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}  # both are kept, so that an id names one agent
+        self._done: set[str] = set()
+
+    async def wrap(self, agent: Any) -> Any:
+        """Return the copy of an agent."""
+        if not isinstance(agent, Agent):
+            raise TypeError(f"expected an Agent of the OpenAI Agents SDK, not {type(agent).__name__}")
+        if any(agent is made for _, made in self._copies.values()):
+            return agent
+        if id(agent) in self._copies:
+            return self._copies[id(agent)][1]
+        tools = await agent.get_mcp_tools(RunContextWrapper(self._context)) if agent.mcp_servers else []
+        own: dict[str, _Tool] = {}
+        made = agent.clone(
+            tools=[self._wrap_tool(each, own) for each in (*tools, *agent.tools)],
+            mcp_servers=[],
+            handoffs=[],
+            hooks=_Hooks(self, agent.hooks or AgentHooks()),
+        )
+        self._copies[id(agent)] = agent, made
+        for each in agent.handoffs:
+            made.handoffs.append(await self._wrap_handoff(each) if isinstance(each, Handoff) else await self.wrap(each))
+        return made
+
+    async def _wrap_handoff(self, original: Any) -> Any:
+        made, target = copy.copy(original), self._named.get(original.agent_name)
+        if target is not None:  # a saved state finds agents by their handoffs
+            made = handoff(await self.wrap(target))
+            for field in dataclasses.fields(original):
+                if field.init:
+                    setattr(made, field.name, getattr(original, field.name))
+
+        async def hand_over(context: Any, text: str) -> Any:
+            return await self.wrap(await original.on_invoke_handoff(context, text))
+
+        made.on_invoke_handoff = hand_over
+        return made
+
+    def _wrap_tool(self, original: Any, own: dict[str, _Tool]) -> Any:
+        if not isinstance(original, FunctionTool) or callable(original.needs_approval):
+            return original
+        name = original.qualified_name
+        tool = own[name] = _Tool(original)
+        self._tools.setdefault(name, tool)
+        if original.is_enabled is not False and name not in self.described:
+            self.described[name] = _describe(original, self._capabilities.get(name, {}))
+
+        async def invoke(context: Any, text: str) -> Any:
+            try:
+                arguments = json.loads(text or "{}")
+            except ValueError:
+                arguments = None
+            if not isinstance(arguments, dict):
+                return await original.on_invoke_tool(context, text)  # which says so to the model
+
+            async def execute(called: str, values: Mapping[str, object]) -> object:
+                if called == name and values == arguments:
+                    return await tool.execute(context, text)
+                return await (own.get(called) or self._tools[called]).stand_in(context, values, again=called == name)
+
+            # Only what a person approved is called again under the same id, when a saved state is run again.
+            key = f"{context.tool_call_id} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            if not self._keyed or not original.needs_approval or tool.is_agent or key in self._done:
+                key = ""
+            try:
+                output = await self.session.invoke(name, arguments, execute=execute, key=key)
+            except (NotRunning, StoreError):
+                raise
+            except _Halted as halted:
+                raise halted.__cause__ or halted from None
+            except Exception as failure:  # noqa: BLE001 - of the tool
+                question = isinstance(failure, NeedsHuman) and isinstance(failure.__cause__, Exception)
+                return await tool.give_up(context, failure.__cause__ if question else failure)
+            self._done.add(key)
+            return output
+
+        made = copy.copy(original)
+        made.on_invoke_tool = invoke
+        made.timeout_seconds = None  # which is that of each attempt
+        return made
+
+
+class _Tool:
+    """A tool, executed so that its own exception is seen."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+        self._bare = set_function_tool_failure_error_function(copy.copy(original), None)
+        self._bare.timeout_behavior = "raise_exception"
+        # What tells failures to the model is bound to each copy of a tool; a function of the user's own is not.
+        invoker = original.on_invoke_tool
+        self._tells = self._bare.on_invoke_tool is not invoker and not inspect.ismethod(invoker)
+        origin = get_function_tool_origin(original)
+        self.is_agent = origin is not None and origin.type is ToolOriginType.AGENT_AS_TOOL
+
+    async def execute(self, context: Any, text: str) -> Any:
+        """Execute the tool once."""
+        return await invoke_function_tool(function_tool=self._bare, context=context, arguments=text)
+
+    async def stand_in(self, context: Any, arguments: Mapping[str, object], *, again: bool) -> Any:
+        """Execute the tool with arguments that the model did not choose, with the guardrails of a call.
+
+        Args:
+            context: of the call that the model made.
+            arguments: of the tool.
+            again: whether the model called this tool, whose outputs the framework guards.
+        """
+        tool, text = self._original, json.dumps(arguments)
+        own = ToolContext.from_agent_context(
+            context, context.tool_call_id, context.tool_call, tool_name=tool.name, tool_arguments=text
+        )
+        enabled = tool.is_enabled(own, own.agent) if callable(tool.is_enabled) else tool.is_enabled
+        if not (await enabled if inspect.isawaitable(enabled) else enabled):
+            raise UserError(f"Tool {tool.name} is not enabled.")
+        for guardrail in tool.tool_input_guardrails or ():
+            verdict = await guardrail.run(ToolInputGuardrailData(own, own.agent))
+            _heed(verdict, ToolInputGuardrailTripwireTriggered(guardrail, verdict))
+        output = await self.execute(own, text)
+        for guardrail in () if again else tool.tool_output_guardrails or ():
+            verdict = await guardrail.run(ToolOutputGuardrailData(own, own.agent, output))
+            _heed(verdict, ToolOutputGuardrailTripwireTriggered(guardrail, verdict))
+        return output
+
+    async def give_up(self, context: Any, error: Any) -> Any:
+        """Do with an exception what the framework does with one of this tool."""
+        tool, text = self._original, None
+        if isinstance(error, ToolTimeoutError):
+            if tool.timeout_behavior == "raise_exception":
+                raise error
+            if tool.timeout_error_function is None:
+                return default_tool_timeout_error_message(
+                    tool_name=error.tool_name, timeout_seconds=error.timeout_seconds
+                )
+            text = tool.timeout_error_function(context, error)
+            return await text if inspect.isawaitable(text) else text
+        if self._tells:
+            text = await maybe_invoke_function_tool_failure_error_function(
+                function_tool=tool, context=context, error=error
+            )
+        if text is None:
+            raise error
+        function = resolve_function_tool_failure_error_function(tool, context)
+        shown = function is not default_tool_error_function and (
+            context.run_config is None or context.run_config.trace_include_sensitive_data
+        )
+        if span := get_current_span():
+            detail = str(error) if shown else "Tool execution failed. Error details are redacted."
+            span.set_error(
+                {"message": "Error running tool (non-fatal)", "data": {"tool_name": tool.name, "error": detail}}
+            )
+        return text
+
+
+def _heed(verdict: Any, tripwire: Exception) -> None:
+    """Raise what the verdict of a guardrail of a tool asks for."""
+    if verdict.behavior["type"] == "raise_exception":
+        raise _Halted from tripwire
+    if verdict.behavior["type"] != "allow":
+        raise tripwire
+
+
+def _describe(tool: Any, stated: str | Mapping[str, object]) -> DescribedTool[..., Any]:
+    schema = tool.params_json_schema
+    properties = {name: each if isinstance(each, dict) else {} for name, each in schema.get("properties", {}).items()}
+    kinds = {name: each.get("type") for name, each in properties.items()}
+    required = set(schema.get("required", ())) - {name for name, each in properties.items() if "default" in each}
+    fields: dict[str, Any] = {
+        "name": tool.qualified_name,
+        "kind": "function",
+        "description": " ".join(tool.description.split()),
+        "parameters": {
+            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
+        },
+        "optional": [name for name in properties if name not in required],
+        "dangerous": bool(tool.needs_approval),  # it stands in for another one only if a person agrees
+    }
+    fields |= {"capability": stated} if isinstance(stated, str) else stated
+    return DescribedTool(tool.on_invoke_tool, **fields)  # which is not called: the session is told how to execute it

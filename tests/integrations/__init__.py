@@ -1,0 +1,1 @@
+"""Tests of `replanning.integrations`, against the real frameworks."""

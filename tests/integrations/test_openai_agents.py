@@ -1,0 +1,534 @@
+"""Agents of the OpenAI Agents SDK with a scripted model: with an engine and without one."""
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("agents")
+
+from agents import (
+    Agent,
+    AgentHooks,
+    Runner,
+    RunState,
+    ToolGuardrailFunctionOutput,
+    ToolOutputGuardrailTripwireTriggered,
+    function_tool,
+    handoff,
+    set_trace_processors,
+    tool_output_guardrail,
+)
+from agents.testing import ScriptedModel, assistant_message, function_call
+from agents.tool import FunctionTool
+from agents.tracing import TracingProcessor, custom_span
+
+from replanning import Answer, ReplanningEngine
+from replanning.integrations.openai_agents import replanned
+from replanning.journal import SqliteStore
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.runs import make_engine
+from tests.support.tracing import Spans
+
+
+@pytest.fixture(scope="module", params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The one event loop that the framework knows."""
+    return str(request.param)
+
+
+class Recorder(TracingProcessor):  # type: ignore[misc] # its types may not be installed
+    """Spans of the framework, in the order of their ends."""
+
+    def __init__(self) -> None:
+        self.ended: list[dict[str, Any]] = []
+
+    def on_span_end(self, span: Any) -> None:
+        self.ended.append(span.export())
+
+    def on_trace_start(self, trace: Any) -> None: ...
+    def on_trace_end(self, trace: Any) -> None: ...
+    def on_span_start(self, span: Any) -> None: ...
+    def shutdown(self) -> None: ...
+    def force_flush(self) -> None: ...
+
+    @property
+    def shape(self) -> list[tuple[object, ...]]:
+        """Types, names and errors of the spans, with those of their parents."""
+        by_id = {span["id"]: span for span in self.ended}
+
+        def named(span: Any) -> tuple[object, object]:
+            return span["span_data"]["type"], span["span_data"].get("name")
+
+        return [
+            (*named(span), span["error"], named(by_id[span["parent_id"]]) if span["parent_id"] in by_id else None)
+            for span in self.ended
+        ]
+
+
+@pytest.fixture(autouse=True)
+def recorder() -> Recorder:
+    """What the framework traces; nothing is sent anywhere."""
+    made = Recorder()
+    set_trace_processors([made])
+    return made
+
+
+def calls(*names: str, text: str = '{"query": "x"}', done: str = "done", **options: Any) -> ScriptedModel:
+    """A model that calls these tools at once, then is done."""
+    made = [function_call(name, text, call_id=f"call-{index}") for index, name in enumerate(names)]
+    return ScriptedModel([made, [assistant_message(done)]], **options)
+
+
+@function_tool
+async def search(query: str) -> str:
+    """Search."""
+    raise ConnectionError(f"no answer about {query}")
+
+
+@function_tool
+def search_archive(query: str) -> str:
+    """Search the archive."""
+    return f"{query}, from the archive"
+
+
+WEB = {"search": "web", "search_archive": "web"}
+
+
+def agent_of(model: ScriptedModel, *tools: Any, **fields: Any) -> Agent[Any]:
+    """An agent with these tools."""
+    return Agent("helper", model=model, tools=list(tools), **fields)
+
+
+def outputs(result: Any) -> list[Any]:
+    """The outputs of tools, as the model sees them."""
+    return [item["output"] for item in result.to_input_list() if item.get("type") == "function_call_output"]
+
+
+def repairing(clock: VirtualClock, **options: Any) -> ReplanningEngine:
+    """An engine with the embedded provider."""
+    return make_engine("repair", clock=clock, **options)
+
+
+def statuses(engine: ReplanningEngine) -> list[str]:
+    """How the runs of an engine stand."""
+    return [info.status for info in engine.store.runs()]
+
+
+async def test_substitute(clock: VirtualClock) -> None:
+    """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
+    engine = repairing(clock)
+    async with replanned(agent_of(calls("search"), search, search_archive), engine, capabilities=WEB) as agent:
+        result = await Runner.run(agent, "x?")
+    assert outputs(result) == ["x, from the archive"]
+    assert result.final_output == "done"
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_retry(clock: VirtualClock) -> None:
+    """A tool that fails in a way that may pass is tried again, and the model sees the result."""
+    attempts = 0
+
+    @function_tool
+    async def flaky(query: str) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise ConnectionError("the service is slow")
+        return query * 2
+
+    engine = repairing(clock)
+    async with replanned(agent_of(calls("flaky"), flaky), engine) as agent:
+        result = await Runner.run(agent, "x?")
+    assert (outputs(result), attempts) == (["xx"], 3)
+
+
+@function_tool(failure_error_function=lambda context, error: f"{context.tool_name}: {error}")
+async def explained(query: str) -> str:
+    """Fail, and explain it to the model."""
+    raise LookupError(f"nothing about {query}")
+
+
+@function_tool(failure_error_function=None)
+async def severe(query: str) -> str:
+    """Fail, and end the run."""
+    raise LookupError(f"nothing about {query}")
+
+
+async def _plain(context: Any, text: str) -> str:
+    raise LookupError(f"nothing in {text}")
+
+
+plain = FunctionTool("plain", "Fail as it is.", {"type": "object", "properties": {}}, _plain, strict_json_schema=False)
+
+
+@pytest.mark.parametrize("text", ['{"query": "x"}', "{", "[]", "{}", '{"query": 1}'])
+@pytest.mark.parametrize("tool", [search, search_archive, explained, severe, plain], ids=lambda tool: tool.name)
+async def test_same_as_without(tool: FunctionTool, text: str, clock: VirtualClock, recorder: Recorder) -> None:
+    """Where there is no way on, outputs, exceptions, events and spans are those of the framework alone."""
+
+    async def play(agent: Agent[Any]) -> list[object]:
+        seen: list[object] = []
+        recorder.ended.clear()
+        try:
+            stream = Runner.run_streamed(agent, "x?")
+            seen += [(event.type, getattr(event, "name", "")) async for event in stream.stream_events()]
+            seen += [stream.to_input_list(), stream.final_output]
+        except Exception as error:  # noqa: BLE001 - compared
+            seen += [type(error), str(error), type(error.__cause__)]
+        return [*seen, recorder.shape]
+
+    alone = await play(agent_of(calls(tool.name, text=text), tool))
+    engine = repairing(clock)
+    async with replanned(agent_of(calls(tool.name, text=text), tool), engine) as agent:
+        assert await play(agent) == alone
+
+
+async def test_without_failures(clock: VirtualClock, recorder: Recorder) -> None:
+    """Without a failure, events, items, outputs and spans are those of the framework alone."""
+
+    @function_tool
+    async def echo(context: Any, query: str) -> str:
+        with custom_span("inside"):
+            return f"{query} of {context}"
+
+    async def play(agent: Agent[Any]) -> list[object]:
+        recorder.ended.clear()
+        stream = Runner.run_streamed(agent, "x?")
+        seen: list[object] = [(event.type, getattr(event, "name", "")) async for event in stream.stream_events()]
+        return [*seen, stream.to_input_list(), stream.final_output, recorder.shape]
+
+    text = '{"query": "x", "context": "y"}'
+    alone = await play(agent_of(calls("echo", "echo", text=text), echo))
+    async with replanned(agent_of(calls("echo", "echo", text=text), echo), repairing(clock)) as agent:
+        assert await play(agent) == alone
+
+
+async def test_streaming(clock: VirtualClock) -> None:
+    """A stream has the events of a run in which nothing failed, with the result of the substitute."""
+    original = agent_of(calls("search"), search, search_archive)
+    async with replanned(original, repairing(clock), capabilities=WEB) as agent:
+        seen = [
+            (event.name, getattr(event.item, "output", ""))
+            async for event in Runner.run_streamed(agent, "x?").stream_events()
+            if event.type == "run_item_stream_event"
+        ]
+    assert seen == [
+        ("tool_called", ""),
+        ("tool_output", "x, from the archive"),
+        ("message_output_created", ""),
+    ]
+
+
+async def test_parallel_calls(clock: VirtualClock) -> None:
+    """Calls that the model makes at once are executed at once, and each has its own result."""
+    started = 0
+    both = anyio.Event()
+
+    @function_tool
+    async def meet(query: str) -> str:
+        nonlocal started
+        started += 1
+        if started == 2:
+            both.set()
+        await both.wait()
+        return query
+
+    model = calls("meet", "search", "meet")
+    async with replanned(agent_of(model, meet, search, search_archive), repairing(clock), capabilities=WEB) as agent:
+        assert outputs(await Runner.run(agent, "x?")) == ["x", "x, from the archive", "x"]
+
+
+async def test_cancellation(clock: VirtualClock) -> None:
+    """A run that is cancelled leaves its session paused, and its call interrupted."""
+    started = anyio.Event()
+
+    @function_tool
+    async def endless(query: str) -> str:
+        started.set()
+        await anyio.sleep_forever()
+        return query
+
+    engine = repairing(clock)
+
+    async def work() -> None:
+        async with replanned(agent_of(calls("endless"), endless), engine) as agent:
+            await Runner.run(agent, "x?")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(work)
+        await started.wait()
+        group.cancel_scope.cancel()
+    assert statuses(engine) == ["paused"]
+
+
+async def test_timeout(clock: VirtualClock) -> None:
+    """A tool that exceeds its own timeout is replaced; where nothing replaces it, the framework sees the timeout."""
+
+    @function_tool(name_override="search", timeout=0.001)
+    async def slow(query: str) -> str:
+        await anyio.sleep_forever()
+        return query
+
+    @function_tool(name_override="search", timeout=0.001, timeout_behavior="raise_exception")
+    async def slow_and_severe(query: str) -> str:
+        await anyio.sleep_forever()
+        return query
+
+    @function_tool(name_override="search", timeout=0.001, timeout_error_function=lambda context, error: "too slow")
+    async def slow_and_explained(query: str) -> str:
+        await anyio.sleep_forever()
+        return query
+
+    async with replanned(agent_of(calls("search"), slow, search_archive), repairing(clock), capabilities=WEB) as agent:
+        assert outputs(await Runner.run(agent, "x?")) == ["x, from the archive"]
+    for tool in (slow, slow_and_severe, slow_and_explained):
+        seen = []
+        async with replanned(agent_of(calls("search"), tool), repairing(clock)) as agent:
+            for each in (agent_of(calls("search"), tool), agent):
+                try:
+                    seen.append(outputs(await Runner.run(each, "x?")))
+                except Exception as error:  # noqa: BLE001 - compared
+                    seen.append([str(error)])
+        assert seen[0] == seen[1]
+
+
+async def test_tool_use_behavior(clock: VirtualClock) -> None:
+    """The result of a substitute is the final output where that of the first tool is."""
+    agent = agent_of(calls("search"), search, search_archive, tool_use_behavior="stop_on_first_tool")
+    engine = repairing(clock)
+    async with replanned(agent, engine, capabilities=WEB) as wrapped:
+        assert (await Runner.run(wrapped, "x?")).final_output == "x, from the archive"
+    assert statuses(engine) == ["succeeded"]
+
+
+def triage_of(specialist: Any) -> Agent[Any]:
+    """An agent that hands over to another one."""
+    model = ScriptedModel([[function_call("transfer_to_helper", "{}", call_id="over")]])
+    return Agent("triage", model=model, handoffs=[specialist])
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+async def test_handoffs(explicit: bool, clock: VirtualClock) -> None:
+    """The tools of an agent that is handed over to are replaced as well, also if agents hand over in a circle."""
+    helper = agent_of(calls("search"), search, search_archive)
+    triage = triage_of(handoff(helper) if explicit else helper)
+    helper.handoffs = [triage]
+    async with replanned(triage, repairing(clock), capabilities=WEB, agents=[helper] if explicit else []) as agent:
+        result = await Runner.run(agent, "x?")
+        assert outputs(result)[-1] == "x, from the archive"
+        assert result.last_agent.name == "helper"
+        assert result.last_agent.handoffs[0] is agent
+
+
+async def test_handoff_to_others(clock: VirtualClock) -> None:
+    """An agent that was not named and is reached through `handoff(…)` has tools that are tried again."""
+    attempts = 0
+
+    @function_tool
+    async def flaky(query: str) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise ConnectionError("the service is slow")
+        return query
+
+    async with replanned(triage_of(handoff(agent_of(calls("flaky"), flaky))), repairing(clock)) as agent:
+        assert outputs(await Runner.run(agent, "x?"))[-1] == "x"
+
+
+@function_tool(needs_approval=True)
+async def delete(query: str) -> str:
+    """Delete."""
+    return f"{query} is deleted"
+
+
+async def test_approval(clock: VirtualClock, tmp_path: Path) -> None:
+    """A run that waits for an approval pauses its session; resumed, even twice, it executes the call once."""
+    executed = 0
+
+    @function_tool(needs_approval=True)
+    async def pay(query: str) -> str:
+        nonlocal executed
+        executed += 1
+        return f"{query} is paid"
+
+    def engine() -> ReplanningEngine:
+        return repairing(clock, store=SqliteStore(tmp_path / "runs.db"))
+
+    async with replanned(agent_of(calls("pay"), pay), engine(), run_id="thread") as agent:
+        result = await Runner.run(agent, "x?")
+        saved = result.to_state().to_string()
+    assert statuses(engine()) == ["paused"]
+
+    async def resume(*steps: Any) -> list[object]:
+        async with replanned(agent_of(ScriptedModel(steps), pay), engine(), run_id="thread") as agent:
+            state = await RunState.from_string(agent, saved)
+            state.approve(state.get_interruptions()[0])
+            return outputs(await Runner.run(agent, state))
+
+    with pytest.raises(RuntimeError, match="no connection"):
+        await resume(RuntimeError("no connection"))
+    assert statuses(engine()) == ["paused"]
+    assert await resume([assistant_message("done")]) == ["x is paid"]
+    assert statuses(engine()) == ["succeeded"]
+    assert executed == 1
+
+
+async def test_approval_in_one_block(clock: VirtualClock) -> None:
+    """Approvals and rejections are given as before while the block lasts."""
+    engine = repairing(clock)
+    async with replanned(agent_of(calls("delete", "delete"), delete), engine, run_id="thread") as agent:
+        result = await Runner.run(agent, "x?")
+        state = result.to_state()
+        first, second = result.interruptions
+        state.approve(first)
+        state.reject(second, rejection_message="no")
+        assert outputs(await Runner.run(agent, state)) == ["x is deleted", "no"]
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_substitute_that_needs_approval(clock: VirtualClock) -> None:
+    """A tool that needs an approval stands in for another one only if a person agrees."""
+    capabilities = {"search": "web", "delete": "web"}
+    for gate, expected in ((ScriptedGate([Answer("approve")]), "x is deleted"), (None, "An error occurred")):
+        engine = repairing(clock, gate=gate)
+        async with replanned(agent_of(calls("search"), search, delete), engine, capabilities=capabilities) as agent:
+            [output] = outputs(await Runner.run(agent, "x?"))
+            assert output.startswith(expected)
+            assert len(engine.pending()) == (gate is None)
+        assert statuses(engine) == ["succeeded" if gate else "needs_human"]
+
+
+async def test_approval_by_a_function(clock: VirtualClock) -> None:
+    """A tool whose approval depends on its arguments stays as it is, and says so if it has a capability."""
+
+    async def is_risky(context: Any, arguments: Any, call_id: str) -> bool:
+        return bool(arguments["query"] == "x")
+
+    @function_tool(needs_approval=is_risky)
+    async def act(query: str) -> str:
+        return query
+
+    async with replanned(agent_of(calls("act"), act), repairing(clock)) as agent:
+        assert agent.tools == [act]
+        assert len((await Runner.run(agent, "x?")).interruptions) == 1
+    with pytest.raises(ValueError, match="act"):
+        async with replanned(agent, repairing(clock), capabilities={"act": "web"}):
+            pass
+
+
+@pytest.mark.parametrize("verdict", ["allow", "reject_content", "raise_exception"])
+async def test_guardrails_of_a_substitute(verdict: str, clock: VirtualClock) -> None:
+    """A substitute is guarded as if the model had called it."""
+
+    @tool_output_guardrail
+    def guard(data: Any) -> ToolGuardrailFunctionOutput:
+        if verdict == "reject_content":
+            return ToolGuardrailFunctionOutput.reject_content("secret")
+        return getattr(ToolGuardrailFunctionOutput, verdict)()
+
+    @function_tool(tool_output_guardrails=[guard], name_override="search_archive")
+    def guarded(query: str) -> str:
+        return f"{query}, guarded"
+
+    seen: object
+    try:
+        async with replanned(agent_of(calls("search"), search, guarded), repairing(clock), capabilities=WEB) as agent:
+            [seen] = outputs(await Runner.run(agent, "x?"))
+    except ToolOutputGuardrailTripwireTriggered as error:
+        seen = error.guardrail
+    expected = {"allow": "x, guarded", "raise_exception": guard}
+    assert seen == expected.get(verdict, "An error occurred while running the tool. Please try again.")
+
+
+async def test_disabled_substitute(clock: VirtualClock) -> None:
+    """A tool that is not enabled does not stand in for another one."""
+    for is_enabled in (False, lambda context, agent: False):
+
+        @function_tool(name_override="search_archive", is_enabled=is_enabled)
+        def hidden(query: str) -> str:
+            return query
+
+        capabilities = WEB if callable(is_enabled) else {"search": "web"}
+        async with replanned(
+            agent_of(calls("search"), search, hidden), repairing(clock), capabilities=capabilities
+        ) as agent:
+            assert outputs(await Runner.run(agent, "x?"))[0].startswith("An error occurred")
+
+
+async def test_agents_as_tools(clock: VirtualClock) -> None:
+    """An agent that is a tool is replaced when it fails, and asks for approvals within as before."""
+    broken = agent_of(ScriptedModel([RuntimeError("no model")] * 3)).as_tool("search", "Search.")
+    async with replanned(
+        agent_of(calls("search", text='{"input": "x", "query": "x"}'), broken, search_archive),
+        repairing(clock),
+        capabilities=WEB,
+    ) as agent:
+        assert len(outputs(await Runner.run(agent, "x?"))) == 1
+    inner = agent_of(calls("delete"), delete).as_tool("assistant", "Delete.")
+    engine = repairing(clock)
+    async with replanned(agent_of(calls("assistant", text='{"input": "x"}'), inner), engine, run_id="r") as agent:
+        result = await Runner.run(agent, "x?")
+        state = result.to_state()
+        state.approve(result.interruptions[0])
+        assert outputs(await Runner.run(agent, state)) == ["done"]
+
+
+async def test_one_trace(clock: VirtualClock) -> None:
+    """Spans of a tool are below those of its attempt, and the run is below the span of the caller."""
+    spans = Spans()
+    tracer = spans.provider.get_tracer("app")
+
+    @function_tool(name_override="search_archive")
+    async def traced(query: str) -> str:
+        with tracer.start_as_current_span("within"):
+            return query
+
+    engine = repairing(clock, tracer_provider=spans.provider)
+    with tracer.start_as_current_span("request"):
+        async with replanned(agent_of(calls("search"), search, traced), engine, capabilities=WEB) as agent:
+            await Runner.run(agent, "x?")
+    assert len(spans.traces) == 1
+    by_id = {span.id: span for span in spans.flat}
+
+    def above(name: str) -> list[str]:
+        [span] = [each for each in spans.flat if each.name == name]
+        names = []
+        while span.parent:
+            span = by_id[span.parent]
+            names.append(span.name)
+        return names
+
+    assert above("within")[-1] == "request"
+    assert len(above("within")) >= 3
+
+
+async def test_what_is_no_agent(clock: VirtualClock) -> None:
+    """What is no agent, and a capability of a tool that there is not, are refused with a message."""
+    with pytest.raises(TypeError, match="int"):
+        async with replanned(1):
+            pass
+    with pytest.raises(ValueError, match="serach"):
+        async with replanned(agent_of(calls("search"), search), capabilities={"serach": "web"}):
+            pass
+
+
+async def test_hooks(clock: VirtualClock) -> None:
+    """Hooks of the agent are called as before."""
+    names: list[str] = []
+
+    class Seen(AgentHooks[Any]):  # type: ignore[misc] # its types may not be installed
+        async def on_start(self, *args: Any) -> None:
+            names.append("start")
+
+        async def on_tool_end(self, *args: Any) -> None:
+            names.append("tool")
+
+        async def on_end(self, *args: Any) -> None:
+            names.append("end")
+
+    async with replanned(agent_of(calls("search_archive"), search_archive, hooks=Seen()), repairing(clock)) as agent:
+        await Runner.run(agent, "x?")
+    assert names == ["start", "tool", "end"]
