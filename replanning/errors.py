@@ -8,6 +8,8 @@ ReplanningError                  catch this to catch all of them
 ├── IllegalTransition            a task cannot go from its state by that event
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
 │   └── NoResult                 a task that exists has no result (yet)
+├── CallFailed                   there is no way on for a task that is performed, nor an exception of its own
+│   └── NeedsHuman               ... until a person answers; keeps the questions
 ├── NotRunning                   an operation needs a run that is under way
 ├── RunFailed                    a run did not succeed; keeps status, reason and failures
 ├── StaleView                    a view of the plan was read after the plan moved on

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, cast
@@ -268,13 +269,17 @@ def resolve_references(
     return {key: map_strings(value, resolved) for key, value in arguments.items()}
 
 
-def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
+def _candidate_references(match: re.Match[str], text: str) -> tuple[Reference, ...]:
     """Return the possible readings of a `${...}`, longest task id first; none for the escape `$${`."""
-    inner = match[1]
     if match[0] == "$${":
-        return []
-    if inner is None:
+        return ()
+    if match[1] is None:
         raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
+    return _readings(match[1])
+
+
+@lru_cache(1024)
+def _readings(inner: str) -> tuple[Reference, ...]:
     readings = []
     parsed: dict[int, JsonPath | None] = {}
     if inner.startswith("context.") and (path := _parse_path(inner, len("context"), parsed)):
@@ -286,8 +291,9 @@ def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
             readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
-        raise ExpressionError(f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself")
-    return readings
+        whole = f"${{{inner}}}"
+        raise ExpressionError(f"{whole!r} is no reference: write {forms}, or ${whole} for the text itself")
+    return tuple(readings)
 
 
 def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> JsonPath | None:

@@ -444,10 +444,10 @@ def clear(text: str) -> str:
     return "".join(c for c in text if c >= " " and c != "\x7f" and not "\ud800" <= c <= "\udfff").replace("${", "")
 
 
-# A login over two lines is none on one, as the name of a task is.
+# A login over two lines is none on one, as the name of a task is; and prompts have short words of their own.
 ON_ONE_LINE = [
     *((text, text) for text in BY_SHAPE),
-    *(pair for pair in BY_NAME if not pair[0].startswith("login bob\n")),
+    *(pair for pair in BY_NAME if not pair[0].startswith("login bob\n") and len(pair[1]) > 3),
 ]
 
 
