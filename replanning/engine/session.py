@@ -87,6 +87,7 @@ class Session:
         *,
         execute: Execute | None = None,
         key: str = "",
+        once: bool = True,
         passes: tuple[type[BaseException], ...] = (),
     ) -> object:
         """Call a tool by its name and return its result, or that of what replaced it.
@@ -96,6 +97,8 @@ class Session:
             arguments: of the tool; values that are no JSON stay in this process, and the journal says so.
             execute: executes this tool and those that may replace it; by default the functions of the session do.
             key: names this call, so that a session that is resumed returns the recorded output of a call that was done.
+            once: false to make a call of this key anew if the last one was done or given up, for an agent whose framework
+                keeps outputs itself; one that was interrupted, or that a person is asked about, goes on.
             passes: exceptions that are control flow and no failures, besides those of the session.
 
         Raises:
@@ -106,7 +109,7 @@ class Session:
             key = f"{clean} {hashlib.sha256(key.encode()).hexdigest()[:16]}"
         journaled = self._journaled(arguments, objects)
         task_id = self._by_key.get(key) if key else None
-        if task_id is None:
+        if task_id is None or not (once or self.run._lifecycle.is_unsettled(task_id)):
             try:
                 task_id = await self._add(tool, tool, journaled, key)
             except ChangeRejected:  # unknown, or with arguments that it does not take, which it says itself

@@ -697,6 +697,11 @@ class Lifecycle:
                     return True
         return False
 
+    def is_unsettled(self, task_id: TaskId) -> bool:
+        """Return whether a lineage is neither done nor given up: it can go on, now or after an answer."""
+        root = self.live.entry(task_id)
+        return not self._is_settled(root) or bool(self.questions_about(root))
+
     def questions_about(self, root: TaskEntry) -> list[QuestionId]:
         """Return the open questions about a lineage."""
         ids, ledger = {entry.id for entry in self.live.leaves(root)}, self.ledger

@@ -148,6 +148,32 @@ async def test_key_over_a_resume(tmp_path: Path, clock: VirtualClock) -> None:
             pass
 
 
+async def test_key_of_calls_that_are_made_anew(clock: VirtualClock) -> None:
+    """A key without `once` names the last call alone: done or given up it is made anew, interrupted it goes on."""
+    outcomes = [1, KeyError("b"), 3, OSError("d")]
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async with engine_of(clock).session("send", tools=[ToolSpec(name="mail")], passes=(OSError,)) as session:
+
+        async def call(*, once: bool = False) -> object:
+            return await session.invoke("mail", {}, execute=execute, key="1", once=once)
+
+        assert [await call(), await call(once=True)] == [1, 1]
+        with pytest.raises(KeyError):
+            await call()
+        assert await call() == 3
+        with pytest.raises(OSError, match="d"):
+            await call()
+        outcomes.append(5)
+        assert await call() == 5
+    assert list(session.run.result.outputs.values()) == [1, 3, 5]
+
+
 async def test_other_tools_at_a_resume(clock: VirtualClock) -> None:
     """A session is resumed with tools that have changed since."""
     engine = engine_of(clock)

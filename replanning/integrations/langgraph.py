@@ -1,0 +1,378 @@
+"""LangGraph and LangChain: nodes of a compiled graph, and tools of an agent, as calls that the engine keeps alive.
+
+Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compiled graph, `ReplanningMiddleware` the tools of an
+agent of `create_agent`, which is attached as a graph as well. See docs/integrations/langgraph.md.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 # LangGraph runs on asyncio alone, and a session needs a task of its own
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Final
+from urllib.parse import quote
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from replanning import ReplanningEngine, ToolSpec
+from replanning.engine.session import Execute, Session
+from replanning.errors import NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
+
+try:
+    from langchain_core.messages import ToolMessage
+    from langchain_core.runnables import Runnable
+    from langchain_core.runnables.config import ensure_config, merge_configs
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+    from langgraph.callbacks import GraphCallbackHandler
+    from langgraph.errors import GraphBubbleUp, GraphInterrupt
+    from langgraph.graph import START
+    from langgraph.graph.state import CompiledStateGraph
+    from langgraph.prebuilt import ToolNode
+    from langgraph.runtime import get_runtime
+    from langgraph.types import Command, interrupt
+except ImportError as missing:
+    raise ImportError(f"langgraph 1.2 or later is needed ({missing}): pip install 'replanning[langgraph]'") from missing
+try:
+    from langchain.agents.middleware import AgentMiddleware
+except ImportError:  # a ToolNode can be given the methods of the middleware without langchain
+    AgentMiddleware = object
+
+_KEY: Final = "__replanning"
+"""Key of the configuration at which nodes and tools find the run of their agent; what begins so is not kept in checkpoints."""
+
+_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+
+
+def replanned(
+    graph: Any, engine: ReplanningEngine, *, capabilities: Mapping[str, str] | None = None, objective: str = ""
+) -> ReplannedGraph:
+    """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
+
+    Each run of the graph is a run of the engine; a thread that is resumed after an interrupt or a failure resumes it. A node
+    that fails is retried, or a node of the same capability is executed in its place with its input, or a person is asked.
+
+    Args:
+        graph: as `StateGraph.compile` or `create_agent` returns it; it is not changed.
+        engine: decides.
+        capabilities: what nodes and tools are for, by their names; those for the same can stand in for one another. By
+            default `capability` in the metadata of a node or a tool.
+        objective: the aim of a run; by default the name of the graph.
+
+    Raises:
+        PlanError: a name is not one of a tool.
+        TypeError: this is no compiled graph.
+        ValueError: a node and a tool have the same name, or a capability names neither.
+    """
+    if not isinstance(graph, CompiledStateGraph) or isinstance(graph, ReplannedGraph):
+        raise TypeError(
+            f"replanned: expected a compiled StateGraph that is not attached yet, got {type(graph).__name__}"
+        )
+    specs: dict[str, ToolSpec] = {}
+    given = dict(capabilities or {})
+
+    def describe(name: str, kind: str, metadata: Mapping[str, Any] | None, **fields: Any) -> None:
+        if name in specs:
+            raise ValueError(f"two nodes or tools are called {name!r}; give one of them another name")
+        capability = given.pop(name, (metadata or {}).get("capability"))
+        specs[name] = ToolSpec(name=name, kind=kind, capability=capability, **fields)
+
+    bodies: dict[str, Any] = {}
+    for name, node in graph.nodes.items():
+        if isinstance(node.bound, ToolNode):
+            for tool in node.bound.tools_by_name.values():
+                describe(tool.name, "langchain", tool.metadata, **_described(tool))
+        elif name != START:
+            describe(name, "langgraph", node.metadata)
+            bodies[name] = node.bound
+    if given:
+        raise ValueError(f"capabilities: neither a node nor a tool is called {', '.join(map(repr, given))}")
+    nodes = {
+        name: node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs}) if name in bodies else node
+        for name, node in graph.nodes.items()
+    }
+    attachment = _Attachment(engine, objective or graph.get_name(), tuple(specs.values()))
+    return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
+
+
+def _described(tool: Any) -> dict[str, Any]:
+    """Return the fields of the description of a tool that its schema states."""
+    function = convert_to_openai_tool(tool)["function"]
+    schema = function.get("parameters", {})
+    parameters = {name: each.get("type") for name, each in schema.get("properties", {}).items()}
+    return {
+        "description": " ".join(function.get("description", "").split()),
+        "parameters": {name: kind if kind in _TYPES else "any" for name, kind in parameters.items()},
+        "optional": [name for name in parameters if name not in schema.get("required", ())],
+    }
+
+
+class _Left(Exception):
+    """Leaves a session paused."""
+
+
+class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
+    """Run of a graph: the session of its calls. As a handler it is told of interrupts, and of nothing else."""
+
+    run_inline = True
+    ignore_agent = ignore_chain = ignore_chat_model = ignore_custom_event = ignore_llm = ignore_retriever = True
+    ignore_retry = True
+
+    def __init__(self, engine: ReplanningEngine, portal: anyio.from_thread.BlockingPortal | None = None) -> None:
+        self.engine = engine
+        self.portal = portal
+        self.is_paused = False
+        self.session: Session
+
+    def on_interrupt(self, event: object) -> None:
+        """Note that this run will be resumed."""
+        self.is_paused = True
+
+    async def call(self, name: str, arguments: Mapping[str, object], execute: Execute, key: str) -> object:
+        """Call a node or a tool, and put questions to a person through an interrupt.
+
+        Raises:
+            GraphBubbleUp: control flow of the graph.
+            Exception: of the node or the tool; there is no way on.
+        """
+        info = get_runtime().execution_info
+        key = f"{info.task_id}/{info.node_attempt}{key}"
+        answered = False
+        while True:
+            try:
+                return await self.session.invoke(
+                    name, arguments, execute=execute, key=key, once=answered, passes=(GraphBubbleUp,)
+                )
+            except NeedsHuman as error:
+                if info.thread_id is None:  # without a checkpointer nobody could answer
+                    raise error.__cause__ or error from None
+                answered = self._ask(error.questions[0])
+            except GraphInterrupt as error:
+                if answered:  # when it is resumed, it would take the answer to the question for its own
+                    text = f"{name!r} was put to a person before, and cannot interrupt the graph after that"
+                    raise RuntimeError(text) from error
+                raise
+
+    def _ask(self, question_id: str) -> bool:
+        """Interrupt the graph with a question, and carry out the answer with which it is resumed."""
+        [question] = [each for each in self.engine.pending(self.session.run.id) if each.id == question_id]
+        payload = {
+            "question": question_id,
+            "text": question.text,
+            "choices": [candidate.alternative.reason for candidate in question.candidates],
+        }
+        answer = None
+        while not isinstance(answer, Mapping) or answer.get("question") != question_id:
+            answer = interrupt(payload)  # the first ones may be answers to interrupts of the node itself
+        fields = {name: answer[name] for name in ("by", "choice", "changes", "comment") if name in answer}
+        with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
+            self.engine.answer(question_id, answer.get("verdict", ""), **fields)
+        return True
+
+    def call_from_thread(
+        self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], key: str
+    ) -> Any:
+        """Do the same from the thread of a graph that runs without an event loop."""
+        if self.portal is None:
+            raise RuntimeError(
+                f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
+            )
+
+        async def in_thread(tool: str, given: Mapping[str, object]) -> object:
+            return await anyio.to_thread.run_sync(execute, tool, given)
+
+        return self.portal.call(self.call, name, arguments, in_thread, key)
+
+
+class _Attachment:
+    """Engine of a graph, with what it must know to open a session for each run."""
+
+    def __init__(self, engine: ReplanningEngine, objective: str, tools: tuple[ToolSpec, ...]) -> None:
+        self._engine = engine
+        self._objective = objective
+        self._tools = tools
+
+    def _session(self, graph: Any, given: Any, config: Any) -> Any:
+        """Return a session: that of the thread, if it is resumed."""
+        configurable = ensure_config(merge_configs(graph.config, config))["configurable"]
+        run_id = None
+        if thread := configurable.get("thread_id"):
+            prefix = "thread-" + quote(str(thread), safe="")
+            if inner := configurable.get("checkpoint_ns"):  # a graph within a graph
+                prefix += "-" + hashlib.blake2s(inner.encode(), digest_size=4).hexdigest()
+            run_id = f"{prefix}.{uuid.uuid4().hex[:8]}"
+            if given is None or (isinstance(given, Command) and given.resume is not None):
+                runs = (each for each in self._engine.store.runs() if each.run.rpartition(".")[0] == prefix)
+                last = next(runs, None)  # the newest
+                run_id = last.run if last and last.status in ("running", "paused", "needs_human") else run_id
+        return self._engine.session(self._objective, tools=self._tools, run_id=run_id)
+
+    @asynccontextmanager
+    async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
+        """Open a session in a task of its own, as a stream may be read and closed by any; yields the configuration."""
+        run = _Run(self._engine)
+        ready, left = anyio.Event(), anyio.Event()
+
+        async def own() -> None:
+            try:
+                with suppress(_Left):
+                    async with self._session(graph, given, config) as run.session:
+                        ready.set()
+                        await left.wait()
+                        if run.is_paused:
+                            raise _Left
+            finally:
+                ready.set()
+
+        owner = asyncio.create_task(own())
+
+        async def leave() -> None:
+            left.set()
+            with anyio.CancelScope(shield=True):
+                await owner
+
+        try:
+            await ready.wait()
+            if owner.done():
+                await owner
+            yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
+        except BaseException:
+            run.is_paused = True
+            with suppress(ReplanningError):  # the exception of the graph is that which is raised
+                await leave()
+            raise
+        await leave()
+
+    @contextmanager
+    def open_in_thread(self, graph: Any, given: Any, config: Any) -> Iterator[Any]:
+        """Open a session in an event loop in a thread of its own."""
+        with anyio.from_thread.start_blocking_portal() as portal:
+            run = _Run(self._engine, portal)
+            with suppress(_Left), portal.wrap_async_context_manager(self._session(graph, given, config)) as run.session:
+                yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
+                if run.is_paused:
+                    raise _Left
+
+
+class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed
+    """Compiled graph of which each run has a session, see `replanned`. It is used like the graph that it was made of."""
+
+    def __init__(self, *, attachment: _Attachment, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.attachment = attachment
+
+    def stream(self, input: Any, config: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002 # its name there
+        """Run the graph in this thread; `invoke` does so too."""
+        with self.attachment.open_in_thread(self, input, config) as own:
+            yield from super().stream(input, own, **options)
+
+    async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002
+        """Run the graph; `ainvoke` and `astream_events` do so too."""
+        async with self.attachment.open(self, input, config) as own:
+            async for part in super().astream(input, own, **options):
+                yield part
+
+
+class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
+    """Body of a node: a call, which this body or that of another node executes."""
+
+    def __init__(self, name: str, bodies: Mapping[str, Any]) -> None:
+        self.name = name
+        self._bodies = bodies
+
+    def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 # its name there
+        """Execute the node in this thread."""
+
+        def execute(name: str, _: Mapping[str, object]) -> Any:
+            return self._bodies[name].invoke(input, config, **options)
+
+        return _run_of(config).call_from_thread(self.name, {}, execute, "")
+
+    async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
+        """Execute the node."""
+
+        async def execute(name: str, _: Mapping[str, object]) -> Any:
+            return await self._bodies[name].ainvoke(input, config, **options)
+
+        return await _run_of(config).call(self.name, {}, execute, "")
+
+
+def _run_of(config: Any) -> _Run:
+    run = config["configurable"].get(_KEY)
+    if not isinstance(run, _Run):
+        raise RuntimeError("the graph is not attached; use the one that `replanned(graph, engine)` returns")
+    return run
+
+
+class _ErrorMessage(Exception):
+    """Failure of a tool that was made a message to the model below us; it is returned if there is no way on."""
+
+    def __init__(self, message: Any) -> None:
+        super().__init__(message.text)
+        self.message = message
+
+
+class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types are not followed
+    """Makes tools calls of the session: `replanned(create_agent(…, middleware=[ReplanningMiddleware()]), engine)`.
+
+    Its methods can also be given to a `ToolNode` as `wrap_tool_call` and `awrap_tool_call`.
+    """
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Execute a tool, or what replaces it, in this thread."""
+        if request.tool is None:  # the model named a tool that does not exist, and is told so
+            return handler(request)
+
+        def execute(name: str, arguments: Mapping[str, object]) -> Any:
+            return _checked(handler(_request(request, name, arguments)))
+
+        call, run = request.tool_call, _run_of(request.runtime.config)
+        try:
+            result = run.call_from_thread(call["name"], call["args"], execute, f"/{call['id']}")
+        except _ErrorMessage as error:
+            result = error.message
+        return _answer(result, call)
+
+    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Execute a tool, or what replaces it."""
+        if request.tool is None:
+            return await handler(request)
+
+        async def execute(name: str, arguments: Mapping[str, object]) -> Any:
+            return _checked(await handler(_request(request, name, arguments)))
+
+        call, run = request.tool_call, _run_of(request.runtime.config)
+        try:
+            result = await run.call(call["name"], call["args"], execute, f"/{call['id']}")
+        except _ErrorMessage as error:
+            result = error.message
+        return _answer(result, call)
+
+
+def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
+    """Return the request of a tool, which may be another one than the model has called."""
+    call = request.tool_call
+    if name == call["name"] and arguments == call["args"]:
+        return request
+    tool = next((each for each in request.runtime.tools if each.name == name), None)
+    if tool is None:
+        raise LookupError(f"the agent has no tool {name!r}")
+    return request.override(tool=tool, tool_call={**call, "name": name, "args": dict(arguments)})
+
+
+def _checked(result: Any) -> Any:
+    if isinstance(result, ToolMessage) and result.status == "error":
+        raise _ErrorMessage(result)
+    return result
+
+
+def _answer(result: Any, call: Any) -> Any:
+    """Return what the model is told in the name of the tool that it has called."""
+    if result is None:
+        return ToolMessage("skipped", name=call["name"], tool_call_id=call["id"])
+    if isinstance(result, ToolMessage) and result.name != call["name"]:
+        return result.model_copy(update={"name": call["name"]})
+    return result

@@ -1,0 +1,657 @@
+"""Graphs of LangGraph and agents of LangChain, whose nodes and tools the engine keeps alive."""
+
+import json
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import anyio
+import pytest
+from opentelemetry import trace
+
+pytest.importorskip("langgraph")
+pytest.importorskip("langchain")
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import ToolRetryMiddleware
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.tools import BaseTool, ToolException, tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_stream_writer
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, RetryPolicy, Send, interrupt
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest
+from replanning.changes import ReplaceTask, SkipTask
+from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddleware, replanned
+from replanning.journal import AttemptStarted, SqliteStore
+from replanning.testing import VirtualClock
+from tests.support.questions import DOUBT, asking
+from tests.support.runs import alternative, bodies, make_engine
+from tests.support.tracing import Spans
+
+WEB = {"search": "web", "archive": "web"}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """LangGraph runs on asyncio alone."""
+    return "asyncio"
+
+
+class State(TypedDict, total=False):
+    """The state of the graphs here."""
+
+    query: str
+    log: Annotated[list[str], operator.add]
+
+
+def raising(error: Exception) -> Callable[[State], Any]:
+    """A node that fails."""
+
+    async def node(state: State) -> State:
+        raise error
+
+    return node
+
+
+async def archive(state: State) -> State:
+    """Find something elsewhere."""
+    get_stream_writer()({"looked": "in the archive"})
+    return {"log": [f"{state['query']} from the archive"]}
+
+
+async def report(state: State) -> State:
+    """Say how much was found."""
+    return {"log": [f"{len(state['log'])} found"]}
+
+
+def graph_of(search: Any, *, saver: Any = None, **options: Any) -> Any:
+    """A graph that searches and reports, with a node that nothing leads to."""
+    builder = StateGraph(State)
+    builder.add_node("search", search, **options)
+    builder.add_node("archive", archive)
+    builder.add_node("report", report)
+    builder.add_edge(START, "search")
+    builder.add_edge("search", "report")
+    builder.add_edge("archive", END)
+    builder.add_edge("report", END)
+    return builder.compile(checkpointer=saver)
+
+
+def statuses(engine: ReplanningEngine) -> list[str]:
+    """The statuses of the runs, newest first."""
+    return [info.status for info in engine.store.runs()]
+
+
+def on_thread(name: str = "1") -> Any:
+    """The configuration of a thread."""
+    return {"configurable": {"thread_id": name}}
+
+
+async def test_substitute(clock: VirtualClock) -> None:
+    """A node that fails is replaced by one of its capability, whose output is written as its own and whose edges are its own."""
+    engine = make_engine("repair", clock=clock)
+    graph = replanned(graph_of(raising(ValueError("down"))), engine, capabilities=WEB)
+    assert (await graph.ainvoke({"query": "a"}))["log"] == ["a from the archive", "1 found"]
+    assert statuses(engine) == ["succeeded"]
+    [run] = engine.store.runs()
+    [event] = engine.history(run.run).events
+    assert event.outcome == "success"
+
+
+async def test_retry(clock: VirtualClock) -> None:
+    """A node that fails in a way that may pass is executed again, with no time lost on a virtual clock."""
+    failures = [ConnectionError("1"), ConnectionError("2")]
+
+    async def search(state: State) -> State:
+        if failures:
+            raise failures.pop()
+        return {"log": ["found"]}
+
+    engine = make_engine("repair", clock=clock)
+    assert (await replanned(graph_of(search), engine).ainvoke({"query": "a"}))["log"] == ["found", "1 found"]
+    [run] = engine.store.runs()
+    assert len(bodies(engine.store, run.run, AttemptStarted)) == 4
+    assert clock.elapsed > 1
+
+
+async def test_no_way_on(clock: VirtualClock) -> None:
+    """Where there is no way on, the graph sees the exception of the node, and its own policy repeats the node."""
+    engine = make_engine("repair", clock=clock)
+    with pytest.raises(ValueError, match="down"):
+        await replanned(graph_of(raising(ValueError("down"))), engine).ainvoke({"query": "a"})
+    assert statuses(engine) == ["paused"]
+
+    failures: list[Exception] = [ValueError("down")]
+
+    async def search(state: State) -> State:
+        if failures:
+            raise failures.pop()
+        return {"log": ["found"]}
+
+    policy = RetryPolicy(initial_interval=0, jitter=False, retry_on=ValueError)
+    graph = replanned(graph_of(search, retry_policy=policy), engine)
+    assert (await graph.ainvoke({"query": "a"}))["log"] == ["found", "1 found"]
+    assert statuses(engine)[0] == "succeeded"
+
+
+def parallel(saver: Any = None) -> Any:
+    """A graph with branches that run at once, a conditional edge, a Command, a Send and a subgraph."""
+
+    async def plan(state: State) -> Command[Any]:
+        return Command(update={"log": ["planned"]}, goto=[Send("look", {"query": each}) for each in "abc"])
+
+    async def look(state: State) -> State:
+        get_stream_writer()(f"looking for {state['query']}")
+        return {"log": [f"saw {state['query']}"]}
+
+    inner = StateGraph(State)
+    inner.add_node("sum_up", report)
+    inner.add_edge(START, "sum_up")
+
+    builder = StateGraph(State)
+    builder.add_node("plan", plan, destinations=("look",))
+    builder.add_node("look", look)
+    builder.add_node("other", lambda state: {"log": ["other"]})
+    builder.add_node("inner", inner.compile())
+    builder.add_edge(START, "plan")
+    builder.add_conditional_edges(
+        "look", lambda state: "inner" if len(state["log"]) > 1 else "other", ["inner", "other"]
+    )
+    builder.add_edge("inner", END)
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("mode", ["values", "updates", "custom", "messages", ["updates", "custom"]])
+async def test_same_stream(clock: VirtualClock, mode: Any) -> None:
+    """Without failures a graph streams the same with us as without us, its subgraph included."""
+    graph = parallel()
+    ours = replanned(graph, make_engine(clock=clock))
+
+    async def streamed(each: Any) -> list[Any]:
+        chunks = [chunk async for chunk in each.astream({"log": []}, stream_mode=mode, subgraphs=True)]
+        return [([name.partition(":")[0] for name in where], *chunk) for where, *chunk in chunks]
+
+    assert await streamed(ours) == await streamed(graph)
+    assert ours.get_graph(xray=True).draw_mermaid() == graph.get_graph(xray=True).draw_mermaid()
+    assert dict(ours.get_subgraphs()).keys() == dict(graph.get_subgraphs()).keys()
+
+
+async def test_same_events_and_state(clock: VirtualClock) -> None:
+    """Without failures a graph emits the same events with us as without us, and has the same states in its checkpoints."""
+    seen = []
+    for attach in (False, True):
+        graph = parallel(InMemorySaver())
+        if attach:
+            graph = replanned(graph, make_engine(clock=clock))
+        events = [
+            (event["event"], event["name"], event["tags"], len(event["parent_ids"]))
+            async for event in graph.astream_events({"log": []}, on_thread(), version="v2")
+        ]
+        states = [(each.values, each.next, each.metadata) async for each in graph.aget_state_history(on_thread())]
+        seen.append((sorted(events), [(values, following) for values, following, _ in states]))
+        assert not any("replanning" in str(metadata) for *_, metadata in states)
+    assert seen[0] == seen[1]
+
+
+async def test_parallel_failures(clock: VirtualClock) -> None:
+    """Branches that fail at once are each repaired, and the reducer merges what they return."""
+    builder = StateGraph(State)
+    builder.add_node("search", raising(ValueError("down")))
+    builder.add_node("archive", archive)
+    builder.add_conditional_edges(
+        START, lambda state: [Send("search", {"query": each}) for each in "abcdef"], ["search"]
+    )
+    graph = replanned(builder.compile(), make_engine("repair", clock=clock), capabilities=WEB)
+    parts = [part async for part in graph.astream({"log": []}, stream_mode=["custom", "values"])]
+    assert parts.count(("custom", {"looked": "in the archive"})) == 6
+    assert parts[-1] == ("values", {"log": [f"{each} from the archive" for each in "abcdef"]})
+
+
+async def test_interrupt_and_resume(tmp_path: Path, clock: VirtualClock) -> None:
+    """An interrupt of a node pauses the run and is no failure; a resumed thread continues the run, also in another process."""
+    saver, place = InMemorySaver(), tmp_path / "history.db"
+    executed: list[str] = []
+
+    async def search(state: State) -> State:
+        executed.append("search")
+        return {"log": [interrupt("which?"), interrupt("and?")]}
+
+    def attached() -> ReplannedGraph:
+        engine = make_engine("repair", clock=clock, store=SqliteStore(place))
+        return replanned(graph_of(search, saver=saver), engine)
+
+    result = await attached().ainvoke({"query": "a"}, on_thread("a/b"))
+    assert result["__interrupt__"][0].value == "which?"
+    store = SqliteStore(place)
+    [run] = store.runs()
+    assert run.status == "paused"
+    await attached().ainvoke(Command(resume="this"), on_thread("a/b"))
+    result = await attached().ainvoke(Command(resume="that"), on_thread("a/b"))
+    assert result["log"] == ["this", "that", "2 found"]
+    [run] = store.runs()
+    assert run.status == "succeeded"
+    assert [body.task for body in bodies(store, run.run, AttemptStarted)] == ["search-1"] * 3 + ["report-2"]
+    assert not ReplanningEngine(store=store).history(run.run).events
+
+    await attached().ainvoke({"query": "b"}, on_thread("a/b"))  # what is begun anew is another run
+    assert [info.status for info in store.runs()] == ["paused", "succeeded"]
+    past = [each async for each in attached().aget_state_history(on_thread("a/b")) if each.next == ("report",)]
+    executed.clear()
+    again = await attached().ainvoke(None, past[0].config)  # travelling in time executes nodes again
+    assert again["log"] == ["this", "that", "2 found"]
+    assert not executed
+
+
+async def test_static_breakpoint(clock: VirtualClock) -> None:
+    """A breakpoint before a node pauses the run as an interrupt does."""
+    engine = make_engine(clock=clock)
+    graph = replanned(parallel(InMemorySaver()), engine)
+    await graph.ainvoke({"log": []}, on_thread(), interrupt_before=["inner"])
+    assert statuses(engine) == ["paused"]
+    await graph.ainvoke(None, on_thread())
+    assert statuses(engine) == ["succeeded"]
+
+
+def other(name: str) -> Callable[[ReplanRequest], list[Alternative]]:
+    """Doubtful proposals to use another node or tool, or none."""
+
+    def propose(request: ReplanRequest) -> list[Alternative]:
+        task_id = request.triggers[0].tasks[0]
+        new = {"id": request.view.unused_id(task_id), "tool": name}
+        task = request.view.task(task_id).task.model_copy(update=new)
+        change = ReplaceTask(task_id=task_id, tasks=(task,))
+        return [
+            alternative(change, confidence=DOUBT, reason=f"use {name}"),
+            alternative(SkipTask(task_id=task_id), confidence=DOUBT - 0.05, reason="go on"),
+        ]
+
+    return propose
+
+
+@pytest.mark.parametrize("choice", [0, 1, None])
+async def test_question(clock: VirtualClock, choice: int | None) -> None:
+    """A question to a person is an interrupt of the graph, and the value with which it is resumed answers it."""
+    engine = asking(clock, other("archive"))
+    graph = replanned(graph_of(raising(OSError("disk full")), saver=InMemorySaver()), engine)
+    result = await graph.ainvoke({"query": "a", "log": []}, on_thread())
+    question = result["__interrupt__"][0].value
+    assert question["choices"] == ["use archive", "go on"]
+    assert statuses(engine) == ["paused"]
+    result = await graph.ainvoke(Command(resume="yes"), on_thread())  # it does not say what it answers
+    assert result["__interrupt__"][0].value == question
+    verdict = {"verdict": "reject"} if choice is None else {"verdict": "approve", "choice": choice}
+    answer = Command(resume={"question": question["question"], "by": "ada", **verdict})
+    if choice is None:
+        with pytest.raises(Exception, match="disk full"):
+            await graph.ainvoke(answer, on_thread())
+        assert statuses(engine) == ["paused"]
+    else:
+        result = await graph.ainvoke(answer, on_thread())
+        assert result["log"] == (["0 found"] if choice else ["a from the archive", "1 found"])
+        assert statuses(engine) == ["succeeded"]
+
+
+async def test_question_without_checkpointer(clock: VirtualClock) -> None:
+    """Without a checkpointer nobody could answer, and the graph sees the exception of the node."""
+    graph = replanned(graph_of(raising(OSError("disk full"))), asking(clock, other("archive")))
+    with pytest.raises(OSError, match="disk full"):
+        await graph.ainvoke({"query": "a"})
+
+
+async def test_answer_elsewhere(clock: VirtualClock) -> None:
+    """A question that is answered through the engine is not asked again when the graph is resumed."""
+    engine = asking(clock, other("archive"))
+    graph = replanned(graph_of(raising(OSError("disk full")), saver=InMemorySaver()), engine)
+    await graph.ainvoke({"query": "a"}, on_thread())
+    [question] = engine.pending()
+    engine.answer(question.id, "approve")
+    assert (await graph.ainvoke(None, on_thread()))["log"] == ["a from the archive", "1 found"]
+
+
+async def test_interrupts_and_questions(clock: VirtualClock) -> None:
+    """A node never takes the answer to a question for that to an interrupt of its own, nor the other way round."""
+    given: list[object] = []
+
+    async def search(state: State) -> State:
+        given.append(interrupt("may I?"))
+        raise OSError("disk full")
+
+    builder = graph_of(search).builder.add_node("elsewhere", search)
+    graph = replanned(builder.compile(checkpointer=InMemorySaver()), asking(clock, other("elsewhere")))
+    assert (await graph.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value == "may I?"
+    result = await graph.ainvoke(Command(resume="yes"), on_thread())
+    answer = {"question": result["__interrupt__"][0].value["question"], "verdict": "approve"}
+    with pytest.raises(RuntimeError, match="cannot interrupt the graph after that"):
+        await graph.ainvoke(Command(resume=answer), on_thread())
+    assert given == ["yes"]
+
+
+async def test_cancellation(clock: VirtualClock) -> None:
+    """A graph that is cancelled, or whose stream nobody reads to its end, leaves a run that is paused."""
+    engine, begun = make_engine(clock=clock), anyio.Event()
+
+    async def search(state: State) -> State:
+        get_stream_writer()("begun")
+        begun.set()
+        await anyio.sleep_forever()
+        return {}
+
+    graph = replanned(graph_of(search), engine)
+    async with anyio.create_task_group() as group:
+        group.start_soon(graph.ainvoke, {"query": "a"})
+        await begun.wait()
+        group.cancel_scope.cancel()
+    assert statuses(engine) == ["paused"]
+    stream = graph.astream({"query": "a"}, stream_mode="custom")
+    assert await anext(stream) == "begun"
+    await stream.aclose()
+    assert statuses(engine) == ["paused", "paused"]
+
+
+def test_without_event_loop() -> None:
+    """A graph that is invoked or streamed synchronously is repaired as well, and interrupted and resumed."""
+    engine = ReplanningEngine()
+
+    def search(state: State) -> State:
+        raise ValueError("down")
+
+    def ask(state: State) -> State:
+        return {"log": [interrupt("which?")]}
+
+    builder = StateGraph(State)
+    builder.add_node("search", search)
+    builder.add_node("archive", lambda state: {"log": ["archive"]})
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "search")
+    builder.add_edge("search", "ask")
+    graph = replanned(builder.compile(checkpointer=InMemorySaver()), engine, capabilities=WEB)
+    parts = list(graph.stream({"query": "a"}, on_thread(), stream_mode="updates"))
+    assert parts[0] == {"search": {"log": ["archive"]}}
+    assert statuses(engine) == ["paused"]
+    assert graph.invoke(Command(resume="this"), on_thread())["log"] == ["archive", "this"]
+    assert statuses(engine) == ["succeeded"]
+    with pytest.raises(ValueError, match="down"):
+        replanned(builder.compile(), engine).invoke({"query": "a"})
+
+
+async def test_trace(clock: VirtualClock) -> None:
+    """The run is below the span of the caller, and the spans of a node are below that of its attempt."""
+    spans = Spans()
+    tracer = spans.provider.get_tracer("user")
+
+    async def search(state: State) -> State:
+        with tracer.start_as_current_span("query"):
+            return {"log": ["found"]}
+
+    engine = make_engine(clock=clock, tracer_provider=spans.provider)
+    with tracer.start_as_current_span("request"):
+        await replanned(graph_of(search), engine).ainvoke({"query": "a"})
+    assert len(spans.traces) == 1
+    by_id = {span.id: span for span in spans.flat}
+    [each] = [span for span in spans.flat if span.name == "query"]
+    above = []
+    while each.parent is not None:
+        each = by_id[each.parent]
+        above.append(each.name)
+    assert above[-1] == "request"
+    assert len(above) > 2
+    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+# Agents
+
+
+class FakeModel(BaseChatModel):  # type: ignore[misc]  # its types are not followed
+    """A model that says what it was told to say, word by word if that is wanted."""
+
+    messages: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "fake"
+
+    def bind_tools(self, tools: Any, **options: Any) -> Any:
+        """Take tools."""
+        return self
+
+    def _generate(self, *_: Any, **options: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=next(self.messages))])
+
+    def _stream(self, *_: Any, **options: Any) -> Iterator[ChatGenerationChunk]:
+        message = next(self.messages)
+        for wanted in message.tool_calls:
+            call: Any = {**wanted, "args": json.dumps(wanted["args"]), "type": "tool_call_chunk"}
+            yield ChatGenerationChunk(message=AIMessageChunk("", tool_call_chunks=[call], id=message.id))
+        for word in message.text.split():
+            yield ChatGenerationChunk(message=AIMessageChunk(word, id=message.id))
+
+
+def model_of(*calls: str) -> FakeModel:
+    """A model that calls these tools at once, and then says that it is done."""
+    wanted: list[Any] = [
+        {"name": name, "args": {"query": f"q{number}"}, "id": f"call-{number}"} for number, name in enumerate(calls)
+    ]
+
+    def messages() -> Iterator[AIMessage]:
+        while True:
+            yield AIMessage("", tool_calls=wanted)
+            yield AIMessage("I am done")
+
+    return FakeModel(messages=messages())
+
+
+@tool("search")
+async def search_tool(query: str) -> str:
+    """Search."""
+    raise ValueError(f"{query}: down")
+
+
+@tool("archive")
+async def archive_tool(query: str) -> str:
+    """Search elsewhere."""
+    return f"{query} from the archive"
+
+
+def agent_of(model: FakeModel, tools: list[BaseTool], engine: ReplanningEngine | None, **options: Any) -> Any:
+    """An agent, attached if there is an engine."""
+    capabilities = options.pop("capabilities", {})
+    middleware = options.pop("middleware", [])
+    if engine is None:
+        return create_agent(model, tools, middleware=middleware, **options)
+    agent = create_agent(model, tools, middleware=[ReplanningMiddleware(), *middleware], **options)
+    return replanned(agent, engine, capabilities=capabilities)
+
+
+def told(result: Any) -> list[tuple[str, str, str]]:
+    """What the model was told by tools."""
+    return [(m.name, m.tool_call_id, m.text) for m in result["messages"] if isinstance(m, ToolMessage)]
+
+
+QUESTION = {"messages": [("user", "hello")]}
+
+
+async def test_tool_substitute(clock: VirtualClock) -> None:
+    """A tool that fails is replaced, calls at once each get their own result, and the model sees the tool that it called."""
+    engine = make_engine("repair", clock=clock)
+    agent = agent_of(model_of(*["search", "archive"] * 5), [search_tool, archive_tool], engine, capabilities=WEB)
+    result = await agent.ainvoke(QUESTION)
+    assert told(result) == [
+        (("search", "archive")[number % 2], f"call-{number}", f"q{number} from the archive") for number in range(10)
+    ]
+    assert result["messages"][-1].text == "I am done"
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_tool_without_a_way_on(clock: VirtualClock) -> None:
+    """A tool without a way on fails as it would without us; one whose failures become messages gives its message."""
+    engine = make_engine("repair", clock=clock)
+    for each in (None, engine):
+        with pytest.raises(ValueError, match="q0: down"):
+            await agent_of(model_of("search"), [search_tool], each).ainvoke(QUESTION)
+
+    @tool
+    async def handled(query: str) -> str:
+        """Fail."""
+        raise ToolException(f"{query} failed")
+
+    handled.handle_tool_error = True
+    retry = ToolRetryMiddleware(max_retries=0)
+    calls = ("handled", "search", "unknown")
+    plain, ours = [
+        told(await agent_of(model_of(*calls), [handled, search_tool], each, middleware=[retry]).ainvoke(QUESTION))
+        for each in (None, engine)
+    ]
+    assert plain == ours
+    assert "q0 failed" in plain[0][2]
+    assert "unknown" in plain[2][2]
+
+
+async def test_failure_that_became_a_message(clock: VirtualClock) -> None:
+    """A message about a failure, which the framework made of an exception, is a failure: another tool takes its place."""
+    methods = ReplanningMiddleware()
+    node = ToolNode(
+        [search_tool, archive_tool],
+        handle_tool_errors=True,
+        wrap_tool_call=methods.wrap_tool_call,
+        awrap_tool_call=methods.awrap_tool_call,
+    )
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", node)
+    builder.add_edge(START, "tools")
+    engine = make_engine("repair", clock=clock)
+    graph = replanned(builder.compile(), engine, capabilities=WEB)
+    call: Any = {"name": "search", "args": {"query": "q"}, "id": "1"}
+    assert told(await graph.ainvoke({"messages": [AIMessage("", tool_calls=[call])]})) == [
+        ("search", "1", "q from the archive")
+    ]
+
+
+async def test_retries_of_others(clock: VirtualClock) -> None:
+    """A middleware above ours that repeats a tool has it executed again."""
+    failures: list[Exception] = [ValueError("down")]
+
+    @tool
+    async def flaky(query: str) -> str:
+        """Fail once."""
+        if failures:
+            raise failures.pop()
+        return query
+
+    retry = ToolRetryMiddleware(max_retries=1, initial_delay=0)
+    agent = create_agent(model_of("flaky"), [flaky], middleware=[retry, ReplanningMiddleware()])
+    engine = make_engine("repair", clock=clock)
+    assert told(await replanned(agent, engine).ainvoke(QUESTION)) == [("flaky", "call-0", "q0")]
+
+
+async def test_same_agent(clock: VirtualClock) -> None:
+    """Without failures an agent gives the same messages, tokens and events with us as without us."""
+    seen = []
+    for engine in (None, make_engine(clock=clock)):
+        agent = agent_of(model_of("archive"), [archive_tool], engine)
+        tokens = [message.text async for message, _ in agent.astream(QUESTION, stream_mode="messages")]
+        agent = agent_of(model_of("archive"), [archive_tool], engine)
+        events = [(e["event"], e["name"]) async for e in agent.astream_events(QUESTION, version="v2")]
+        result = await agent_of(model_of("archive"), [archive_tool], engine).ainvoke(QUESTION)
+        seen.append((tokens, events, [(m.type, m.text) for m in result["messages"]]))
+    assert seen[0] == seen[1]
+    assert "am" in "".join(seen[0][0])
+
+
+async def test_tool_that_interrupts(clock: VirtualClock) -> None:
+    """An interrupt within a tool passes, and the resumed thread of the agent continues its run."""
+
+    @tool
+    async def careful(query: str) -> str:
+        """Ask first."""
+        return f"{query}: {interrupt('may I?')}"
+
+    engine = make_engine("repair", clock=clock)
+    agent = agent_of(model_of("careful", "archive"), [careful, archive_tool], engine, checkpointer=InMemorySaver())
+    result = await agent.ainvoke(QUESTION, on_thread())
+    assert result["__interrupt__"][0].value == "may I?"
+    result = await agent.ainvoke(Command(resume="yes"), on_thread())
+    assert told(result) == [("careful", "call-0", "q0: yes"), ("archive", "call-1", "q1 from the archive")]
+    assert statuses(engine) == ["succeeded"]
+    await agent.ainvoke(QUESTION, on_thread())  # the next turn of the conversation
+    assert statuses(engine) == ["paused", "succeeded"]
+
+
+@pytest.mark.parametrize("choice", [0, 1])
+async def test_question_about_a_tool(clock: VirtualClock, choice: int) -> None:
+    """A question about a tool is an interrupt of the agent, and the model is told where the tool was skipped."""
+    engine = asking(clock, other("archive"))
+    agent = agent_of(model_of("search"), [search_tool, archive_tool], engine, checkpointer=InMemorySaver())
+    result = await agent.ainvoke(QUESTION, on_thread())
+    question = result["__interrupt__"][0].value["question"]
+    answer = Command(resume={"question": question, "verdict": "approve", "choice": choice})
+    [(name, call, text)] = told(await agent.ainvoke(answer, on_thread()))
+    assert (name, call) == ("search", "call-0")
+    assert text == ("skipped" if choice else "q0 from the archive")
+
+
+def test_tool_without_event_loop() -> None:
+    """A tool of an agent that is invoked synchronously is replaced as well."""
+
+    @tool("search")
+    def search(query: str) -> str:
+        """Search."""
+        raise ValueError("down")
+
+    @tool("archive")
+    def elsewhere(query: str) -> str:
+        """Search elsewhere."""
+        return f"{query} from the archive"
+
+    agent = agent_of(model_of("search"), [search, elsewhere], ReplanningEngine(), capabilities=WEB)
+    assert told(agent.invoke(QUESTION)) == [("search", "call-0", "q0 from the archive")]
+
+
+# Attaching
+
+
+async def test_what_cannot_be_attached(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be attached is refused at once with what to do."""
+    engine = make_engine(clock=clock)
+    graph = graph_of(report)
+    for wrong in (graph.builder, object(), replanned(graph, engine)):
+        with pytest.raises(TypeError, match="compiled"):
+            replanned(wrong, engine)
+    with pytest.raises(ValueError, match="'fly'"):
+        replanned(graph, engine, capabilities={"fly": "air"})
+    builder = StateGraph(MessagesState)
+    builder.add_node("archive", ToolNode([archive_tool]))
+    builder.add_node("search", lambda state: state)
+    builder.add_node("both", ToolNode([search_tool]))
+    builder.add_edge(START, "archive")
+    with pytest.raises(ValueError, match="'search'"):
+        replanned(builder.compile(), engine)
+    name = "replanning.integrations.langgraph"
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "langgraph.callbacks", None)
+    with pytest.raises(ImportError, match=r"replanning\[langgraph\]"):
+        import_module(name)
+
+
+async def test_middleware_alone(clock: VirtualClock) -> None:
+    """An agent with the middleware that is not attached says how to attach it."""
+    agent = create_agent(model_of("archive"), [archive_tool], middleware=[ReplanningMiddleware()])
+    with pytest.raises(RuntimeError, match="replanned"):
+        await agent.ainvoke(QUESTION)
+
+
+async def test_capabilities_in_metadata(clock: VirtualClock) -> None:
+    """A capability may stand in the metadata of a node."""
+    builder = StateGraph(State)
+    builder.add_node("search", raising(ValueError("down")), metadata={"capability": "web"})
+    builder.add_node("archive", archive, metadata={"capability": "web"})
+    builder.add_edge(START, "search")
+    graph = replanned(builder.compile(), make_engine("repair", clock=clock))
+    assert (await graph.ainvoke({"query": "a"}))["log"] == ["a from the archive"]
