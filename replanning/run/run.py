@@ -336,7 +336,7 @@ class PlanRun:
         try:
             return detached(self.live.results.output_of(root.id))
         except NoResult as error:
-            raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from None
+            raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from error
 
     @in_loop_thread
     def started(self, task_id: str) -> AttemptId:

@@ -1,0 +1,326 @@
+"""pydantic-ai: `Agent(…, capabilities=[Replanned({"search": "web", "search_archive": "web"})])`.
+
+Tested with pydantic-ai 2.68.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+from uuid import NAMESPACE_URL, uuid5
+
+import anyio
+from pydantic_core import to_json
+
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.session import Session
+from replanning.errors import CallFailed, NeedsHuman, NoResult, UnknownRun
+from replanning.journal.records import RunOpened
+from replanning.journal.store import is_valid_run_id
+from replanning.plan.tasks import ToolSpec
+from replanning.plan.types import RunId
+
+try:
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+    from pydantic_ai.exceptions import (
+        ApprovalRequired,
+        CallDeferred,
+        ModelRetry,
+        RunCancelled,
+        SkipToolExecution,
+        ToolFailed,
+        ToolRetryError,
+        UsageLimitExceeded,
+    )
+    from pydantic_ai.messages import ModelResponse, ToolCallPart
+    from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDenied
+    from pydantic_ai.toolsets import WrapperToolset
+
+    _USED: Final = [getattr(AbstractCapability, name) for name in ("for_run", "wrap_run", "get_wrapper_toolset")]
+    _MANAGER: Final = RunContext.__dataclass_fields__["tool_manager"]
+except (ImportError, AttributeError, KeyError) as error:
+    raise ImportError(
+        "replanning.integrations.pydantic_ai needs pydantic-ai, and was tested with 2.68: "
+        f'pip install "replanning[pydantic-ai]" ({error})'
+    ) from error
+
+METADATA: Final = "replanning"
+"""Key in the metadata of a tool, whose value states fields of its `ToolSpec`; and in those of a request for an approval."""
+
+_PASSES: Final = (CallDeferred, ApprovalRequired, SkipToolExecution, ToolRetryError, RunCancelled, UsageLimitExceeded)
+
+_MAX_OBJECTIVE_CHARS: Final = 500
+
+
+class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
+    """Capability of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
+
+    Each run of the agent is a session of the engine, whose id is that of the run. A run that goes on where another one
+    stopped, at a request for an approval or at an error, resumes the session of that one: calls that were done are not
+    executed again.
+
+    Args:
+        capabilities: by the name of a tool, what it is capable of; tools with the same capability can stand in for
+            one another. Further fields of a `ToolSpec` stand in the metadata of the tool under `replanning`.
+        engine: the engine; by default one with its defaults.
+        approvals: whether questions to a person are put as requests for the approval of the call; by default where
+            `DeferredToolRequests` is among the output types of the agent. Otherwise the agent sees the exception of
+            its tool.
+    """
+
+    def __init__(
+        self,
+        capabilities: Mapping[str, str] | None = None,
+        *,
+        engine: ReplanningEngine | None = None,
+        approvals: bool | None = None,
+    ) -> None:
+        self.engine = ReplanningEngine() if engine is None else engine
+        self.capabilities = dict(capabilities or {})
+        self.approvals = approvals
+        self._run: _AgentRun | None = None
+
+    def get_ordering(self) -> Any:
+        """Stand next to the tools, within all other capabilities."""
+        return CapabilityOrdering(position="innermost")
+
+    async def for_run(self, ctx: Any) -> Replanned:
+        """Return the capability of one run."""
+        made = copy(self)
+        made._run = _AgentRun(made)
+        return made
+
+    def get_wrapper_toolset(self, toolset: Any) -> Any:
+        """Wrap the tools of the agent."""
+        return toolset if self._run is None else _ReplannedToolset(toolset, run=self._run)
+
+    async def wrap_run(self, ctx: Any, *, handler: Any) -> Any:
+        """Keep a session open while the agent runs."""
+        run, result, failure = self._run, None, None
+        if run is None:
+            return await handler()
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.keep_session, ctx)
+            try:
+                result = await handler()
+            except Exception as error:  # noqa: BLE001 - raised below, not in a group that the agent never opened
+                failure = error
+            run.end(failure, result)
+        if failure is not None:
+            raise failure
+        if run.failure is not None:
+            raise run.failure
+        return result
+
+
+class _Deferred(Exception):
+    """The run of the agent stopped at calls that are decided or executed elsewhere."""
+
+
+class _AgentRun:
+    """One run of an agent, and its session."""
+
+    def __init__(self, owner: Replanned) -> None:
+        self._engine, self._capabilities, self._approvals = owner.engine, owner.capabilities, owner.approvals
+        self._specs: dict[str, ToolSpec] | None = None
+        self._described, self._opened, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
+        self._session: Session | None = None
+        self._left: Exception | None = None
+        self.failure: Exception | None = None
+        self._asked = False  # a question was put as a request for an approval, perhaps by an earlier run
+        self._resumed = False
+        self._numbers = count(1)
+        self._dispatched: set[str] = set()
+
+    def describe(self, tools: Mapping[str, Any]) -> None:
+        """Describe the tools that the first step of the run has."""
+        if self._specs is None:
+            self._specs = {
+                name: _describe(each.tool_def, self._capabilities)
+                for name, each in tools.items()
+                if each.tool_def.kind in ("function", "unapproved")
+            }
+            self._described.set()
+
+    async def keep_session(self, ctx: Any) -> None:
+        """Open the session as soon as the tools are known, and close it when the run has ended."""
+        await self._described.wait()
+        if self._specs is None:
+            return
+        run_id = _session_id(ctx)
+        self._asked = self._resumed = run_id != ctx.run_id
+        try:
+            tools = tuple(self._specs.values())
+            async with self._engine.session(self._objective(ctx, run_id), tools=tools, run_id=run_id) as session:
+                self._session = session
+                self._opened.set()
+                await self._ended.wait()
+                if self._left is not None:
+                    raise self._left
+                self._close_questions(session)
+        except Exception as error:  # noqa: BLE001 - the agent sees it
+            if error is not self._left:
+                self.failure = error
+        finally:
+            self._opened.set()
+
+    def end(self, failure: Exception | None, result: Any) -> None:
+        """Let the session end; it is left paused where the run may go on later."""
+        self._left = failure
+        if failure is None and isinstance(getattr(result, "output", None), DeferredToolRequests):
+            self._left = _Deferred("the agent waits for the results of deferred calls")
+        self._ended.set()
+        self._described.set()
+
+    def _objective(self, ctx: Any, run_id: str) -> str:
+        try:
+            opened = next((record.body for record in self._engine.store.read(RunId(run_id))), None)
+        except UnknownRun:
+            opened = None
+        if isinstance(opened, RunOpened):
+            return opened.plan.goal.objective
+        prompt = [ctx.prompt] if isinstance(ctx.prompt, str) else ctx.prompt or ()
+        words = " ".join(part for part in prompt if isinstance(part, str)).strip()
+        return words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
+
+    def _close_questions(self, session: Session) -> None:
+        """Withdraw the questions that were put as requests for an approval: the agent ended without it."""
+        if self._asked:
+            for question in self._engine.pending(session.run.id):
+                self._engine.answer(question.id, "reject", comment="the agent went on without it")
+
+    async def call(self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any) -> Any:
+        """Call a tool, or what replaces it."""
+        if ctx.tool_call_id in self._dispatched:
+            return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
+        await self._opened.wait()
+        if self._session is None:
+            raise self.failure or RuntimeError("the run of the agent has ended")
+        session, passes = self._session, _PASSES if ctx.last_attempt else (*_PASSES, ModelRetry)
+        key, executed, once = _call_key(ctx, name, arguments), False, True
+
+        async def execute(other: str, values: Mapping[str, object]) -> object:
+            nonlocal executed
+            executed = True
+            if other == name and values is arguments:
+                return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
+            return await self._dispatch(other, values, ctx)
+
+        seen = {question.id for question in self._engine.pending(session.run.id)} if ctx.tool_call_approved else set()
+        while True:
+            try:
+                return await session.invoke(name, arguments, execute=execute, key=key, once=once, passes=passes)
+            except NeedsHuman as error:
+                if not seen.issuperset(error.questions):
+                    if not self._asks(ctx):
+                        raise error.__cause__ or error from None
+                    self._asked = True
+                    raise ApprovalRequired(metadata={METADATA: self._shown(error.questions)}) from error
+                for question_id in error.questions:
+                    seen.discard(question_id)
+                    self._engine.answer(question_id, "approve", by="the approval of the call")
+            except CallFailed as error:
+                if executed or not (once and self._resumed) or isinstance(error.__cause__, NoResult):
+                    raise
+                once = False  # it was given up in the run that this one goes on with
+
+    async def _dispatch(self, name: str, arguments: Mapping[str, object], ctx: Any) -> object:
+        """Call another tool as the framework does, with its own context, hooks and span."""
+        manager = ctx.tool_manager
+        definition = next(each for each in manager.tool_defs if each.name == name)
+        call_id = f"{ctx.tool_call_id}-{next(self._numbers)}"
+        self._dispatched.add(call_id)
+        try:
+            result = await manager.handle_call(
+                ToolCallPart(name, dict(arguments), tool_call_id=call_id),
+                approved=ctx.tool_call_approved or definition.kind == "unapproved",  # the engine has asked a person
+                wrap_validation_errors=False,
+            )
+        finally:
+            self._dispatched.discard(call_id)
+        if isinstance(result, ToolDenied):
+            raise ToolFailed(result.message)
+        return result
+
+    def _asks(self, ctx: Any) -> bool:
+        if self._approvals is not None:
+            return self._approvals
+        output = getattr(ctx.agent, "output_type", None)
+        return DeferredToolRequests in (output if isinstance(output, Sequence) else (output,))
+
+    def _shown(self, questions: Sequence[str]) -> dict[str, object]:
+        asked = {each.id: each for each in self._engine.pending() if each.id in questions}
+        return {
+            "questions": [
+                {"id": each.id, "text": each.text, "approving": [one.alternative.reason for one in each.candidates[:1]]}
+                for each in asked.values()
+            ]
+        }
+
+
+@dataclass
+class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
+    """Tools of an agent, whose calls are those of a session."""
+
+    run: _AgentRun = field(kw_only=True)
+
+    async def get_tools(self, ctx: Any) -> Any:
+        """Return the tools of a step."""
+        tools = await super().get_tools(ctx)
+        self.run.describe(tools)
+        return tools
+
+    async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
+        """Call a tool, or what replaces it."""
+        return await self.run.call(self, name, tool_args, ctx, tool)
+
+
+def _describe(definition: Any, capabilities: Mapping[str, str]) -> ToolSpec:
+    """Return a tool as the engine needs to know it."""
+    schema = definition.parameters_json_schema
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    fields: dict[str, object] = {
+        "name": definition.name,
+        "kind": "agent",
+        "capability": capabilities.get(definition.name),
+        "description": definition.description or "",
+        "parameters": {name: _type_name(each) for name, each in properties.items()},
+        "optional": [name for name in properties if name not in required],
+        "dangerous": definition.kind == "unapproved",
+    }
+    return ToolSpec.model_validate(fields | dict((definition.metadata or {}).get(METADATA, {})))
+
+
+def _type_name(schema: object) -> str:
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    return kind if kind in {"string", "integer", "number", "boolean", "array", "object"} else "any"
+
+
+def _session_id(ctx: Any) -> str:
+    """Return the id of the run, or of the first of those that it goes on with: each left calls without a result."""
+    run_id, messages = str(ctx.run_id), [each for each in ctx.messages if each.run_id != ctx.run_id]
+    while messages:
+        answered: set[str] = set()
+        while messages and not isinstance(messages[-1], ModelResponse):
+            answered.update(getattr(part, "tool_call_id", "") for part in messages.pop().parts)
+        if (
+            not messages
+            or not messages[-1].run_id
+            or answered.issuperset(c.tool_call_id for c in messages[-1].tool_calls)
+        ):
+            break
+        run_id = messages[-1].run_id
+        messages = messages[: next(n for n, each in enumerate(messages) if each.run_id == run_id)]
+    return run_id if is_valid_run_id(RunId(run_id)) else str(uuid5(NAMESPACE_URL, run_id))
+
+
+def _call_key(ctx: Any, name: str, arguments: object) -> str:
+    """Return what names a call in all runs that share its message: some models number the calls of each message anew."""
+    response = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
+    at = "" if response is None else response.timestamp.isoformat()
+    said = to_json([name, arguments], fallback=lambda value: type(value).__name__, inf_nan_mode="strings")
+    return f"{at} {ctx.tool_call_id} {hashlib.sha256(said).hexdigest()[:12]}"

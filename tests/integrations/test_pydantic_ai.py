@@ -1,0 +1,447 @@
+"""Agents of pydantic-ai whose tools the engine keeps alive, with the models that it has for tests."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel
+
+pytest.importorskip("pydantic_ai")
+
+from pydantic_ai import (
+    Agent,
+    AgentRunResultEvent,
+    ApprovalRequired,
+    CallDeferred,
+    DeferredToolRequests,
+    DeferredToolResults,
+    FunctionToolResultEvent,
+    ModelRetry,
+    RunContext,
+    Tool,
+    ToolDenied,
+    capture_run_messages,
+)
+from pydantic_ai.capabilities import HandleDeferredToolCalls, Instrumentation
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.models.instrumented import InstrumentationSettings
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest
+from replanning.changes import ReplaceTask
+from replanning.integrations.pydantic_ai import Replanned
+from replanning.journal import SqliteStore
+from replanning.testing import VirtualClock
+from tests.support.questions import DOUBT, asking
+from tests.support.runs import alternative, make_engine
+
+WEB = {"search": "web", "search_archive": "web"}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Run these tests where pydantic-ai runs."""
+    return "asyncio"
+
+
+class Down(Exception):
+    """A failure that does not pass."""
+
+
+def search(query: str) -> str:
+    """Search the web."""
+    raise Down(query)
+
+
+def search_archive(query: str) -> str:
+    """Search the archive."""
+    return f"{query}, from the archive"
+
+
+def calling(*calls: tuple[str, dict[str, Any]], after: str = "done") -> FunctionModel:
+    """A model that makes these calls at once, and then says what they returned."""
+
+    def returned(messages: list[ModelMessage]) -> list[Any]:
+        return [part.content for m in messages for part in m.parts if isinstance(part, ToolReturnPart)]
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if isinstance(messages[-1].parts[-1], ToolReturnPart):
+            return ModelResponse([TextPart(f"{after}: {returned(messages)}")])
+        return ModelResponse([ToolCallPart(name, args, f"id{n}") for n, (name, args) in enumerate(calls)])
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        if isinstance(messages[-1].parts[-1], ToolReturnPart):
+            yield f"{after}: "
+            yield str(returned(messages))
+        else:
+            for number, (name, args) in enumerate(calls):
+                yield {number: DeltaToolCall(name, json.dumps(args), tool_call_id=f"id{number}")}
+
+    return FunctionModel(answer, stream_function=stream)
+
+
+ONE_SEARCH = ("search", {"query": "x"})
+FOUND = "done: ['x, from the archive']"
+
+
+def agent_of(
+    model: FunctionModel, tools: Sequence[Any], engine: ReplanningEngine | None, *others: Any, **options: Any
+) -> Agent[Any, Any]:
+    """An agent, attached to an engine if there is one."""
+    attached = [] if engine is None else [Replanned(WEB, engine=engine)]
+    return Agent(model, tools=tools, capabilities=[*others, *attached], **options)
+
+
+def doubtful(request: ReplanRequest) -> list[Alternative]:
+    """The archive instead, which a person must approve."""
+    task_id = request.triggers[0].tasks[0]
+    new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
+    other = request.view.task(task_id).task.model_copy(update=new)
+    return [alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="the archive has it")]
+
+
+def only_run(engine: ReplanningEngine) -> str:
+    """The id of the only run in the store."""
+    [run] = engine.store.runs()
+    return str(run.run)
+
+
+async def told(agent: Agent[Any, Any]) -> list[str]:
+    """What an agent tells while it runs, without ids and times."""
+    said = []
+    async with agent.run_stream_events("find x") as events:
+        async for event in events:
+            if isinstance(event, AgentRunResultEvent):
+                said += [str(event.result.output), str(event.result.usage)]
+                said += [
+                    f"{type(part).__name__} {part.content if hasattr(part, 'content') else part}"
+                    for message in event.result.all_messages()
+                    for part in message.parts
+                ]
+            else:
+                said.append(f"{type(event).__name__} {getattr(getattr(event, 'part', None), 'content', '')}")
+    return said
+
+
+async def test_same_without_failures(clock: VirtualClock) -> None:
+    """An agent whose tools do not fail tells the same events, messages, outputs and usage with an engine."""
+    calls = [("search_archive", {"query": "a"}), ("search_archive", {"query": "b"})]
+    without, attached = [
+        await told(agent_of(calling(*calls), [search, search_archive], engine))
+        for engine in (None, make_engine("repair", clock=clock))
+    ]
+    assert attached == without
+    assert len(attached) > 10
+
+
+async def test_substitute(clock: VirtualClock) -> None:
+    """A call whose tool fails returns what another tool of its capability returns."""
+    engine = make_engine("repair", clock=clock)
+    result = await agent_of(calling(ONE_SEARCH), [search, search_archive], engine).run("find x")
+    assert result.output == FOUND
+    history = engine.history(result.run_id)
+    assert history.status == "succeeded"
+    assert len(history.events) == 1
+    [opened, *_] = engine.store.read(result.run_id)
+    assert opened.body.plan.goal.objective == "find x"
+
+
+async def test_typed_arguments_and_dependencies(clock: VirtualClock) -> None:
+    """A substitute is validated and executed by the framework, with its own context and the dependencies of the run."""
+
+    class Point(BaseModel):
+        x: int
+
+    def fly(to: Point, steps: int = 1) -> str:
+        raise Down
+
+    def walk(ctx: RunContext[str], to: Point, steps: int = 3) -> str:
+        return f"{ctx.deps} {ctx.tool_name} {to.x} {type(to).__name__} {steps}"
+
+    tools = [Tool(fly, metadata={"replanning": {"capability": "move"}}), walk]
+    model = calling(("fly", {"to": {"x": 1}}))
+    attached = Replanned({"walk": "move"}, engine=make_engine("repair", clock=clock))
+    result = await Agent(model, tools=tools, deps_type=str, capabilities=[attached]).run("go", deps="ada")
+    assert result.output == "done: ['ada walk 1 Point 1']"
+    assert result.usage.tool_calls == 2
+
+
+async def test_retry(clock: VirtualClock) -> None:
+    """An error that may pass is tried again after a while, and the model does not hear of it."""
+    attempts = []
+
+    def search(query: str) -> str:
+        attempts.append(query)
+        if len(attempts) < 3:
+            raise ConnectionError("reset")
+        return query
+
+    result = await agent_of(calling(ONE_SEARCH), [search], make_engine("repair", clock=clock)).run("find x")
+    assert result.output == "done: ['x']"
+    assert attempts == ["x"] * 3
+    assert result.usage.requests == 2
+
+
+async def test_give_up(clock: VirtualClock) -> None:
+    """Where there is no way on, the agent ends with the exception of its tool, and its session is paused."""
+    engine = make_engine("repair", clock=clock)
+    with pytest.raises(Down) as raised:
+        await agent_of(calling(ONE_SEARCH), [search], engine).run("find x")
+    assert raised.value.args == ("x",)
+    assert engine.history(only_run(engine)).status == "paused"
+
+
+async def test_model_retry(clock: VirtualClock) -> None:
+    """A tool that asks the model to try again is heard; at its last attempt another tool takes its place."""
+    asked = []
+
+    def search(query: str) -> str:
+        raise ModelRetry("say more")
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        asked.append(str(messages[-1].parts[-1].content))
+        done = "archive" in asked[-1]
+        return ModelResponse([TextPart(asked[-1]) if done else ToolCallPart("search", {"query": "x"})])
+
+    engine = make_engine("repair", clock=clock)
+    result = await agent_of(FunctionModel(answer), [search, search_archive], engine).run("find x")
+    assert result.output == "x, from the archive"
+    assert [said.split("\n")[0] for said in asked] == ["find x", "say more", "x, from the archive"]
+    assert len(engine.history(result.run_id).events) == 1
+    with pytest.raises(Exception, match="exceeded max retries"):
+        await agent_of(FunctionModel(answer), [search], engine).run("find x")
+
+
+async def test_deferred_calls(clock: VirtualClock) -> None:
+    """Approvals and calls that are executed elsewhere stop the agent; the run that has the results resumes the session."""
+    executed = []
+
+    def remove(ctx: RunContext[None], path: str) -> str:
+        if not ctx.tool_call_approved:
+            raise ApprovalRequired(metadata={"path": path})
+        executed.append(path)
+        return f"{path} is gone"
+
+    def compute(n: int) -> int:
+        raise CallDeferred
+
+    def drop(path: str) -> str:
+        executed.append(path)
+        return path
+
+    tools = [remove, compute, Tool(drop, requires_approval=True), search, search_archive]
+    model = calling(("remove", {"path": "a"}), ("compute", {"n": 1}), ("drop", {"path": "b"}), ONE_SEARCH)
+    engine = make_engine("repair", clock=clock)
+    agent = agent_of(model, tools, engine, output_type=[str, DeferredToolRequests])
+    stopped = await agent.run("clean")
+    assert [each.tool_name for each in stopped.output.approvals] == ["remove", "drop"]
+    assert stopped.output.metadata == {"id0": {"path": "a"}}
+    run = only_run(engine)
+    assert engine.history(run).status == "paused"
+    results = DeferredToolResults(approvals={"id0": True, "id2": True}, calls={"id1": 7})
+    result = await agent.run(message_history=stopped.all_messages(), deferred_tool_results=results)
+    assert sorted(executed) == ["a", "b"]
+    assert "a is gone" in result.output
+    assert "7" in result.output
+    assert only_run(engine) == run
+    assert engine.history(run).status == "succeeded"
+
+
+@pytest.mark.parametrize("verdict", [True, False, ToolDenied("no")], ids=["approved", "denied", "with words"])
+async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verdict: Any) -> None:
+    """A question to a person is a request for an approval, which is carried out, or withdrawn, by the next run."""
+    place = tmp_path / "history.db"
+    tools = [search, search_archive]
+    ways = [asking(clock, doubtful, store=SqliteStore(place)) for _ in range(2)]
+    options: dict[str, Any] = {"output_type": [str, DeferredToolRequests]}
+    stopped = await agent_of(calling(ONE_SEARCH), tools, ways[0], **options).run("find x")
+    [call] = stopped.output.approvals
+    [question] = stopped.output.metadata[call.tool_call_id]["replanning"]["questions"]
+    assert question["id"] == ways[1].pending()[0].id
+    results = DeferredToolResults(approvals={call.tool_call_id: verdict})
+    again = agent_of(calling(ONE_SEARCH), tools, ways[1], **options)
+    result = await again.run(message_history=stopped.all_messages(), deferred_tool_results=results)
+    assert ("archive" in result.output) is (verdict is True)
+    assert not ways[1].pending()
+    assert ways[1].history(only_run(ways[1])).status == "succeeded"
+
+
+async def test_question_without_approvals(clock: VirtualClock) -> None:
+    """An agent that takes no requests for approvals sees the exception of its tool, and the question stays open."""
+    engine = asking(clock, doubtful)
+    with pytest.raises(Down):
+        await agent_of(calling(ONE_SEARCH), [search, search_archive], engine).run("find x")
+    assert len(engine.pending(only_run(engine))) == 1
+
+
+async def test_approval_at_once(clock: VirtualClock) -> None:
+    """A handler of deferred calls approves a question within the same run; approving the call alone answers none."""
+    asked = []
+
+    def approve(ctx: RunContext[None], requests: DeferredToolRequests) -> DeferredToolResults:
+        asked.append([call.tool_name for call in requests.approvals])
+        return requests.build_results(approve_all=True)
+
+    engine = asking(clock, doubtful)
+    tools = [Tool(search, requires_approval=True), search_archive]
+    attached = Replanned(engine=engine, approvals=True)
+    handler = HandleDeferredToolCalls(approve)
+    agent = Agent(
+        calling(ONE_SEARCH), tools=tools, capabilities=[handler, attached], output_type=[str, DeferredToolRequests]
+    )
+    stopped = await agent.run("find x")
+    assert asked == [["search"]]
+    assert stopped.output.metadata["id0"]["replanning"]["questions"][0]["approving"] == ["the archive has it"]
+    asked.clear()
+    result = await agent_of(
+        calling(ONE_SEARCH), [search, search_archive], engine, handler, output_type=[str, DeferredToolRequests]
+    ).run("find x")
+    assert asked == [["search"]]
+    assert result.output == FOUND
+
+
+async def test_substitute_that_requires_approval(clock: VirtualClock) -> None:
+    """A tool that requires approval takes the place of another one once a person agreed to that."""
+    engine = make_engine("repair", clock=clock)
+    options: dict[str, Any] = {"output_type": [str, DeferredToolRequests]}
+    agent = agent_of(calling(ONE_SEARCH), [search, Tool(search_archive, requires_approval=True)], engine, **options)
+    stopped = await agent.run("find x")
+    [call] = stopped.output.approvals
+    assert call.tool_name == "search"
+    results = stopped.output.build_results(approve_all=True)
+    result = await agent.run(message_history=stopped.all_messages(), deferred_tool_results=results)
+    assert result.output == FOUND
+
+
+async def test_streams(clock: VirtualClock) -> None:
+    """Text is streamed as it comes, and each call has one result event, that of what replaced its tool."""
+    agent = agent_of(calling(ONE_SEARCH), [search, search_archive], make_engine("repair", clock=clock))
+    async with agent.run_stream("find x") as stream:
+        said = [text async for text in stream.stream_text(delta=True, debounce_by=None)]
+    assert said == ["done: ", "['x, from the archive']"]
+    async with agent.run_stream_events("find x") as events:
+        results = [event.part.content async for event in events if isinstance(event, FunctionToolResultEvent)]
+    assert results == ["x, from the archive"]
+    async with agent.iter("find x") as run:
+        nodes = [type(node).__name__ async for node in run]
+    assert nodes == ["UserPromptNode", "ModelRequestNode", "CallToolsNode", "ModelRequestNode", "CallToolsNode", "End"]
+    assert run.result is not None
+    assert run.result.output == FOUND
+
+
+async def test_parallel_calls(clock: VirtualClock) -> None:
+    """Calls of one message run at once, and each gets its own result in its own place."""
+    meeting = anyio.Event()
+    arrived = []
+
+    async def search(query: str) -> str:
+        arrived.append(query)
+        if len(arrived) == 20:
+            meeting.set()
+        await meeting.wait()
+        if int(query) % 2:
+            raise Down
+        return query
+
+    calls = [("search", {"query": str(n)}) for n in range(20)]
+    agent = agent_of(calling(*calls), [search, search_archive], make_engine("repair", clock=clock))
+    result = await agent.run("find all")
+    assert result.output == f"done: {[f'{n}, from the archive' if n % 2 else str(n) for n in range(20)]}"
+
+
+async def test_cancellation(clock: VirtualClock) -> None:
+    """Cancelling the agent cancels its tools, and leaves the session paused; so does leaving its iteration."""
+    engine, started, cancelled = make_engine("repair", clock=clock), anyio.Event(), []
+
+    async def search(query: str) -> None:
+        started.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.append(query)
+
+    agent = agent_of(calling(ONE_SEARCH), [search], engine)
+    async with anyio.create_task_group() as group:
+        group.start_soon(agent.run, "find x")
+        await started.wait()
+        group.cancel_scope.cancel()
+    assert cancelled == ["x"]
+    assert engine.history(only_run(engine)).status == "paused"
+    async with agent_of(calling(ONE_SEARCH), [search_archive], engine).iter("find y") as run:
+        async for _ in run:
+            break
+    assert {each.status for each in engine.store.runs()} <= {"paused"}
+
+
+async def test_resume(clock: VirtualClock, tmp_path: Path) -> None:
+    """A run that goes on with the messages of one that failed does not execute again what was done."""
+    place, sent, broken = tmp_path / "history.db", [], [True]
+
+    def mail(to: str) -> str:
+        sent.append(to)
+        return f"sent to {to}"
+
+    def check(to: str) -> str:
+        if broken[0]:
+            raise Down
+        return "checked"
+
+    def attached() -> Agent[Any, Any]:
+        engine = make_engine("repair", clock=clock, store=SqliteStore(place))
+        return agent_of(
+            calling(("mail", {"to": "ada"}), ("check", {"to": "ada"})), [Tool(mail, sequential=True), check], engine
+        )
+
+    with capture_run_messages() as messages, pytest.raises(Down):
+        await attached().run("write to ada")
+    broken.clear()
+    broken.append(False)
+    [at] = [number for number, each in enumerate(messages) if isinstance(each, ModelResponse)]
+    result = await attached().run(message_history=messages[: at + 1])
+    assert result.output == "done: ['sent to ada', 'checked']"
+    assert sent == ["ada"]
+    [run] = SqliteStore(place).runs()
+    assert (run.status, run.objective) == ("succeeded", "write to ada")
+
+
+async def test_history_of_messages(clock: VirtualClock) -> None:
+    """Runs of one conversation are sessions of their own, also where the model gives its calls the same ids."""
+    engine = make_engine("repair", clock=clock)
+    agent = agent_of(calling(ONE_SEARCH), [search, search_archive], engine)
+    first = await agent.run("find x")
+    second = await agent.run("find x again", message_history=first.all_messages())
+    assert second.output == "done: ['x, from the archive', 'x, from the archive']"
+    assert {each.run for each in engine.store.runs()} == {first.run_id, second.run_id}
+
+
+async def test_trace_in_one_piece(clock: VirtualClock) -> None:
+    """Spans of a session are below that of the run, and spans of tools, also of substitutes, below that of the call."""
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    engine = make_engine("repair", clock=clock, tracer_provider=provider)
+    tracer = provider.get_tracer("test")
+
+    def search_archive(query: str) -> str:
+        with tracer.start_as_current_span("looking"):
+            return query
+
+    instrumented = Instrumentation(InstrumentationSettings(tracer_provider=provider))
+    await agent_of(calling(ONE_SEARCH), [search, search_archive], engine, instrumented).run("find x")
+    finished = {span.context.span_id: span for span in spans.get_finished_spans()}
+    assert len({span.context.trace_id for span in finished.values()}) == 1
+
+    def path(span: Any) -> list[str]:
+        return [span.name] if span.parent is None else [span.name, *path(finished[span.parent.span_id])]
+
+    run = ["replanning.run", "invoke_agent agent"]
+    paths = [path(span) for span in finished.values()]
+    assert ["execute_tool search", run[1]] in paths
+    assert ["looking", "execute_tool search_archive", "replanning.attempt", *run] in paths
+    assert paths.count(["replanning.attempt", *run]) == 2
