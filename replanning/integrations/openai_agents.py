@@ -108,7 +108,10 @@ async def replanned(
     with suppress(_Interrupted):
         async with source as session:
             copies.session = session
-            yield wrapped
+            try:
+                yield wrapped
+            finally:
+                copies.session = None
             if not copies.finished:
                 raise _Interrupted
 
@@ -153,14 +156,14 @@ class _Agents:
         *,
         keyed: bool,
     ) -> None:
-        self.session: Session
+        self.session: Session | None = None
         self.finished = True
         self.described: dict[str, DescribedTool[..., Any]] = {}
-        self._capabilities, self._context, self._keyed = capabilities, context, keyed
+        self._capabilities, self._context, self.keyed = capabilities, context, keyed
         self._named = {each.name: each for each in agents}
-        self._tools: dict[str, _Tool] = {}
+        self.tools: dict[str, _Tool] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}  # both are kept, so that an id names one agent
-        self._done: set[str] = set()
+        self.done = {""}
 
     async def wrap(self, agent: Any) -> Any:
         """Return the copy of an agent."""
@@ -201,64 +204,75 @@ class _Agents:
         if not isinstance(original, FunctionTool) or callable(original.needs_approval):
             return original
         name = original.qualified_name
-        tool = own[name] = _Tool(original)
-        self._tools.setdefault(name, tool)
+        own[name] = tool = _Tool(self, original, own)
+        self.tools.setdefault(name, tool)
         if original.is_enabled is not False and name not in self.described:
             self.described[name] = _describe(original, self._capabilities.get(name, {}))
-
-        async def invoke(context: Any, text: str) -> Any:
-            try:
-                arguments = json.loads(text or "{}")
-            except ValueError:
-                arguments = None
-            if not isinstance(arguments, dict):
-                return await original.on_invoke_tool(context, text)  # which says so to the model
-
-            async def execute(called: str, values: Mapping[str, object]) -> object:
-                if called == name and values == arguments:
-                    return await tool.execute(context, text)
-                return await (own.get(called) or self._tools[called]).stand_in(context, values, again=called == name)
-
-            # Only what a person approved is called again under the same id, when a saved state is run again.
-            key = f"{context.tool_call_id} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-            if not self._keyed or not original.needs_approval or tool.is_agent or key in self._done:
-                key = ""
-            try:
-                output = await self.session.invoke(name, arguments, execute=execute, key=key)
-            except (NotRunning, StoreError):
-                raise
-            except _Halted as halted:
-                raise halted.__cause__ or halted from None
-            except Exception as failure:  # noqa: BLE001 - of the tool
-                question = isinstance(failure, NeedsHuman) and isinstance(failure.__cause__, Exception)
-                return await tool.give_up(context, failure.__cause__ if question else failure)
-            self._done.add(key)
-            return output
-
         made = copy.copy(original)
-        made.on_invoke_tool = invoke
+        made.on_invoke_tool = tool
         made.timeout_seconds = None  # which is that of each attempt
         return made
 
 
 class _Tool:
-    """A tool, executed so that its own exception is seen."""
+    """What the copy of a tool does when it is invoked.
 
-    def __init__(self, original: Any) -> None:
-        self._original = original
+    Args:
+        agents: the copies of agents.
+        original: the tool.
+        own: the tools of the same agent, which take precedence over those of others.
+    """
+
+    # The framework looks at the signature, and at the annotations, before each call.
+    __signature__ = inspect.signature(lambda context, text: None)
+
+    def __init__(self, agents: _Agents, original: Any, own: Mapping[str, _Tool]) -> None:
+        self._agents, self._original, self._own = agents, original, own
         self._bare = set_function_tool_failure_error_function(copy.copy(original), None)
         self._bare.timeout_behavior = "raise_exception"
         # What tells failures to the model is bound to each copy of a tool; a function of the user's own is not.
         invoker = original.on_invoke_tool
         self._tells = self._bare.on_invoke_tool is not invoker and not inspect.ismethod(invoker)
         origin = get_function_tool_origin(original)
-        self.is_agent = origin is not None and origin.type is ToolOriginType.AGENT_AS_TOOL
+        is_agent = origin is not None and origin.type is ToolOriginType.AGENT_AS_TOOL
+        # Only what a person approved is called again under the same id, where a saved state is run again.
+        self._keyed = agents.keyed and original.needs_approval and not is_agent
 
-    async def execute(self, context: Any, text: str) -> Any:
-        """Execute the tool once."""
+    async def __call__(self, context: Any, text: str) -> Any:
+        """Execute the tool, or what replaces it, as the model calls it."""
+        agents, name = self._agents, self._original.qualified_name
+        arguments = None
+        with suppress(ValueError):
+            arguments = json.loads(text or "{}")
+        if agents.session is None or not isinstance(arguments, dict):  # which the tool itself says to the model
+            return await invoke_function_tool(function_tool=self._original, context=context, arguments=text)
+
+        async def execute(called: str, values: Mapping[str, object]) -> object:
+            if called == name and values == arguments:
+                return await self._execute(context, text)
+            return await (self._own.get(called) or agents.tools[called])._stand_in(context, values, called == name)
+
+        key = f"{context.tool_call_id} {hashlib.sha256(text.encode()).hexdigest()[:16]}" if self._keyed else ""
+        key = "" if key in agents.done else key
+        try:
+            output = await agents.session.invoke(name, arguments, execute=execute, key=key)
+        except (NotRunning, StoreError):
+            raise
+        except _Halted as halted:
+            raise halted.__cause__ or halted from None
+        except Exception as error:  # noqa: BLE001 - of the tool
+            asked = isinstance(error, NeedsHuman) and isinstance(error.__cause__, Exception)
+            return await self._give_up(context, error.__cause__ if asked else error)
+        agents.done.add(key)
+        return output
+
+    async def _execute(self, context: Any, text: str) -> Any:
+        """Execute the tool once, so that its own exception is seen."""
+        if self._tells and self._bare.timeout_seconds is None:
+            return await self._bare.on_invoke_tool(context, text)
         return await invoke_function_tool(function_tool=self._bare, context=context, arguments=text)
 
-    async def stand_in(self, context: Any, arguments: Mapping[str, object], *, again: bool) -> Any:
+    async def _stand_in(self, context: Any, arguments: Mapping[str, object], again: bool) -> Any:
         """Execute the tool with arguments that the model did not choose, with the guardrails of a call.
 
         Args:
@@ -276,13 +290,13 @@ class _Tool:
         for guardrail in tool.tool_input_guardrails or ():
             verdict = await guardrail.run(ToolInputGuardrailData(own, own.agent))
             _heed(verdict, ToolInputGuardrailTripwireTriggered(guardrail, verdict))
-        output = await self.execute(own, text)
+        output = await self._execute(own, text)
         for guardrail in () if again else tool.tool_output_guardrails or ():
             verdict = await guardrail.run(ToolOutputGuardrailData(own, own.agent, output))
             _heed(verdict, ToolOutputGuardrailTripwireTriggered(guardrail, verdict))
         return output
 
-    async def give_up(self, context: Any, error: Any) -> Any:
+    async def _give_up(self, context: Any, error: Any) -> Any:
         """Do with an exception what the framework does with one of this tool."""
         tool, text = self._original, None
         if isinstance(error, ToolTimeoutError):
@@ -336,4 +350,4 @@ def _describe(tool: Any, stated: str | Mapping[str, object]) -> DescribedTool[..
         "dangerous": bool(tool.needs_approval),  # it stands in for another one only if a person agrees
     }
     fields |= {"capability": stated} if isinstance(stated, str) else stated
-    return DescribedTool(tool.on_invoke_tool, **fields)  # which is not called: the session is told how to execute it
+    return DescribedTool(tool.on_invoke_tool, **fields)  # not called: the session is told how to execute it

@@ -1,5 +1,7 @@
 """Agents of the OpenAI Agents SDK with a scripted model: with an engine and without one."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,25 @@ from agents import (
     RunState,
     ToolGuardrailFunctionOutput,
     ToolOutputGuardrailTripwireTriggered,
+    UserError,
     function_tool,
     handoff,
     set_trace_processors,
     tool_output_guardrail,
 )
+from agents.mcp import MCPServer
 from agents.testing import ScriptedModel, assistant_message, function_call
 from agents.tool import FunctionTool
 from agents.tracing import TracingProcessor, custom_span
+from mcp.types import CallToolResult, TextContent, Tool
 
 from replanning import Answer, ReplanningEngine
+from replanning.changes import AbortRun
+from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import make_engine
+from tests.support.runs import alternative, make_engine
 from tests.support.tracing import Spans
 
 
@@ -75,9 +82,14 @@ def recorder() -> Recorder:
     return made
 
 
+def call_of(name: str, text: str = '{"query": "x"}', number: int = 0) -> Any:
+    """A call of a tool by the model."""
+    return function_call(name, text, call_id=f"call-{number}")
+
+
 def calls(*names: str, text: str = '{"query": "x"}', done: str = "done", **options: Any) -> ScriptedModel:
     """A model that calls these tools at once, then is done."""
-    made = [function_call(name, text, call_id=f"call-{index}") for index, name in enumerate(names)]
+    made = [call_of(name, text, index) for index, name in enumerate(names)]
     return ScriptedModel([made, [assistant_message(done)]], **options)
 
 
@@ -532,3 +544,114 @@ async def test_hooks(clock: VirtualClock) -> None:
     async with replanned(agent_of(calls("search_archive"), search_archive, hooks=Seen()), repairing(clock)) as agent:
         await Runner.run(agent, "x?")
     assert names == ["start", "tool", "end"]
+
+
+class Server(MCPServer):  # type: ignore[misc] # its types may not be installed
+    """A server of MCP in this process, whose search is broken."""
+
+    @property
+    def name(self) -> str:
+        return "server"
+
+    async def connect(self) -> None: ...
+    async def cleanup(self) -> None: ...
+
+    async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[Any]:
+        schema = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+        return [Tool.model_validate({"name": name, "inputSchema": schema}) for name in ("search", "search_archive")]
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
+        if tool_name == "search":
+            raise ConnectionError("the service is down")
+        return CallToolResult(content=[TextContent(type="text", text=f"{arguments['query']}, from the archive")])
+
+    async def list_prompts(self) -> Any: ...
+    async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
+
+
+async def test_mcp_servers(clock: VirtualClock) -> None:
+    """Tools of MCP servers are replaced as well, and say themselves why they fail where there is no way on."""
+    seen = []
+    for capabilities in (None, WEB):
+        async with replanned(
+            agent_of(calls("search"), mcp_servers=[Server()]), repairing(clock), capabilities=capabilities
+        ) as agent:
+            assert [each.name for each in agent.tools] == ["search", "search_archive"]
+            seen += outputs(await Runner.run(agent, "x?"))
+    [alone] = outputs(await Runner.run(agent_of(calls("search"), mcp_servers=[Server()]), "x?"))
+    assert seen == [alone, [{"type": "input_text", "text": "x, from the archive"}]]
+
+
+async def test_failure_beside_another_call(clock: VirtualClock) -> None:
+    """A failure that ends the run cancels the calls beside it, and leaves the session paused."""
+    cancelled = anyio.Event()
+
+    @function_tool
+    async def endless(query: str) -> str:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+        return query
+
+    engine = repairing(clock)
+    with pytest.raises(UserError, match="nothing about x"):
+        async with replanned(agent_of(calls("endless", "severe"), endless, severe), engine) as agent:
+            await Runner.run(agent, "x?")
+    assert cancelled.is_set()
+    assert statuses(engine) == ["paused"]
+
+
+async def test_stream_that_is_cancelled(clock: VirtualClock) -> None:
+    """A stream that is cancelled stops its calls, and the session is paused when the block ends."""
+    started, cancelled = anyio.Event(), anyio.Event()
+
+    @function_tool
+    async def endless(query: str) -> str:
+        started.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+        return query
+
+    engine = repairing(clock)
+    async with replanned(agent_of(calls("endless"), endless), engine) as agent:
+        stream = Runner.run_streamed(agent, "x?")
+        async for event in stream.stream_events():
+            if getattr(event, "name", "") == "tool_called":
+                await started.wait()
+                stream.cancel()
+        await cancelled.wait()
+    assert statuses(engine) == ["paused"]
+
+
+async def test_conversation(clock: VirtualClock) -> None:
+    """Several runs in one block are one session; after the block the copy does what the agent does."""
+    model = ScriptedModel([step for _ in range(3) for step in ([call_of("search")], [assistant_message("done")])])
+    engine = repairing(clock)
+    async with replanned(agent_of(model, search, search_archive), engine, capabilities=WEB) as agent:
+        first = await Runner.run(agent, "x?")
+        second = await Runner.run(first.last_agent, [*first.to_input_list(), {"role": "user", "content": "y?"}])
+        assert outputs(second) == ["x, from the archive"] * 2
+    assert statuses(engine) == ["succeeded"]
+    assert outputs(await Runner.run(agent, "x?")) == ["An error occurred while running the tool. Please try again."]
+
+
+async def test_run_that_was_aborted(clock: VirtualClock) -> None:
+    """A session that was aborted ends the run of the agent at its next call."""
+    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
+    model = ScriptedModel([[call_of("explained", number=number)] for number in range(2)])
+    with pytest.raises(UserError) as raised:
+        async with replanned(agent_of(model, explained), engine) as agent:
+            await Runner.run(agent, "x?")
+    assert isinstance(raised.value.__cause__, NotRunning)
+    assert statuses(engine) == ["aborted"]
+
+
+def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework, the module names the extra that installs it."""
+    monkeypatch.setitem(sys.modules, "agents", None)
+    monkeypatch.delitem(sys.modules, "replanning.integrations.openai_agents")
+    with pytest.raises(ImportError, match=r"replanning\[openai-agents\]"):
+        import_module("replanning.integrations.openai_agents")

@@ -47,6 +47,19 @@ def test_other_frameworks(name: str, needed: str) -> None:
     assert REPAIRED in run(path)
 
 
+ATTACHED = [
+    ("openai_agents_agent", "agents", "['changelog, from the archive'] found"),
+]
+
+
+@pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
+def test_attached_agents(name: str, needed: str, said: str) -> None:
+    """An agent of another framework is attached by two lines, and a tool that fails is replaced."""
+    if find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    assert said in run("-W", "error", EXAMPLES / f"{name}.py")
+
+
 @pytest.mark.parametrize(("name", "change"), [("own_orchestrator", ""), ("webhook", "+ read~2: tool: camera")])
 def test_own_parts(name: str, change: str) -> None:
     """A loop of five lines repairs a plan; a question goes out and its answer comes in by HTTP, and is carried out."""
