@@ -233,7 +233,9 @@ class RunWatch:
                     if detected.fingerprint not in fired:
                         self._fire(detected, record.at)
             except BaseException as error:  # noqa: BLE001 - a detector must not harm the run
-                self.record_failure(f"detector {plugin_name(detector)!r}", plugin_error(error))
+                failure = plugin_error(error)
+                if not isinstance(record.body, ErrorContained):  # as above: it would be shown that record, and so on
+                    self.record_failure(f"detector {plugin_name(detector)!r}", failure)
 
     def _fire(self, detected: Trigger, at: float) -> None:
         """Record a trigger, and drop it if the same is waiting."""

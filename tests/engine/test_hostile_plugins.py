@@ -257,6 +257,23 @@ async def test_detector_without_end() -> None:
     assert "it made more than 1000 triggers of one record" in report.error
 
 
+async def test_detector_of_failures_that_fails() -> None:
+    """A detector that fails at the record of a failure is not shown the record of its own failure."""
+
+    class Observer(Raising):
+        observes: tuple[type[RecordBody], ...] = (ErrorContained,)
+
+        def detect(self, observation: object, view: PlanView) -> Any:
+            """Fail."""
+            raise RuntimeError("not this either")
+
+    engine = ReplanningEngine(["repair"], monitor=PlanMonitor(["task-failed", Observer()]))
+    engine.monitor.on(TaskFailed, Raising("listener").listen)
+    result = await engine.execute(PLAN, failing("a"))
+    (report,) = bodies(engine.store, result.run, ErrorContained)
+    assert "listener" in report.where
+
+
 class Stubborn(Raising):
     """Every part of an engine; one of them waits in a thread that cannot be left, until a warning is logged."""
 
