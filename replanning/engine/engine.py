@@ -479,8 +479,8 @@ class ReplanningEngine:
         run = await start()
         life = run._lifecycle
         life.evaluator = self.evaluator
-        life.asks_people = self.gate is not None
         questions = Questions(life, self.gate, durable=self.store.durable)
+        life.is_asked = questions.conversations.__contains__
         replanner = Replanner(life, self.generator, self.policy, questions, observe_only=self.mode == "observe")
         delivery = ExporterDelivery(life, self.exporters)
         delivered = anyio.Event()

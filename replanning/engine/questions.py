@@ -283,6 +283,7 @@ class Questions:
         finally:
             if not scope.cancel_called:
                 self.conversations.pop(asked.question, None)
+        life.wake_performers()  # where the gate has failed, nobody is asked any more
         life.check_completion()
 
     async def _expire(self, asked: QuestionAsked) -> None:

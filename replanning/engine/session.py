@@ -9,7 +9,7 @@ from typing import Any, Final, ParamSpec, TypeVar, overload
 from pydantic_core import to_jsonable_python
 
 from replanning.engine.functions import FunctionTools, ToolFunction
-from replanning.errors import ChangeRejected, RecordNotSerializable
+from replanning.errors import ChangeRejected, RecordNotSerializable, StoreError
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.live.states import WAITING, TaskState
@@ -108,12 +108,16 @@ class Session:
         if (clean := self.run.redact_value(key)) != key:  # two keys that tell secrets stay two
             key = f"{clean} {hashlib.sha256(key.encode()).hexdigest()[:16]}"
         journaled = self._journaled(arguments, objects)
-        task_id = self._by_key.get(key) if key else None
-        if task_id is None or not (once or self.run._lifecycle.is_unsettled(task_id)):
+        life = self.run._lifecycle
+        while (task_id := self._by_key.get(key)) is None or not (once or life.is_unsettled(task_id)):
             try:
-                task_id = await self._add(tool, tool, journaled, key)
-            except ChangeRejected:  # unknown, or with arguments that it does not take, which it says itself
-                task_id = await self._add(None, tool, journaled, key)
+                task_id = self._add(tool, journaled, key)
+            except RecordNotSerializable:
+                raise
+            except StoreError:
+                await life.wait_for_store()
+            else:
+                break
 
         async def work(task: Task, context: TaskContext) -> object:
             same = context.arguments == journaled
@@ -127,7 +131,7 @@ class Session:
 
         return await self.run.perform(task_id, work, passes=(*self._passes, *passes))
 
-    async def _add(self, tool: str | None, name: str, arguments: JsonObject, key: str) -> TaskId:
+    def _add(self, name: str, arguments: JsonObject, key: str) -> TaskId:
         live, function = self.run.live, self._tools.functions.get(name)
         number = len(live) + 1
         while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
@@ -138,14 +142,17 @@ class Session:
         call: JsonObject = {"key": key} if key else {}
         task = Task(
             id=task_id,
-            name=None if tool else name,
-            tool=tool,
+            tool=name,
             arguments=escaped,
             idempotent=function is not None and function.idempotent,
             retry=None if function is None else function.retry,
             metadata={_CALL_KEY: call},
         )
-        await self.run._lifecycle.add_call(task, f"{name} was called")
+        reason = f"{name} was called"
+        try:
+            self.run._lifecycle.add_call(task, reason)
+        except ChangeRejected:  # unknown, or with arguments that it does not take, which it says itself
+            self.run._lifecycle.add_call(task.model_copy(update={"tool": None, "name": name}), reason)
         if key:
             self._by_key[key] = task_id
         return task_id

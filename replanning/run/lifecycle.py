@@ -220,7 +220,7 @@ class Lifecycle:
         pullers: those who pull tasks for others to start.
         plugin_tasks: the plugins whose code runs in tasks of the run, see `start_plugin`.
         open_ended: whether the run goes on when all of its tasks are done, because more are added.
-        asks_people: whether somebody is asked at once when a person must decide.
+        is_asked: whether a question is put to somebody now, so that an answer may be waited for.
         start_task: starts a coroutine function in the task group of the run, while that is open.
     """
 
@@ -273,7 +273,7 @@ class Lifecycle:
         self.inbox_problem = ""
         self.plugin_tasks: list[str] = []
         self.open_ended = False
-        self.asks_people = False
+        self.is_asked: Callable[[QuestionId], bool] = lambda question: False
         self.running: dict[AttemptId, tuple[TaskEntry, AttemptBody | None]] = {}
         # The scope class of the backend in use: calling it directly is twice as fast as anyio.CancelScope().
         self.scope_type: type[anyio.CancelScope] = type(anyio.CancelScope())
@@ -343,7 +343,7 @@ class Lifecycle:
         for observer in self.observers.get(type(body), ()):
             observer(record)
         if self._performers:
-            self._wake_performers(body)
+            self.wake_performers(body)
         return record
 
     def commit_or_defer(self, body: RecordBody) -> None:
@@ -492,25 +492,19 @@ class Lifecycle:
             self.timer.notify_deadline(due)
         return parent + 1
 
-    async def add_call(self, task: Task, reason: str) -> None:
-        """Add a task that an agent calls now, once the store works.
+    def add_call(self, task: Task, reason: str) -> None:
+        """Add a task that an agent calls now.
 
         Raises:
             ChangeRejected: it does not fit the plan.
             NotRunning: the run has ended.
+            StoreError: the journal does not take it; nothing has changed.
         """
-        changes = (AddTask(task=task),)
-        while self.end is None:
-            parent, draft = self.live.revision, self.live.prepare(changes)
-            try:
-                self.commit(PlanRevised(parent + 1, parent, changes, reason, CALL, hash=draft.plan_hash), draft)
-            except RecordNotSerializable:
-                raise
-            except StoreError:
-                await self.wait_for_store()
-            else:
-                return
-        raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
+        if self.end is not None:
+            raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
+        changes, parent = (AddTask(task=task),), self.live.revision
+        draft = self.live.prepare(changes)
+        self.commit(PlanRevised(parent + 1, parent, changes, reason, CALL, hash=draft.plan_hash), draft)
 
     # A failing store
 
@@ -551,7 +545,7 @@ class Lifecycle:
         if self.end is None and self._flush_deferred():
             self._signal_store()
             self.wake_waiters()
-            self._wake_performers()
+            self.wake_performers()
             self.check_completion()
             self.enforce_wall_clock()
 
@@ -656,7 +650,7 @@ class Lifecycle:
             ripe = 0
             event = anyio.Event()
             if root is not None:
-                if self._is_settled(root):
+                if self._is_settled(root) or self.stopping:  # the work that calls may be what the end waits for
                     break
                 if self.open_ended and self._fail_unavailable(root):
                     continue
@@ -678,22 +672,44 @@ class Lifecycle:
         """Return whether a lineage is done or given up, or waits for the answer of a person whom nobody asks."""
         if root.satisfied:
             return True
-        leaves = self.live.leaves(root)
-        ids = {entry.id for entry in leaves}
-        if any(not ids.isdisjoint(trigger.tasks) for trigger in self.ledger.open_triggers.values()):
-            return not self.asks_people and bool(self.questions_about(root))
-        return any(entry.state in GIVEN_UP for entry in leaves if entry is root or not entry.task.optional)
+        if questions := self.questions_about(root):
+            return not any(map(self.is_asked, questions))
+        needed = self.needed_for(root)
+        if any(not needed.keys().isdisjoint(trigger.tasks) for trigger in self.ledger.open_triggers.values()):
+            return False
+        return any(entry.state in GIVEN_UP for entry in needed.values())
+
+    def needed_for(self, root: TaskEntry) -> dict[TaskId, TaskEntry]:
+        """Return the tasks that must still be done for a lineage; where the run is open-ended, also those it waits for.
+
+        At its end a run that is not open-ended decides what becomes of those that failed.
+        """
+        needed, stack = dict[TaskId, TaskEntry](), [root]
+        while stack:
+            entry = stack.pop()
+            if entry.satisfied or entry.id in needed:
+                continue
+            if entry.sinks:
+                stack += entry.sinks
+                continue
+            needed[entry.id] = entry
+            waits_for = () if entry.state in GIVEN_UP else map(self.live.entry, entry.fields["depends_on"])
+            stack += (other for other in waits_for if self.open_ended or other.root == root.id)
+        return needed
 
     def _fail_unavailable(self, root: TaskEntry) -> bool:
         """Fail a call whose tool, resources or facts are not there, unless it is being decided about: nobody waits for them."""
         live = self.live
         triggers = [t for t in self.ledger.open_triggers.values() if t.kind != "resource-changed"]  # may be put off
         for entry in live.leaves(root):
-            if entry.id not in live.parked or any(entry.id in trigger.tasks for trigger in triggers):
+            demand = live.pool.demand(entry.task)
+            waits = entry.state is not _READY or (live.pool.can_ever_fit(demand) and not live.pool.fits_now(demand))
+            if waits or entry.id not in live.parked or any(entry.id in trigger.tasks for trigger in triggers):
                 continue
             if (lacking := live.lacks(entry)) and not live.running_actions:  # which may bring the facts about
                 with suppress(StoreError):  # it is looked at again when the store works
-                    self.failed(self.start(entry), Failure("Unavailable", lacking, kind="unavailable"))
+                    if entry.fields["when"] is None or self._evaluate_condition(entry):
+                        self.failed(self.start(entry), Failure("Unavailable", lacking, kind="unavailable"))
                     return True
         return False
 
@@ -703,11 +719,13 @@ class Lifecycle:
         return not self._is_settled(root) or bool(self.questions_about(root))
 
     def questions_about(self, root: TaskEntry) -> list[QuestionId]:
-        """Return the open questions about a lineage."""
-        ids, ledger = {entry.id for entry in self.live.leaves(root)}, self.ledger
+        """Return the open questions that keep a lineage waiting."""
+        ids, ledger = self.needed_for(root).keys(), self.ledger
         about = {trigger for trigger, each in ledger.open_triggers.items() if not ids.isdisjoint(each.tasks)}
         return [
-            question for question, attached in ledger.triggers_by_question.items() if not about.isdisjoint(attached)
+            question
+            for question, attached in ledger.triggers_by_question.items()
+            if not (about.isdisjoint(attached) and ids.isdisjoint(ledger.open_questions[question].holds))
         ]
 
     @contextmanager
@@ -729,11 +747,11 @@ class Lifecycle:
         if (event := self._performers.pop(root, None)) is not None:
             event.set()
 
-    def _wake_performers(self, body: RecordBody | None = None) -> None:
+    def wake_performers(self, body: RecordBody | None = None) -> None:
         """Wake those who perform the lineages that a record is about; without a record, all."""
         tasks: Iterable[TaskId]
         match body:
-            case None | RunEnded():
+            case None | RunPaused() | RunEnded():
                 tasks = list(self._performers)
             case DecisionMade() | PlanRevised():
                 triggers = map(self.ledger.triggers.__getitem__, body.triggers)
@@ -747,9 +765,13 @@ class Lifecycle:
                 tasks = (body.task,)
             case _:
                 tasks = ()
-        for task_id in tasks:
-            if (entry := self.live.entries.get(task_id)) is not None:
+        stack, seen = list(tasks), set[TaskId]()
+        while stack:
+            task_id = stack.pop()
+            if task_id not in seen and (entry := self.live.entries.get(task_id)) is not None:
+                seen.add(task_id)
                 self.wake_performer(entry.root)
+                stack += () if entry.satisfied else entry.dependent_ids()  # which may wait in vain now
 
     def requeue(self, *offers: TaskOffer) -> None:
         """Return tasks that were handed out and not started."""
@@ -758,20 +780,27 @@ class Lifecycle:
         self.wake_waiters()
 
     def wake_waiters(self) -> None:
-        """Wake as many waiting pullers as there are ready tasks."""
+        """Wake as many waiting pullers as there are ready tasks, and those who perform tasks if resources are limited."""
+        if self._performers and self.live.pool.limited:
+            self.wake_performers()
         waiters = self._waiters
         if waiters:
             for _ in range(min(len(waiters), self.live.counts[_READY])):
                 waiters.popleft().set()
 
-    def obstacle_to(self, entry: TaskEntry) -> str:
-        """Why no attempt at a task may start, even if it was handed out already; empty when it may."""
+    @property
+    def stopping(self) -> str:
+        """Why nothing more is handed out, although the run has not ended yet; empty when it is."""
         if self._budget_exceeded_reason:
             return f"the run {self._budget_exceeded_reason}"
         if self.ledger.pause is not None:
             return "the run is to pause"
-        if self.live.aborted is not None:
-            return "the run is to be aborted"
+        return "the run is to be aborted" if self.live.aborted is not None else ""
+
+    def obstacle_to(self, entry: TaskEntry) -> str:
+        """Why no attempt at a task may start, even if it was handed out already; empty when it may."""
+        if self.stopping:
+            return self.stopping
         if entry.state is not _READY:
             return f"the task is {entry.state}"
         return self.live.lacks(entry) or ("the task is held by a question" if entry.hold_count else "")
@@ -940,6 +969,7 @@ class Lifecycle:
             self.ledger.budget_tracker.unrecorded.append(usage)
         self._budget_exceeded_reason = self.ledger.budget_tracker.exceeded_reason()
         if self._budget_exceeded_reason:
+            self.wake_performers()
             self.check_completion()
 
     def _end_attempt(self, attempt_id: AttemptId, report: str) -> TaskEntry | None:
@@ -974,7 +1004,7 @@ class Lifecycle:
 
     def after_observation(self) -> None:
         """Follow up on an observation: wake pullers, and end the run when nothing is left to do."""
-        if self._waiters:
+        if self._waiters or self._performers:
             self.wake_waiters()
         live = self.live
         counts = live.counts
@@ -1102,7 +1132,7 @@ class Lifecycle:
         self.end = body
         self._signal_store()
         self.ended.set()
-        self._wake_performers()
+        self.wake_performers()
         while self._waiters:
             self._waiters.popleft().set()
 

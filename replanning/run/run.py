@@ -320,9 +320,10 @@ class PlanRun:
                 raise NeedsHuman(text, questions) from error
             if error is not None:
                 raise error
-            given_up = [entry for entry in life.live.leaves(root) if entry.state in GIVEN_UP]
+            given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
             if not given_up:
                 self._require_running(f"task {task_id!r} cannot be performed")
+                raise NotRunning(f"task {task_id!r} cannot be performed: {life.stopping}")
             reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
             raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}")
 
