@@ -158,7 +158,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     def _ask(self, question_id: str) -> bool:
         """Interrupt the graph with a question, and carry out the answer with which it is resumed."""
-        [question] = [each for each in self.engine.pending(self.session.run.id) if each.id == question_id]
+        question = next((each for each in self.engine.pending(self.session.run.id) if each.id == question_id), None)
+        if question is None:  # it was answered elsewhere
+            return True
         payload = {
             "question": question_id,
             "text": question.text,
@@ -168,7 +170,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         while not isinstance(answer, Mapping) or answer.get("question") != question_id:
             answer = interrupt(payload)  # the first ones may be answers to interrupts of the node itself
         fields = {name: answer[name] for name in ("by", "choice", "changes", "comment") if name in answer}
-        with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
+        with suppress(StaleAnswer, UnknownQuestion):  # likewise
             self.engine.answer(question_id, answer.get("verdict", ""), **fields)
         return True
 

@@ -382,6 +382,22 @@ def test_without_event_loop() -> None:
         replanned(builder.compile(), engine).invoke({"query": "a"})
 
 
+def test_question_without_event_loop() -> None:
+    """A graph that is invoked synchronously puts questions through interrupts as well."""
+
+    def search(state: State) -> State:
+        raise OSError("disk full")
+
+    builder = StateGraph(State)
+    builder.add_node("search", search)
+    builder.add_node("archive", lambda state: {"log": ["archive"]})
+    builder.add_edge(START, "search")
+    graph = replanned(builder.compile(checkpointer=InMemorySaver()), make_engine(other("archive")))
+    question = graph.invoke({"query": "a"}, on_thread())["__interrupt__"][0].value["question"]
+    answer = Command(resume={"question": question, "verdict": "approve"})
+    assert graph.invoke(answer, on_thread())["log"] == ["archive"]
+
+
 async def test_trace(clock: VirtualClock) -> None:
     """The run is below the span of the caller, and the spans of a node are below that of its attempt."""
     spans = Spans()
