@@ -15,7 +15,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
@@ -38,6 +38,7 @@ try:
         ToolTimeoutError,
         UserError,
         default_tool_error_function,
+        function_tool,
         get_current_span,
         handoff,
     )
@@ -50,18 +51,24 @@ try:
         set_function_tool_failure_error_function,
     )
     from agents.tool_context import ToolContext
+
+    _probe = function_tool(lambda: None, name_override="probe")
+    if copy.copy(_probe).on_invoke_tool is _probe.on_invoke_tool:
+        raise ImportError("a copy of a function tool does not handle failures by itself")
 except ImportError as error:
     raise ImportError(
         "replanning.integrations.openai_agents needs the OpenAI Agents SDK, and was tested with its version 0.24: "
         f'pip install "replanning[openai-agents]" ({error})'
     ) from error
 
+AgentT = TypeVar("AgentT")
+
 _JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 
 
 @asynccontextmanager
 async def replanned(
-    agent: Any,
+    agent: AgentT,
     engine: ReplanningEngine | None = None,
     *,
     capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
@@ -69,11 +76,12 @@ async def replanned(
     objective: str = "",
     run_id: str | None = None,
     context: object = None,
-) -> AsyncIterator[Any]:
+) -> AsyncIterator[AgentT]:
     """An agent whose calls of tools are kept alive by an engine, in a session that lasts as long as the block.
 
-    The agent is a copy, with copies of the agents that it hands over to. The session succeeds at the end of a block in
-    which the last run had a final output. It is `paused` if that run was interrupted, or an exception leaves the block.
+    The agent is a copy, with copies of the agents that it hands over to; after the block these act as the agents do. The
+    session succeeds at the end of a block in which the last run had a final output. It is `paused` if that run was
+    interrupted, or an exception leaves the block.
 
     Args:
         agent: the agent, which stays as it is.
@@ -100,7 +108,7 @@ async def replanned(
     if unknown := sorted(set(capabilities or {}) - set(copies.described)):
         raise ValueError(f"capabilities: no function tool that can be replanned is called {', '.join(unknown)}")
     source = (engine or ReplanningEngine()).session(
-        objective or f"Run of the agent {agent.name}",
+        objective or f"Run of the agent {wrapped.name}",
         tools=list(copies.described.values()),
         run_id=run_id,
         passes=_PASSES,
@@ -128,21 +136,18 @@ _PASSES: Final = (_Halted, ModelBehaviorError)
 
 
 class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
-    """Hooks of an agent that also note when a run begins and when it has its final output."""
+    """Hooks of an agent that also note whether the last thing that happened was a final output."""
 
     def __init__(self, agents: _Agents, hooks: Any) -> None:
-        self._agents, self._hooks = agents, hooks
-        for name in dir(AgentHooks):
-            if name.startswith("on_") and name not in ("on_start", "on_end"):
-                setattr(self, name, getattr(hooks, name))
+        def noting(name: str) -> Any:
+            async def call(*args: Any, **kwargs: Any) -> None:
+                agents.finished = name == "on_end"
+                await getattr(hooks, name)(*args, **kwargs)
 
-    async def on_start(self, *args: Any, **kwargs: Any) -> None:
-        self._agents.finished = False
-        await self._hooks.on_start(*args, **kwargs)
+            return call
 
-    async def on_end(self, *args: Any, **kwargs: Any) -> None:
-        await self._hooks.on_end(*args, **kwargs)
-        self._agents.finished = True
+        for name in filter(lambda each: each.startswith("on_"), dir(AgentHooks)):
+            setattr(self, name, noting(name))
 
 
 class _Agents:
@@ -157,7 +162,7 @@ class _Agents:
         keyed: bool,
     ) -> None:
         self.session: Session | None = None
-        self.finished = True
+        self.finished = not keyed  # one that is resumed has no final output until it says so
         self.described: dict[str, DescribedTool[..., Any]] = {}
         self._capabilities, self._context, self.keyed = capabilities, context, keyed
         self._named = {each.name: each for each in agents}
@@ -342,7 +347,7 @@ def _describe(tool: Any, stated: str | Mapping[str, object]) -> DescribedTool[..
     fields: dict[str, Any] = {
         "name": tool.qualified_name,
         "kind": "function",
-        "description": " ".join(tool.description.split()),
+        "description": "".join(filter(str.isprintable, " ".join(tool.description.split()))),
         "parameters": {
             name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
         },

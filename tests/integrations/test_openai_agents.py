@@ -388,6 +388,36 @@ async def test_approval(clock: VirtualClock, tmp_path: Path) -> None:
     assert executed == 1
 
 
+async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) -> None:
+    """A session stays paused until a run has its final output, however often it is resumed, by agents as tools as well."""
+    saved, done = "", []
+    steps = [[call_of("delete", number=1)], [call_of("delete", number=2)], [assistant_message("done")]]
+    for nested in (False, True):
+        for step in steps:
+            inner = agent_of(ScriptedModel([step]), delete)
+            tool, model = inner.as_tool("assistant", "Delete."), ScriptedModel([[assistant_message("nested")]])
+            if not saved:
+                model = calls("assistant", text='{"input": "x"}')
+            engine = repairing(clock, store=SqliteStore(tmp_path / f"{nested}.db"))
+            async with replanned(agent_of(model, tool) if nested else inner, engine, run_id="thread") as agent:
+                state: Any = "x?"
+                if saved:
+                    state = await RunState.from_string(agent, saved)
+                    assert (await Runner.run(agent, state)).interruptions  # nothing was approved yet
+                    state.approve(state.get_interruptions()[0])
+                result = await Runner.run(agent, state)
+                saved = result.to_state().to_string() if result.interruptions else ""
+            done.append((statuses(engine), result.final_output))
+    assert done == [
+        (["paused"], None),
+        (["paused"], None),
+        (["succeeded"], "done"),
+        (["paused"], None),
+        (["paused"], None),
+        (["succeeded"], "nested"),
+    ]
+
+
 async def test_approval_in_one_block(clock: VirtualClock) -> None:
     """Approvals and rejections are given as before while the block lasts."""
     engine = repairing(clock)
@@ -649,9 +679,13 @@ async def test_run_that_was_aborted(clock: VirtualClock) -> None:
     assert statuses(engine) == ["aborted"]
 
 
-def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the framework, the module names the extra that installs it."""
-    monkeypatch.setitem(sys.modules, "agents", None)
+def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.openai_agents")
+    with monkeypatch.context() as patch:
+        patch.setattr(FunctionTool, "__copy__", lambda tool: tool)
+        with pytest.raises(ImportError, match=r"replanning\[openai-agents\].*copy of a function tool"):
+            import_module("replanning.integrations.openai_agents")
+    monkeypatch.setitem(sys.modules, "agents", None)
     with pytest.raises(ImportError, match=r"replanning\[openai-agents\]"):
         import_module("replanning.integrations.openai_agents")
