@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "notify": "history",
         "history prune": "history",
     },
+    "Keep agents alive": {"mcp-proxy": "proxy"},
     "Decide about runs": {"approve": "status", "reject": "status", "modify": "status", "request": "status"},
     "Look at plans": {"plan": "solve", "validate": "plans", "tools": "plans", "schema": "plans", "simulate": "plans"},
     "About this installation": {"config": "setup", "providers": "setup"},
@@ -49,7 +50,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 """Commands by the panel that lists them in the help, each with the module of `replanning.cli` that implements it.
 
 A module is imported when one of its commands is called. A command is the function of its name, whose docstring is its
-help; a command of two words is the function `first_second`.
+help; a command of two words, or with a hyphen, is the function `first_second`.
 """
 
 _MODULES: Final = {name: module for panel in COMMANDS.values() for name, module in panel.items()} | {
@@ -350,7 +351,7 @@ class LazyCommandGroup(CommandGroup):
             if name in _MODULES:
                 source = Path(__file__).with_name(f"{_MODULES[name]}.py").read_bytes()
                 functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-                (function,) = (node for node in functions if node.name == name.replace(" ", "_"))
+                (function,) = (node for node in functions if node.name == re.sub("[ -]", "_", name))
                 command.help = unwrap_paragraphs(ast.get_docstring(function))
         super().format_help(ctx, formatter)
 

@@ -143,7 +143,7 @@ def schema_problems(schema: JsonObject | None, arguments: JsonObject) -> list[st
     ]
 
 
-_CLOSE_TIMEOUT: Final = 10.0
+CLOSE_TIMEOUT: Final = 10.0
 """Seconds that servers have to end in order; then they are killed."""
 
 
@@ -199,7 +199,7 @@ class McpToolRunner:
         for session in self._sessions.values():
             session.close()
         self._sessions = {}
-        group.cancel_scope.deadline = anyio.current_time() + _CLOSE_TIMEOUT
+        group.cancel_scope.deadline = anyio.current_time() + CLOSE_TIMEOUT
         await group.__aexit__(None, None, None)
 
     def watch(self, report: AvailabilityListener | None) -> None:

@@ -23,13 +23,20 @@ from mcp.client._transport import ReadStream, TransportStreams
 from mcp.client.stdio import DEFAULT_INHERITED_ENV_VARS, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.message import SessionMessage
-from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, Tool, ToolListChangedNotification
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INVALID_REQUEST,
+    CallToolResult,
+    RequestParamsMeta,
+    Tool,
+    ToolListChangedNotification,
+)
 
 from replanning.environment import Clock
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import McpServer
-from replanning.plan.types import JsonObject
 from replanning.run.processes import kill_processes_with_variable
 from replanning.tools.call import Secrets, unset_variables
 
@@ -340,8 +347,26 @@ class McpSession:
         self._start_requested.set()
         await self._connection.settled.wait()
 
-    async def call(self, tool: str, arguments: JsonObject) -> CallToolResult:
+    @property
+    def client(self) -> Client | None:
+        """The client of the server; None while it is not there."""
+        return self._connection.client
+
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, object],
+        *,
+        on_progress: ProgressFnT | None = None,
+        meta: RequestParamsMeta | None = None,
+    ) -> CallToolResult:
         """Call a tool of the server and return its answer.
+
+        Args:
+            tool: as the server calls it.
+            arguments: of the tool.
+            on_progress: receives the progress that the server reports.
+            meta: what else the request says.
 
         Raises:
             ServerGone: it is missing, or went away during the call.
@@ -362,7 +387,9 @@ class McpSession:
 
                 group.start_soon(cancel_when_closed)
                 try:
-                    outcome = await connection.client.call_tool(tool, dict(arguments))
+                    outcome = await connection.client.call_tool(
+                        tool, dict(arguments), progress_callback=on_progress, meta=meta
+                    )
                 except Exception as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
                     outcome = error
                 group.cancel_scope.cancel()

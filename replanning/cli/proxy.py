@@ -1,0 +1,197 @@
+"""The command `mcp-proxy`: keeps the calls of any MCP client alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Final
+
+import anyio
+import typer
+
+from replanning import Environment, Goal, Plan, ReplanningEngine
+from replanning.cli import lookup
+from replanning.cli.app import ExitCode, Program, RunOptions, epilog, fail, print_message
+from replanning.cli.display import Display
+from replanning.cli.gate import create_gate
+from replanning.cli.plans import read_tools
+from replanning.errors import Problem, ReplanningError, SettingsError
+from replanning.plan.messages import join_names
+from replanning.plan.tasks import Retry
+
+commands = Program()
+
+_PROXY_CODES: Final = (
+    "0 the client, or Ctrl-C, ended it · 2 wrong usage, settings or store, or no server can be started"
+)
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning mcp-proxy -- npx -y some-mcp-server --its-option",
+        "replanning mcp-proxy --capability web=search,search_archive --retries 2 -- python server.py",
+        "replanning mcp-proxy --tools servers.yaml --store /home/me/runs.db --ask store",
+        "In the configuration of a client, in the place of the server:",
+        '{"command": "replanning", "args": ["mcp-proxy", "--store", "/home/me/runs.db", "--", "npx", "-y", "some-mcp-server"]}',
+        "From another terminal: replanning status latest --store /home/me/runs.db; likewise why, history, pending, approve.",
+        codes=_PROXY_CODES,
+    ),
+    without=["replan", "sequential", "max_concurrency", "context", "json"],
+    context_settings={"allow_interspersed_args": False},
+)
+def mcp_proxy(
+    server: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SERVER",
+            show_default=False,
+            help="The command line that starts the MCP server; it stands after --.",
+        ),
+    ] = None,
+    *,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            "--tools",
+            metavar="FILE",
+            help="Servers instead of SERVER: a plan, or a file of tools, with a section `mcp`; its section `tools` may"
+            " give tools of the servers another name, a capability, a cost. The client sees the others as SERVER_TOOL.",
+        ),
+    ] = None,
+    capability: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capability",
+            metavar="NAME=TOOL,TOOL",
+            help="Tools that can stand in for one another, by the names that the client sees; repeat for several.",
+        ),
+    ] = None,
+    safe: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--safe",
+            metavar="TOOL,TOOL",
+            help="Tools of SERVER that may stand in without asking a person. Of others, those count as safe that the"
+            " server calls read-only or not destructive.",
+        ),
+    ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            "--retries",
+            metavar="N",
+            min=0,
+            help="Try tools that the server calls read-only or idempotent again after any failure, at most N times.",
+        ),
+    ] = 0,
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", metavar="ID", help="The id of the run, which is resumed if it exists.")
+    ] = None,
+    options: RunOptions,
+) -> None:
+    """Serve the tools of MCP servers on standard input and output, and keep calls that fail alive.
+
+    The client sees the tools and their results as they are. When a call fails, another tool takes its place, it is tried
+    again, or a person is asked; where there is no way on, the client gets the failure of its tool. Messages go to standard
+    error.
+    """
+    if bool(server) is (tools is not None):
+        fail("expected either the command line of a server after --, or --tools with a file that names servers")
+    if tools is not None and safe:
+        fail("--safe is for SERVER; in a file of tools, write `safe` below the server")
+    if options.ask == "console":
+        fail("--ask console: standard input belongs to the client; use --ask store")
+    if run_id is not None:
+        lookup.check_run_id(run_id)
+    options.ask = options.ask or "never"
+    try:
+        from replanning.integrations import mcp
+    except ImportError as error:
+        fail(str(error))
+    if tools is not None:
+        plan = read_tools(tools, planning=False)
+        if not plan.mcp:
+            fail(f"{tools}: expected a section `mcp` with at least one server")
+    else:
+        words = tuple(name for names in safe or () for name in names.split(","))
+        started = mcp.server_of_command(server or [], environ=os.environ, safe=words)
+        plan = Plan(goal=Goal(objective=""), mcp={mcp.SERVER_NAME: started})
+    capabilities = _parse_capabilities(capability or ())
+    settings = lookup.read_settings(options.settings, quiet=options.quiet)
+    exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
+    exporters += lookup.open_notifiers(options.notify) if options.notify else []
+    environment = Environment()
+    display = Display(environment.clock, settings.budget, quiet=True)
+
+    async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
+        retry = Retry(max_attempts=retries + 1) if retries else None
+        async with mcp.open_proxy(engine, plan, capabilities=capabilities, retry=retry, run_id=run_id) as proxy:
+            run = proxy.session.run
+            if not options.quiet:
+                for name, reason in proxy.unavailable.items():
+                    print_message(f"note: the MCP server {name!r} is not there: {reason}")
+                look = lookup.command_line(options.store, "status", run.id)
+                print_message(f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive; see {look}")
+                display.watch(run, engine)
+            with anyio.CancelScope() as serving:
+                scopes.append(serving)
+                await mcp.serve_stdio(proxy.server)
+
+    async def work(engine: ReplanningEngine) -> None:
+        failure: ReplanningError | None = None
+        async with anyio.create_task_group() as group:
+            scopes = [group.cancel_scope]
+            group.start_soon(_cancel_on_signals, scopes)
+            try:
+                await serve(engine, scopes)
+            except ReplanningError as error:
+                failure = error  # raised below, not wrapped into a group
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await engine.aclose()
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    with closing(lookup.open_store(options.store)) as store:
+        engine = ReplanningEngine(
+            list(dict.fromkeys(options.providers or settings.provider)) if settings.enabled else [],
+            settings=settings,
+            mode="observe" if options.observe else "act",
+            gate=create_gate(options, store, display),
+            store=store,
+            exporters=exporters,
+            environment=environment,
+        )
+        anyio.run(work, engine)
+    raise typer.Exit(ExitCode.OK)
+
+
+async def _cancel_on_signals(scopes: list[anyio.CancelScope]) -> None:
+    """End the serving on the first signal, and everything on the second one, or before it serves."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for _ in signals:
+            scopes[-1].cancel()
+            del scopes[1:]
+
+
+def _parse_capabilities(options: list[str] | tuple[str, ...]) -> dict[str, str]:
+    """Return capabilities by the names of the tools that have them.
+
+    Raises:
+        SettingsError: an option is not of the form `NAME=TOOL,TOOL`, or a tool has two capabilities.
+    """
+    found: dict[str, str] = {}
+    for text in options:
+        name, _, words = text.partition("=")
+        tools = [word.strip() for word in words.split(",") if word.strip()]
+        if not name.strip() or not tools:
+            raise SettingsError([Problem("--capability", f"expected NAME=TOOL,TOOL, got {text!r}")])
+        if twice := [tool for tool in tools if found.get(tool, name.strip()) != name.strip()]:
+            raise SettingsError(
+                [Problem("--capability", f"a tool has one capability; several have {join_names(twice, 5)}")]
+            )
+        found |= dict.fromkeys(tools, name.strip())
+    return found

@@ -1,0 +1,468 @@
+"""Proxy of MCP servers: to its client a server with their tools, whose calls are those of one open run.
+
+Tested with the package `mcp` 2.3. See `docs/integrations/mcp.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream, TaskGroup
+
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.functions import FunctionTool
+from replanning.engine.session import Session
+from replanning.environment import SystemClock
+from replanning.errors import CallFailed, NeedsHuman, NotRunning, PlanError, Problem, ToolError
+from replanning.plan.document import Plan
+from replanning.plan.json_values import as_object
+from replanning.plan.messages import did_you_mean
+from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
+from replanning.plan.types import JsonObject
+from replanning.tools.call import inherited_variables
+from replanning.tools.errors import (
+    McpServerLost,
+    McpToolFailed,
+    ToolUnavailable,
+    TransientMcpServerLost,
+)
+from replanning.tools.mcp import CLOSE_TIMEOUT, mcp_tool_spec, schema_problems
+
+try:
+    from mcp import MCPError
+    from mcp.server.lowlevel import NotificationOptions, Server
+    from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+    from mcp.shared.message import SessionMessage
+    from mcp.types import INVALID_PARAMS, CallToolResult, ListToolsResult, TextContent, Tool, jsonrpc_message_adapter
+    from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+    from replanning.tools.mcp_session import McpSession, ServerGone
+except ImportError as error:
+    missing = "replanning.integrations.mcp needs the package mcp 2.3 or newer: pip install 'replanning[mcp]'"
+    raise ImportError(missing) from error
+
+__all__ = ["McpProxy", "open_proxy", "serve_stdio", "server_of_command"]
+
+_log = logging.getLogger("replanning.mcp")
+
+SERVER_NAME: Final = "server"
+"""Name in a plan of the only server that a command line names."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED: Final = ("io.modelcontextprotocol/", "progress")
+_SERVER_FIELDS: Final = frozenset({"kind", "server", "tool"})
+"""Fields of a tool that name its server, which the run does not know: with its variables it is not the same each time."""
+
+_RETRIED_ERROR: Final = McpToolFailed.__name__
+_CHUNK_BYTES: Final = 4_096
+"""Bytes that a pipe takes without blocking once it takes any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ServedTool:
+    """A tool as clients see it.
+
+    Attributes:
+        session: with its server.
+        tool: as its server describes it, with the name that clients know.
+        own_name: the name that its server knows.
+        function: as the engine knows it; None if its name cannot stand in a plan.
+    """
+
+    session: McpSession
+    tool: Tool
+    own_name: str
+    function: FunctionTool[..., Any] | None
+
+
+class McpProxy:
+    """Server of one client, with the tools of other servers, whose calls an engine keeps alive. Made by `open_proxy`.
+
+    Attributes:
+        server: the server of the SDK, for transports other than `serve_stdio`.
+        session: the session of the engine.
+    """
+
+    def __init__(
+        self, plan: Plan, capabilities: Mapping[str, str], retry: Retry | None, environ: Mapping[str, str], cwd: Path
+    ) -> None:
+        self.server: Server[Any] = Server("replanning")
+        self.session: Session
+        self._plan, self._capabilities, self._retry = plan, capabilities, retry
+        self._environ, self._cwd = environ, cwd
+        self._sessions: list[McpSession] = []
+        self._tools: dict[str, _ServedTool] = {}
+        self._group: TaskGroup
+        self._available: dict[str, bool] | None = None  # as the run was told; None while it is told nothing
+        self._client: Any = None  # by which a client of the older protocol hears that the tools have changed
+        self._changes = InMemorySubscriptionBus()
+
+    def __repr__(self) -> str:
+        return f"<McpProxy {len(self._tools)} tools of {', '.join(self._plan.mcp)}>"
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        """The tools by the names that the client knows."""
+        return {name: served.tool for name, served in self._tools.items()}
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """Servers that are unavailable, with the reasons."""
+        return {each.name: each.unavailable_reason for each in self._sessions if not each.available}
+
+    async def start(self, group: TaskGroup) -> None:
+        """Start the servers, and wait until each answers or has failed.
+
+        Raises:
+            PlanError: a capability names a tool that no server has.
+        """
+        self._group = group
+        for name, server in self._plan.mcp.items():
+            session = McpSession(
+                name,
+                server,
+                environ=self._environ,
+                cwd=self._cwd,
+                clock=SystemClock(),
+                on_change=self._on_change,
+            )
+            self._sessions.append(session)
+            group.start_soon(session.run)
+        async with anyio.create_task_group() as starting:
+            for session in self._sessions:
+                starting.start_soon(session.start)
+        self._tools = self._list_tools()
+        missing = [name for name in self._capabilities if name not in self._tools]
+        if missing and not self.unavailable:
+            hints = (f"there is no tool {name!r}{did_you_mean(name, self._tools)}" for name in missing)
+            raise PlanError([Problem("--capability", hint) for hint in hints])
+        name = version = ""
+        instructions = None
+        if len(self._sessions) == 1 and (client := self._sessions[0].client) is not None:
+            name, version = (info.name, info.version) if (info := client.server_info) is not None else ("", "")
+            instructions = client.instructions
+        self.server = Server(
+            name or "replanning",
+            version=version,
+            instructions=instructions,
+            on_list_tools=self._on_list_tools,
+            on_call_tool=self._on_call_tool,
+            on_subscriptions_listen=ListenHandler(self._changes),
+        )
+
+    def attach(self, session: Session | None) -> None:
+        """Set the session that calls belong to, and tell it which tools are available; None ends that."""
+        if session is None:
+            self._available = None
+            return
+        self.session, self._available = session, {}
+        self._report_availability()
+
+    @property
+    def functions(self) -> list[FunctionTool[..., Any]]:
+        """The tools as a session of the engine takes them."""
+        return [served.function for served in self._tools.values() if served.function is not None]
+
+    def close(self) -> None:
+        """Stop the servers."""
+        for session in self._sessions:
+            session.close()
+
+    def _list_tools(self) -> dict[str, _ServedTool]:
+        stated = {(each.server, each.tool or each.name): each for each in self._plan.tools if each.kind == "mcp"}
+        found: dict[str, _ServedTool] = {}
+        for session in self._sessions:
+            for tool in session.tools.values():
+                if session.server.tools is not None and tool.name not in session.server.tools:
+                    continue
+                own = stated.get((session.name, tool.name))
+                joined = tool.name if len(self._sessions) == 1 else f"{session.name}_{tool.name}"
+                name = own.name if own is not None else joined
+                if name not in found:
+                    served = tool if name == tool.name else tool.model_copy(update={"name": name})
+                    found[name] = _ServedTool(session, served, tool.name, self._as_function(name, session, tool, own))
+        return found
+
+    def _as_function(
+        self, name: str, session: McpSession, tool: Tool, own: ToolSpec | None
+    ) -> FunctionTool[..., Any] | None:
+        fields: dict[str, object] = {"name": name, "kind": "mcp", "server": session.name, "tool": tool.name}
+        fields |= {key: getattr(own, key) for key in own.model_fields_set} if own is not None else {}
+        fields |= {"capability": self._capabilities[name]} if name in self._capabilities else {}
+        with suppress(PlanError, ValueError):  # its name cannot stand in a plan
+            given = ToolSpec.model_validate(fields)
+            spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
+            if spec is not None:
+                hints = tool.annotations
+                idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
+                retry = self._retry.model_copy(update={"on": (_RETRIED_ERROR,)}) if self._retry is not None else None
+
+                async def call(**arguments: object) -> object:
+                    return await session.call(tool.name, arguments)
+
+                described = {key: getattr(spec, key) for key in spec.model_fields_set - _SERVER_FIELDS}
+                return FunctionTool(call, idempotent=idempotent, retry=retry if idempotent else None, **described)
+        return None
+
+    def _on_change(self, session: McpSession) -> None:
+        """Tell the run and the client what has changed; called by the session of a server."""
+        if self._available is None:
+            return
+        before, self._tools = self.tools, self._list_tools()
+        if self.tools != before:
+            self._group.start_soon(self._announce_change)
+        self._report_availability()
+
+    def _report_availability(self) -> None:
+        assert self._available is not None, "only within a run"
+        for spec in self.session.run.live.plan.tools:
+            served = self._tools.get(spec.name)
+            reason = "no server has it any more" if served is None else served.session.unavailable_reason
+            if self._available.get(spec.name, True) is not (available := not reason):
+                self._available[spec.name] = available
+                with suppress(ValueError, NotRunning):
+                    self.session.run.change_resource(spec.name, available=available, reason=reason)
+
+    async def _announce_change(self) -> None:
+        await self._changes.publish(ToolsListChanged())
+        if self._client is not None:
+            await self._client.send_tool_list_changed()
+
+    def _remember_client(self, context: Any) -> None:
+        if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            self._client = context.session
+
+    async def _on_list_tools(self, context: Any, _: object) -> ListToolsResult:
+        self._remember_client(context)
+        return ListToolsResult(tools=[served.tool for served in self._tools.values()])
+
+    async def _on_call_tool(self, context: Any, parameters: Any) -> CallToolResult:
+        self._remember_client(context)
+        name, arguments = parameters.name, parameters.arguments or {}
+        if name not in self._tools:
+            raise MCPError(code=INVALID_PARAMS, message=f"Unknown tool: {name}")
+        results: list[tuple[object, CallToolResult]] = []
+        failures: dict[str, CallToolResult | MCPError] = {}
+
+        async def execute(tool: str, given: Mapping[str, object]) -> object:
+            failures.pop(tool, None)
+            try:
+                result = await self._execute(tool, given, context)
+            except MCPError as refusal:
+                failures[tool] = refusal
+                raise self._failure(tool, refusal.message) from refusal
+            if result.is_error:
+                failures[tool] = result
+                raise self._failure(tool, "\n".join(part.text for part in result.content if part.type == "text"))
+            served = self._tools[tool]
+            schema = self._tools[name].tool.output_schema if tool != name else None
+            if schema is not None and (problems := _misfits(result, schema)):
+                raise self._failure(tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}")
+            output = served.session.secrets.redact_json(_to_json(result))
+            results.append((output, result))
+            return output
+
+        try:
+            output = await self.session.invoke(name, arguments, execute=execute)
+        except (ToolError, CallFailed, NeedsHuman, NotRunning) as given_up:
+            # The client hears what the tool that it has called says, whatever was tried instead.
+            failure = failures.get(name)
+            if isinstance(failure, MCPError):
+                raise failure from None
+            return failure or _text_result(str(given_up), is_error=True)
+        kept = next((result for value, result in results if value is output), None)
+        return kept or _text_result("This call was skipped: it was decided that it is not needed.", is_error=False)
+
+    def _failure(self, tool: str, said: str) -> McpToolFailed:
+        session = self._tools[tool].session
+        return McpToolFailed(tool, session.name, session.secrets.redact(said) or "it does not say why")
+
+    async def _execute(self, name: str, arguments: Mapping[str, object], context: Any) -> CallToolResult:
+        """Execute a tool, and return what its server answers.
+
+        Raises:
+            MCPError: the server refuses the call.
+            ToolError: the server is not there, went away, or answers what is no result.
+        """
+        served = self._tools.get(name)
+        if served is None:
+            raise ToolUnavailable(name, "a server that has it", "no server has it any more")
+        session, function = served.session, served.function
+        meta = _without_reserved(context.meta)
+        try:
+            result = await session.call(
+                served.own_name, arguments, on_progress=context.session.report_progress, meta=meta
+            )
+            return result.model_copy(update={"meta": _without_reserved(result.meta)})
+        except ServerGone as gone:
+            if not gone.request_sent:
+                raise ToolUnavailable(name, f"the MCP server {session.name!r}", f"which is not there: {gone}") from None
+            lost = TransientMcpServerLost if function is not None and function.idempotent else McpServerLost
+            raise lost(name, session.name, str(gone)) from None
+        except MCPError:
+            raise
+        except Exception as error:  # whatever a server makes the SDK raise is a failure of this call alone
+            raise self._failure(name, str(error) or type(error).__name__) from error
+
+
+def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
+    """Return what a message says besides what belongs to its connection; None if that is nothing."""
+    return {key: value for key, value in (meta or {}).items() if not key.startswith(_RESERVED)} or None
+
+
+def _misfits(result: CallToolResult, schema: JsonObject) -> list[str]:
+    """Return what keeps a result from being one of a tool with this schema, which clients check."""
+    if result.structured_content is None:
+        return ["it has no structured content"]
+    return schema_problems(schema, as_object(result.structured_content))
+
+
+def _to_json(result: CallToolResult) -> JsonObject:
+    return as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _text_result(text: str, *, is_error: bool) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
+
+
+@asynccontextmanager
+async def open_proxy(
+    engine: ReplanningEngine,
+    plan: Plan,
+    *,
+    capabilities: Mapping[str, str] | None = None,
+    retry: Retry | None = None,
+    run_id: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> AsyncIterator[McpProxy]:
+    """Start servers, open a run for calls of their tools, and yield the proxy to be served; both end with the body.
+
+    Args:
+        engine: keeps the calls alive.
+        plan: its section `mcp` has the servers; its section `tools` may describe some of their tools. The client
+            knows those by the names that they have there, others by their own names, and, if there are several servers,
+            by `SERVER_TOOL`.
+        capabilities: capabilities by the names of the tools that have them; tools of one stand in for one another.
+        retry: how often tools that say that they are read-only or idempotent are tried again after any failure.
+        run_id: the id of the run, which is resumed where it exists.
+        environ: the variables for `{env:NAME}`; by default those of this process.
+        cwd: the folder that `cwd` of a server is relative to; by default that of this process.
+
+    Raises:
+        PlanError: there is no server, or a capability names a tool that no server has.
+        ToolError: none of the servers can be started.
+        RunOwned: another process is at this run.
+        StoreError: it is a run of something else, or the store does not take it.
+    """
+    if not plan.mcp:
+        raise PlanError([Problem("mcp", "expected at least one server")])
+    proxy = McpProxy(plan, capabilities or {}, retry, os.environ if environ is None else environ, cwd or Path.cwd())
+    group = anyio.create_task_group()
+    await group.__aenter__()  # not as a context, which would wrap errors of the body into groups
+    try:
+        await proxy.start(group)
+        if len(proxy.unavailable) == len(plan.mcp):
+            reasons = "; ".join(f"{name!r}: {reason}" for name, reason in proxy.unavailable.items())
+            raise ToolError(f"no MCP server is there: {reasons}")
+        goal = Plan(goal=Goal(objective=f"Answer calls of tools of {', '.join(plan.mcp)}"))
+        async with engine.session(goal, tools=proxy.functions, run_id=run_id) as session:
+            proxy.attach(session)
+            try:
+                yield proxy
+            finally:
+                proxy.attach(None)
+    finally:
+        proxy.close()
+        group.cancel_scope.deadline = anyio.current_time() + CLOSE_TIMEOUT
+        await group.__aexit__(None, None, None)
+
+
+def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: tuple[str, ...] = ()) -> McpServer:
+    """Return the server that a command line starts, with the variables that this process was given besides the usual ones.
+
+    Args:
+        command: the program and its arguments.
+        environ: the variables of this process.
+        safe: tools that are not dangerous, whatever the server says of them.
+    """
+    usual = inherited_variables(environ)
+    own = {name: f"{{env:{name}}}" for name in environ if name not in usual and _VARIABLE.fullmatch(name)}
+    return McpServer(command=tuple(command), env=own, safe=safe)
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve a client on standard input and output until it closes them.
+
+    Meanwhile standard input is empty for everybody else, and what is printed goes to standard error.
+    """
+    with _private_streams() as (input_end, output_end):
+        write, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, waiting = anyio.create_memory_object_stream[SessionMessage](0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(_read_messages, input_end, write)
+            group.start_soon(_write_messages, output_end, waiting, group)
+            options = server.create_initialization_options(NotificationOptions(tools_changed=True))
+            await server.run(read, outgoing, options)
+            outgoing.close()  # what was answered last is still written
+
+
+@contextmanager
+def _private_streams() -> Iterator[tuple[int, int]]:
+    """Yield descriptors of standard input and output that nobody else has."""
+    input_end, output_end = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(nothing, 0)
+        try:
+            os.dup2(2, 1)
+        except OSError:  # standard error is closed
+            os.dup2(nothing, 1)
+        yield input_end, output_end
+    finally:
+        os.dup2(input_end, 0)
+        os.dup2(output_end, 1)
+        for end in (input_end, output_end, nothing):
+            os.close(end)
+
+
+async def _read_messages(end: int, messages: ObjectSendStream[SessionMessage | Exception]) -> None:
+    unfinished = b""
+    async with messages:
+        while True:
+            with suppress(PermissionError):  # a file is always ready
+                await anyio.wait_readable(end)
+            chunk = os.read(end, 65_536)
+            if not chunk:
+                return
+            *lines, unfinished = (unfinished + chunk).split(b"\n")
+            for line in filter(bytes.strip, lines):
+                try:
+                    message: SessionMessage | Exception = SessionMessage(
+                        jsonrpc_message_adapter.validate_json(line.decode(errors="replace"), by_name=False)
+                    )
+                except ValueError as error:
+                    message = error
+                await messages.send(message)
+
+
+async def _write_messages(end: int, messages: ObjectReceiveStream[SessionMessage], group: TaskGroup) -> None:
+    async with messages:
+        async for each in messages:
+            text = each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+            try:
+                while text:
+                    with suppress(PermissionError):
+                        await anyio.wait_writable(end)
+                    text = text[os.write(end, text[:_CHUNK_BYTES]) :]
+            except (BrokenPipeError, ConnectionError):  # the client is gone
+                group.cancel_scope.cancel()
+                return

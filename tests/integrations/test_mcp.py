@@ -1,0 +1,373 @@
+"""The proxy of MCP servers: real server processes, a real client, within a process and over `replanning mcp-proxy`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.types import ToolListChangedNotification
+
+from replanning import Plan, PlanError, ReplanningEngine, StoreGate
+from replanning.errors import ToolError
+from replanning.integrations.mcp import McpProxy, open_proxy, server_of_command
+from replanning.journal import SqliteStore
+from replanning.plan.tasks import Retry
+from tests.support.cli import ENVIRONMENT, PATIENCE, SCRIPT, answer, cli
+from tests.support.tools import Pulse
+
+SUPPORT = Path(__file__).parents[1] / "support"
+FAILING = [sys.executable, str(SUPPORT / "mcp_failing_server.py")]
+SERVER = [sys.executable, str(SUPPORT / "mcp_server.py")]
+NEWS = {"news": "web", "archive": "web"}
+SUBSTITUTE = {"found": "x, from the archive"}
+
+
+def plan(*tools: object, **servers: Any) -> Plan:
+    """A plan with servers, by default the failing one, and tools of theirs."""
+    described = servers or {"server": {"command": FAILING}}
+    return Plan.model_validate({"goal": {"objective": ""}, "mcp": described, "tools": [*tools]})
+
+
+@asynccontextmanager
+async def proxied(
+    servers: Plan | None = None, *, mode: str = "auto", engine: ReplanningEngine | None = None, **options: Any
+) -> AsyncIterator[tuple[Client, McpProxy]]:
+    """A client of a proxy in this process."""
+    async with (
+        open_proxy(engine or ReplanningEngine(["repair"]), servers or plan(), **options) as proxy,
+        Client(proxy.server, mode=mode) as client,
+    ):
+        yield client, proxy
+
+
+@asynccontextmanager
+async def launched(folder: Path, *words: object) -> AsyncIterator[Any]:
+    """The transport to a proxy in a process of its own."""
+    arguments = ["mcp-proxy", "--store", str(folder / "runs.db"), *map(str, words)]
+    parameters = StdioServerParameters(command=str(SCRIPT), args=arguments, env=ENVIRONMENT)
+    with (folder / "stderr").open("w") as errors:
+        async with stdio_client(parameters, errors) as streams:
+            yield streams
+
+
+def plain(result: Any) -> Any:
+    """A result as it is sent."""
+    return result.model_dump(mode="json", by_alias=True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_the_same_without_failures(mode: Any) -> None:
+    """Tools, schemas, results and what the server says of itself are those of the server, in both protocols."""
+    direct = stdio_client(StdioServerParameters(command=FAILING[0], args=FAILING[1:]))
+    seen = []
+    async with Client(direct, mode=mode) as alone, proxied(mode=mode) as (through, _):
+        for client in (alone, through):
+            told = [client.instructions, client.server_info.name, client.server_info.version]
+            listed = [plain(tool) for tool in (await client.list_tools()).tools]
+            results = [
+                plain(await client.call_tool(name, arguments))
+                for name, arguments in (
+                    ("archive", {"query": "x"}),
+                    ("news", {"query": "x"}),
+                    ("archive", {"wrong": 1}),
+                    ("count", {"tool": "archive"}),
+                )
+            ]
+            with pytest.raises(MCPError) as refused:
+                await client.call_tool("refused", {})
+            seen.append([told, listed, results, refused.value.error])
+    assert seen[0] == seen[1]
+
+
+async def test_substitute() -> None:
+    """A tool that fails is replaced by one of its capability, and the client sees its result."""
+    async with proxied(capabilities=NEWS) as (client, proxy):
+        result = await client.call_tool("news", {"query": "x"})
+        assert (result.is_error, result.structured_content) == (False, SUBSTITUTE)
+        assert (await client.call_tool("count", {"tool": "news"})).structured_content == {"result": 1}
+    assert proxy.session.run.result.ok
+    [revision] = proxy.session.run.result.revisions
+    assert "archive" in revision.reason
+
+
+async def test_give_up() -> None:
+    """Where there is no way on, the client gets the failure of the tool that it called, and the run goes on."""
+    async with proxied(capabilities=NEWS) as (client, proxy):
+        result = await client.call_tool("news", {"query": "nothing"})
+        assert result.is_error
+        assert "no news of nothing" in result.content[0].text
+        assert not (await client.call_tool("steps", {})).is_error
+    assert proxy.session.run.result.ok
+
+
+async def test_unknown_tool() -> None:
+    """A tool that no server has is refused as the protocol says."""
+    async with proxied() as (client, _):
+        with pytest.raises(MCPError, match="Unknown tool: nothing"):
+            await client.call_tool("nothing", {})
+
+
+async def test_retry() -> None:
+    """A read-only tool is tried again as often as was said; one that may have done something is not."""
+    async with proxied(retry=Retry(max_attempts=3, delay=0)) as (client, _):
+        assert (await client.call_tool("flaky", {})).content[0].text == "worked at time 3"
+        assert (await client.call_tool("order", {})).is_error
+        assert (await client.call_tool("count", {"tool": "order"})).structured_content == {"result": 1}
+
+
+async def test_lost_server(tmp_path: Path) -> None:
+    """A server that ends during a call of a read-only tool is started again, and the call made again."""
+    async with proxied() as (client, _):
+        result = await client.call_tool("crash", {"marker": str(tmp_path / "crashed")})
+        assert (result.is_error, result.content[0].text) == (False, "survived")
+
+
+async def test_parallel_calls_and_progress() -> None:
+    """Calls at the same time each have their own result and progress."""
+    seen: dict[int, list[Any]] = {0: [], 1: []}
+    async with proxied(capabilities=NEWS) as (client, _), anyio.create_task_group() as group:
+
+        async def call(number: int) -> None:
+            async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+                seen[number].append((progress, total, message))
+
+            assert (await client.call_tool("steps", {}, progress_callback=on_progress)).content[0].text == "done"
+
+        async def substitute(number: int) -> None:
+            result = await client.call_tool("news", {"query": str(number)})
+            assert result.structured_content == {"found": f"{number}, from the archive"}
+
+        for number in (0, 1):
+            group.start_soon(call, number)
+            group.start_soon(substitute, number)
+    assert seen == {key: [(1, 2, "step 1"), (2, 2, "step 2")] for key in (0, 1)}
+
+
+async def test_cancellation(tmp_path: Path) -> None:
+    """A call that the client cancels is cancelled at the server, and the next one is answered."""
+    with Pulse(tmp_path) as pulse:
+        server = {"command": [*SERVER, "--pulse", str(pulse.path)]}
+        async with proxied(plan(server=server)) as (client, proxy):
+            async with anyio.create_task_group() as group:
+                group.start_soon(client.call_tool, "hang", {})
+                assert b"hanging" in await pulse.beat()
+                group.cancel_scope.cancel()
+            assert b"cancelled" in await pulse.beat()
+            assert (await client.call_tool("say", {"text": "x"})).content[0].text == "x"
+    assert proxy.session.run.result.ok
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_list_changes(mode: Any) -> None:
+    """The client hears that a server has other tools, sees them, and calls them; one that is gone is unknown."""
+    heard = anyio.Event()
+
+    async def hear(message: object) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            heard.set()
+
+    server = plan(server={"command": [*SERVER, "--changing"]})
+    async with (
+        open_proxy(ReplanningEngine(["repair"]), server) as proxy,
+        Client(proxy.server, mode=mode, message_handler=hear, cache=None) as client,
+        anyio.create_task_group() as group,
+    ):
+        ready = anyio.Event()
+
+        async def listen() -> None:
+            async with client.listen(tools_list_changed=True) as events:
+                ready.set()
+                async for _ in events:
+                    heard.set()
+
+        if mode == "auto":
+            group.start_soon(listen)
+            await ready.wait()
+        assert "search" in [tool.name for tool in (await client.list_tools()).tools]
+        await client.call_tool("exchange", {})
+        with anyio.fail_after(PATIENCE):
+            await heard.wait()
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert ("search" in names, "find" in names) == (False, True)
+        found = await client.call_tool("find", {"query": "x", "limit": 1})
+        assert found.structured_content == {"found": ["x 1"]}
+        with pytest.raises(MCPError, match="Unknown tool: search"):
+            await client.call_tool("search", {"query": "x"})
+        group.cancel_scope.cancel()
+
+
+async def test_several_servers() -> None:
+    """Tools of several servers stand in for one another, by the names that the plan or their servers give them."""
+    own = {"name": "latest", "kind": "mcp", "server": "one", "tool": "news", "capability": "web"}
+    servers = {
+        "one": {"command": FAILING, "tools": ["news"]},
+        "two": {"command": FAILING},
+        "gone": {"command": "no-such"},
+    }
+    async with proxied(plan(own, **servers), capabilities={"two_archive": "web"}) as (client, proxy):
+        assert [tool.name for tool in (await client.list_tools()).tools][:3] == ["latest", "two_news", "two_archive"]
+        assert "no-such" in proxy.unavailable["gone"]
+        assert (await client.call_tool("latest", {"query": "x"})).structured_content == SUBSTITUTE
+
+
+@pytest.mark.parametrize("other", ["two_search", "two_look"])
+async def test_result_of_another_shape(other: str) -> None:
+    """A tool whose answer does not fit the schema of the called one does not stand in for it."""
+    servers = {"one": {"command": FAILING, "tools": ["news"]}, "two": {"command": SERVER}}
+    own = {"name": "two_look", "kind": "mcp", "server": "two", "tool": "say", "dangerous": False}
+    own["input_schema"] = {"properties": {"query": {"type": "string"}}}
+    own["parameters"] = {"query": "string"}
+    capabilities = dict.fromkeys(("one_news", other), "web")
+    async with proxied(plan(own, **servers), capabilities=capabilities) as (client, _):
+        assert "no news of x" in (await client.call_tool("one_news", {"query": "x"})).content[0].text
+
+
+async def test_wrong_servers() -> None:
+    """No server, servers that cannot be started, and capabilities of unknown tools are errors of one sentence."""
+    engine = ReplanningEngine(["repair"])
+    for servers, capabilities, wanted, text in (
+        (Plan(goal=plan().goal), {}, PlanError, "at least one server"),
+        (plan(server={"command": "no-such"}), {}, ToolError, "no MCP server is there: 'server': the program 'no-such'"),
+        (plan(), {"newz": "web"}, PlanError, "did you mean 'news'"),
+    ):
+        with pytest.raises(wanted, match=text):
+            async with open_proxy(engine, servers, capabilities=capabilities):
+                pass
+
+
+@pytest.mark.parametrize("verdict", ["approve", "reject"])
+async def test_approval(tmp_path: Path, verdict: Any) -> None:
+    """A tool that may do harm stands in when a person agrees from elsewhere; the call waits until then."""
+    own = {"name": "archive", "kind": "mcp", "server": "server", "capability": "web", "dangerous": True}
+    engine = ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"), gate=StoreGate())
+    async with proxied(plan(own), engine=engine, capabilities={"news": "web"}) as (client, proxy):
+        async with anyio.create_task_group() as group:
+
+            async def decide() -> None:
+                while not (questions := engine.pending(proxy.session.run.id)):
+                    await anyio.lowlevel.checkpoint()
+                engine.answer(questions[0].id, verdict, by="ada")
+
+            group.start_soon(decide)
+            result = await client.call_tool("news", {"query": "x"})
+        if verdict == "approve":
+            assert result.structured_content == SUBSTITUTE
+        else:
+            assert "no news of x" in result.content[0].text
+
+
+# The command
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_command(tmp_path: Path, mode: Any) -> None:
+    """Over the command, a client gets the result of the substitute, progress, and cancellation; the store has the run."""
+    words = ("--run-id", "mine", "--capability", "web=news,archive", "--retries", "2", "--", *FAILING)
+    seen: list[Any] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        seen.append((progress, total, message))
+
+    async with Client(launched(tmp_path, *words), mode=mode) as client:
+        assert "order" in [tool.name for tool in (await client.list_tools()).tools]
+        assert (await client.call_tool("news", {"query": "x"})).structured_content == SUBSTITUTE
+        assert (await client.call_tool("order", {})).is_error
+        await client.call_tool("steps", {}, progress_callback=on_progress)
+        place = ("mine", "--store", tmp_path / "runs.db")
+        status = await anyio.to_thread.run_sync(lambda: answer(tmp_path, "status", *place))
+        assert status["status"] == "running"
+    assert seen == [(1, 2, "step 1"), (2, 2, "step 2")]
+    assert answer(tmp_path, "status", *place)["status"] == "succeeded"
+    told = cli(tmp_path, "history", *place).stdout
+    assert "archive" in told, told
+    assert "run mine keeps the calls of 8 tools alive" in (tmp_path / "stderr").read_text()
+
+
+async def test_approval_from_another_terminal(tmp_path: Path) -> None:
+    """With --ask store, a call waits for `replanning approve`."""
+    file = tmp_path / "servers.yaml"
+    file.write_text(
+        f"mcp:\n  web: {{command: {FAILING}}}\ntools:\n"
+        "- {name: news, kind: mcp, server: web, capability: web}\n"
+        "- {name: archive, kind: mcp, server: web, capability: web, dangerous: true}\n"
+    )
+    place = ("--store", tmp_path / "runs.db")
+
+    async def approve() -> None:
+        engine = ReplanningEngine(store=SqliteStore(tmp_path / "runs.db"))
+        with anyio.fail_after(PATIENCE):
+            while not engine.pending("mine"):
+                await anyio.lowlevel.checkpoint()
+        cli(tmp_path, "approve", "mine", *place)
+
+    words = ("--run-id", "mine", "--ask", "store", "--tools", file)
+    async with Client(launched(tmp_path, *words)) as client, anyio.create_task_group() as group:
+        group.start_soon(approve)
+        assert (await client.call_tool("news", {"query": "x"})).structured_content == SUBSTITUTE
+
+
+@pytest.mark.parametrize("end", ["stdin", "SIGINT", "SIGTERM"])
+def test_end(tmp_path: Path, end: str) -> None:
+    """A closed input and a signal end the proxy and its servers, and the run has succeeded; output has the protocol alone."""
+    os.mkfifo(tmp_path / "pulse")
+    reading = os.open(tmp_path / "pulse", os.O_RDONLY | os.O_NONBLOCK)
+    words = [str(SCRIPT), "mcp-proxy", "--run-id", "r", "--", *SERVER, "--pulse", str(tmp_path / "pulse")]
+    process = subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "run r keeps the calls of 5 tools alive" in process.stderr.readline()
+    if end != "stdin":
+        process.send_signal(getattr(signal, end))
+        assert process.wait(PATIENCE) == 0
+    said, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said) == (0, "")
+    assert "Traceback" not in errors
+    assert os.read(reading, 1) == b""  # nobody holds the pipe
+    os.close(reading)
+    assert answer(tmp_path, "status", "r")["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "expected either the command line of a server after --"),
+        ("--tools t.yaml -- x", "expected either the command line of a server after --"),
+        ("--tools t.yaml --safe a", "--safe is for SERVER"),
+        ("--tools t.yaml", "t.yaml: expected a section `mcp` with at least one server"),
+        ("--ask console -- x", "standard input belongs to the client"),
+        ("--capability web -- x", "--capability: expected NAME=TOOL,TOOL, got 'web'"),
+        ("--capability a=x --capability b=x -- x", "a tool has one capability; several have x"),
+        ("-- no-such-program", "no MCP server is there: 'server': the program 'no-such-program' is not found"),
+    ],
+)
+def test_wrong_usage(tmp_path: Path, words: str, message: str) -> None:
+    """A user's mistake is named on standard error alone, with code 2."""
+    (tmp_path / "t.yaml").write_text("tools: [{name: a, kind: shell, command: ls}]\n")
+    done = cli(tmp_path, "mcp-proxy", *words.split(), code=2)
+    assert message in " ".join(done.stderr.split())
+    assert not done.stdout
+
+
+def test_environment_of_a_command_line() -> None:
+    """A server that a command line starts gets the variables that the proxy was given, by reference."""
+    server = server_of_command(["a", "b"], environ={"PATH": "/bin", "KEY": "x", "odd%%": "y"}, safe=("c",))
+    assert (server.command, dict(server.env), server.safe) == (("a", "b"), {"KEY": "{env:KEY}"}, ("c",))
