@@ -13,9 +13,11 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
@@ -74,7 +76,7 @@ async def replanned(
     capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
     agents: Sequence[Any] = (),
     objective: str = "",
-    run_id: str | None = None,
+    thread: str | None = None,
     context: object = None,
 ) -> AsyncIterator[AgentT]:
     """An agent whose calls of tools are kept alive by an engine, in a session that lasts as long as the block.
@@ -90,31 +92,32 @@ async def replanned(
             capability can stand in for one another.
         agents: those that are reached through `handoff(…)`, so that their tools are known from the start.
         objective: what the agent is for; by default its name.
-        run_id: the id of the session, which is resumed where it exists. Calls that a person had approved and that were
-            done return what they returned.
+        thread: the id of a conversation, of which a session that did not end goes on. Calls that a person had approved and
+            that were done return what they returned.
         context: the context of the run, for the filters of MCP servers.
 
     Raises:
         PlanError: the capabilities are not those of a tool.
-        RunOwned: another process is at this run.
-        StoreError: it is a run of something else, or the store does not take it.
+        RunOwned: another process is at the session of this thread.
+        StoreError: the thread is that of something else, or the store does not take it.
         TypeError: this is no agent.
         ValueError: a capability is that of a tool which there is not, or which stays as it is.
     """
-    copies = _Agents(capabilities or {}, context, agents, keyed=run_id is not None)
+    copies = _Agents(capabilities or {}, context, agents, keyed=thread is not None)
     wrapped = await copies.wrap(agent)
     for each in agents:
         await copies.wrap(each)
     if unknown := sorted(set(capabilities or {}) - set(copies.described)):
         raise ValueError(f"capabilities: no function tool that can be replanned is called {', '.join(unknown)}")
-    source = (engine or ReplanningEngine()).session(
-        objective or f"Run of the agent {wrapped.name}",
-        tools=list(copies.described.values()),
-        run_id=run_id,
-        passes=_PASSES,
-    )
+    engine, run_id = engine or ReplanningEngine(), None
+    if thread is not None:
+        prefix = f"thread-{quote(thread, safe='')}"
+        last = next((each for each in engine.store.runs() if each.run.rpartition(".")[0] == prefix), None)  # the newest
+        goes_on = last is not None and last.status in ("running", "paused", "needs_human")
+        run_id = last.run if last and goes_on else f"{prefix}.{uuid.uuid4().hex[:8]}"
+    objective, tools = objective or f"Run of the agent {wrapped.name}", list(copies.described.values())
     with suppress(_Interrupted):
-        async with source as session:
+        async with engine.session(objective, tools=tools, run_id=run_id, passes=_PASSES) as session:
             copies.session = session
             try:
                 yield wrapped

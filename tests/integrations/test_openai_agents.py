@@ -369,13 +369,13 @@ async def test_approval(clock: VirtualClock, tmp_path: Path) -> None:
     def engine() -> ReplanningEngine:
         return repairing(clock, store=SqliteStore(tmp_path / "runs.db"))
 
-    async with replanned(agent_of(calls("pay"), pay), engine(), run_id="thread") as agent:
+    async with replanned(agent_of(calls("pay"), pay), engine(), thread="a/b") as agent:
         result = await Runner.run(agent, "x?")
         saved = result.to_state().to_string()
     assert statuses(engine()) == ["paused"]
 
     async def resume(*steps: Any) -> list[object]:
-        async with replanned(agent_of(ScriptedModel(steps), pay), engine(), run_id="thread") as agent:
+        async with replanned(agent_of(ScriptedModel(steps), pay), engine(), thread="a/b") as agent:
             state = await RunState.from_string(agent, saved)
             state.approve(state.get_interruptions()[0])
             return outputs(await Runner.run(agent, state))
@@ -399,7 +399,7 @@ async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) 
             if not saved:
                 model = calls("assistant", text='{"input": "x"}')
             engine = repairing(clock, store=SqliteStore(tmp_path / f"{nested}.db"))
-            async with replanned(agent_of(model, tool) if nested else inner, engine, run_id="thread") as agent:
+            async with replanned(agent_of(model, tool) if nested else inner, engine, thread="a/b") as agent:
                 state: Any = "x?"
                 if saved:
                     state = await RunState.from_string(agent, saved)
@@ -421,7 +421,7 @@ async def test_approvals_one_after_another(clock: VirtualClock, tmp_path: Path) 
 async def test_approval_in_one_block(clock: VirtualClock) -> None:
     """Approvals and rejections are given as before while the block lasts."""
     engine = repairing(clock)
-    async with replanned(agent_of(calls("delete", "delete"), delete), engine, run_id="thread") as agent:
+    async with replanned(agent_of(calls("delete", "delete"), delete), engine, thread="a/b") as agent:
         result = await Runner.run(agent, "x?")
         state = result.to_state()
         first, second = result.interruptions
@@ -511,7 +511,7 @@ async def test_agents_as_tools(clock: VirtualClock) -> None:
         assert len(outputs(await Runner.run(agent, "x?"))) == 1
     inner = agent_of(calls("delete"), delete).as_tool("assistant", "Delete.")
     engine = repairing(clock)
-    async with replanned(agent_of(calls("assistant", text='{"input": "x"}'), inner), engine, run_id="r") as agent:
+    async with replanned(agent_of(calls("assistant", text='{"input": "x"}'), inner), engine, thread="r") as agent:
         result = await Runner.run(agent, "x?")
         state = result.to_state()
         state.approve(result.interruptions[0])
@@ -666,6 +666,16 @@ async def test_conversation(clock: VirtualClock) -> None:
         assert outputs(second) == ["x, from the archive"] * 2
     assert statuses(engine) == ["succeeded"]
     assert outputs(await Runner.run(agent, "x?")) == ["An error occurred while running the tool. Please try again."]
+
+
+async def test_turns_of_a_thread(clock: VirtualClock) -> None:
+    """Each turn of a conversation is a session, and one in which nothing was left open is not resumed."""
+    engine = repairing(clock)
+    for turn in range(2):
+        original = agent_of(calls("search"), search, search_archive)
+        async with replanned(original, engine, capabilities=WEB, thread="talk") as agent:
+            assert outputs(await Runner.run(agent, "x?")) == ["x, from the archive"]
+        assert statuses(engine) == ["succeeded"] * (turn + 1)
 
 
 async def test_run_that_was_aborted(clock: VirtualClock) -> None:
