@@ -199,14 +199,18 @@ class _Attachment:
 
     def _session(self, graph: Any, given: Any, config: Any) -> Any:
         """Return a session: that of the thread, if it is resumed."""
-        configurable = ensure_config(merge_configs(graph.config, config))["configurable"]
+        configurable = merge_configs(graph.config, config).get("configurable", {})
+        if "thread_id" not in configurable:  # within a node of another graph, whose thread it is
+            configurable = {**ensure_config()["configurable"], **configurable}
         run_id = None
         if thread := configurable.get("thread_id"):
             prefix = "thread-" + quote(str(thread), safe="")
-            if inner := configurable.get("checkpoint_ns"):  # a graph within a graph
+            resumes = given is None or (isinstance(given, Command) and given.resume is not None)
+            if inner := configurable.get("checkpoint_ns"):  # of one task of the other graph, whose input is given again
                 prefix += "-" + hashlib.blake2s(inner.encode(), digest_size=4).hexdigest()
+                resumes = True
             run_id = f"{prefix}.{uuid.uuid4().hex[:8]}"
-            if given is None or (isinstance(given, Command) and given.resume is not None):
+            if resumes:
                 runs = (each for each in self._engine.store.runs() if each.run.rpartition(".")[0] == prefix)
                 last = next(runs, None)  # the newest
                 run_id = last.run if last and last.status in ("running", "paused", "needs_human") else run_id

@@ -29,6 +29,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest
 from replanning.changes import ReplaceTask, SkipTask
+from replanning.errors import StoreError
 from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddleware, replanned
 from replanning.journal import AttemptStarted, SqliteStore
 from replanning.testing import VirtualClock
@@ -382,6 +383,23 @@ def test_without_event_loop() -> None:
         replanned(builder.compile(), engine).invoke({"query": "a"})
 
 
+@pytest.mark.parametrize("as_function", [False, True])
+async def test_graph_within_a_graph(clock: VirtualClock, as_function: bool) -> None:
+    """A graph within a node has a run of its own, which goes on when the thread is resumed with an answer."""
+    engine = asking(clock, other("archive"))
+    inner = replanned(graph_of(raising(OSError("disk full"))), engine)
+
+    async def search(state: State) -> Any:
+        return {"log": (await inner.ainvoke(state))["log"]}
+
+    outer = replanned(graph_of(search if as_function else inner, saver=InMemorySaver()), engine)
+    question = (await outer.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value["question"]
+    assert statuses(engine) == ["paused", "paused"]
+    answer = Command(resume={"question": question, "verdict": "approve"})
+    assert (await outer.ainvoke(answer, on_thread()))["log"] == ["a from the archive", "1 found", "2 found"]
+    assert statuses(engine) == ["succeeded", "succeeded"]
+
+
 def test_question_without_event_loop() -> None:
     """A graph that is invoked synchronously puts questions through interrupts as well."""
 
@@ -614,7 +632,7 @@ async def test_question_about_a_tool(clock: VirtualClock, choice: int) -> None:
 
 
 def test_tool_without_event_loop() -> None:
-    """A tool of an agent that is invoked synchronously is replaced as well."""
+    """Tools of an agent that is invoked synchronously are replaced as well, or fail as they would without us."""
 
     @tool("search")
     def search(query: str) -> str:
@@ -628,6 +646,45 @@ def test_tool_without_event_loop() -> None:
 
     agent = agent_of(model_of("search"), [search, elsewhere], ReplanningEngine(), capabilities=WEB)
     assert told(agent.invoke(QUESTION)) == [("search", "call-0", "q0 from the archive")]
+    retry = ToolRetryMiddleware(max_retries=0)
+    plain, ours = [
+        told(agent_of(model_of("search", "unknown"), [search], each, middleware=[retry]).invoke(QUESTION))
+        for each in (None, ReplanningEngine())
+    ]
+    assert plain == ours
+
+
+async def test_tool_that_would_block(clock: VirtualClock) -> None:
+    """A synchronous wrapper alone, which would block the event loop of the graph, is refused."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode([archive_tool], wrap_tool_call=ReplanningMiddleware().wrap_tool_call))
+    builder.add_edge(START, "tools")
+    call: Any = {"name": "archive", "args": {"query": "q"}, "id": "1"}
+    with pytest.raises(RuntimeError, match="cannot be waited for"):
+        await replanned(builder.compile(), make_engine(clock=clock)).ainvoke(
+            {"messages": [AIMessage("", tool_calls=[call])]}
+        )
+
+
+async def test_tool_of_another_node(clock: VirtualClock) -> None:
+    """What an agent does not have cannot stand in for its tool: that is a failure, about which a person is asked again."""
+    engine = asking(clock, other("model"))
+    agent = agent_of(model_of("search"), [search_tool], engine, checkpointer=InMemorySaver())
+    question = (await agent.ainvoke(QUESTION, on_thread()))["__interrupt__"][0].value["question"]
+    answer = Command(resume={"question": question, "verdict": "approve"})
+    result = await agent.ainvoke(answer, on_thread())
+    assert result["__interrupt__"][0].value["question"] != question
+
+
+async def test_run_that_cannot_be_opened(clock: VirtualClock) -> None:
+    """A session that cannot be opened is an error of the graph, whose nodes are not executed."""
+    engine, saver = make_engine(clock=clock), InMemorySaver()
+    graph = parallel(saver)
+    await replanned(graph, engine).ainvoke({"log": []}, on_thread(), interrupt_before=["inner"])
+    with pytest.raises(StoreError, match="another plan"):
+        await replanned(graph, engine, objective="something else").ainvoke(None, on_thread())
+    result = await replanned(graph, engine).ainvoke(None, on_thread())
+    assert result["log"][-1] == "4 found"
 
 
 # Attaching
