@@ -111,15 +111,14 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         Raises:
             TypeError: the function does not take them.
         """
-        contexts = {name: None for name in self._contexts if name not in kwargs}
-        bound = self._signature.bind(*args, **kwargs, **contexts).arguments
+        stated = [each for name, each in self._signature.parameters.items() if name not in self._contexts]
+        bound = self._signature.replace(parameters=stated).bind(*args, **kwargs).arguments
         named: dict[str, object] = {}
         for name, value in bound.items():
             kind = self._signature.parameters[name].kind
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 raise TypeError(f"{self.spec.name!r} takes any number of positional arguments, which have no names")
-            if name not in contexts:
-                named |= dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+            named |= dict(value) if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
         return named
 
     async def execute(self, arguments: Mapping[str, object], context: TaskContext, *, convert: bool) -> object:
@@ -143,7 +142,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         ]
         function: Callable[..., Any] = self.function
         work = partial(function, *positional, **values)
-        result = work() if self._is_async else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        # Trio takes no awaitable from a thread.
+        in_thread = partial(anyio.to_thread.run_sync, lambda: (work(),), abandon_on_cancel=True)
+        (result,) = (work(),) if self._is_async else await in_thread()
         return await result if inspect.isawaitable(result) else result
 
     def _converted(self, name: str, value: object) -> object:

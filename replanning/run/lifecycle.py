@@ -650,7 +650,8 @@ class Lifecycle:
             ripe = 0
             event = anyio.Event()
             if root is not None:
-                if self._is_settled(root) or self.stopping:  # the work that calls may be what the end waits for
+                # What follows a failure is not on record while the store fails; the end may wait for the work that calls.
+                if self.stopping or (self.store_available and self._is_settled(root)):
                     break
                 if self.open_ended and self._fail_unavailable(root):
                     continue

@@ -1,6 +1,6 @@
 """Calls that wait: for resources, for other tasks, for people, for the store; each of them ends."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 
@@ -146,3 +146,32 @@ async def test_call_within_a_call(clock: VirtualClock, stop: str) -> None:
     async with make_engine(clock=clock).session(stated, tools=[outer]) as session:
         assert await session.call(outer) == "done"
     assert session.run.result.status == ("paused" if stop == "pause" else "aborted")
+
+
+@pytest.mark.parametrize("number", range(2, 10))
+async def test_store_that_fails_at_any_record(clock: VirtualClock, number: int) -> None:
+    """A call whose tool fails gets the result of another, whichever of its records the store did not take at once."""
+    store = FlakyStore(fails=lambda operation, count: operation == "append" and count == number)
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        if name == "small":
+            raise MemoryError(name)
+        return name
+
+    tools = [ToolSpec(name="small", capability="load"), ToolSpec(name="big", capability="load")]
+    async with make_engine("repair", clock=clock, store=store).session("load", tools=tools) as session:
+        assert await session.invoke("small", {}, execute=execute) == "big"
+    assert store.failures == 1
+
+
+async def test_function_that_returns_an_awaitable(clock: VirtualClock) -> None:
+    """A function that is not async and returns an awaitable is executed to its end, on every loop."""
+
+    def later(value: int) -> Awaitable[int]:
+        async def inner() -> int:
+            return value
+
+        return inner()
+
+    async with make_engine(clock=clock).session("later", tools=[later]) as session:
+        assert await session.call(later, 1) == 1

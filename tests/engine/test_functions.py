@@ -1,0 +1,106 @@
+"""Functions as tools: how they are described, called by name, refused, and given JSON."""
+
+import functools
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from replanning import Plan, Task, TaskContext, ToolSpec, tool
+from replanning.engine.functions import FunctionTool
+from replanning.plan import JsonObject
+from replanning.testing import VirtualClock
+from tests.support.runs import make_engine, plan
+
+
+class Point(BaseModel):
+    """A value with a model."""
+
+    x: int
+
+
+class Shop:
+    """Tools that are no plain functions."""
+
+    def method(self, a: int, b: str = "x") -> str:
+        """Join."""
+        return f"{a}{b}"
+
+    async def __call__(self, a: int) -> int:
+        return a
+
+
+def context_first(context: TaskContext, a: int, /, b: int = 2) -> tuple[bool, int, int]:
+    """Take the context before the arguments."""
+    return bool(context.attempt_id), a, b
+
+
+def forward(a: "Nowhere", *, b: int = 1) -> object:  # type: ignore[name-defined]  # noqa: F821
+    """Name a type that does not exist."""
+    return a, b
+
+
+def anything(**options: object) -> object:
+    """Take any names."""
+    return options
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "result"),
+    [
+        (Shop().method, (1,), {"b": "y"}, "1y"),
+        (Shop(), (1,), {}, 1),
+        (functools.partial(Shop().method, 1), (), {"b": "z"}, "1z"),
+        (context_first, (1,), {"b": 3}, (True, 1, 3)),
+        (forward, (1,), {"b": 2}, (1, 2)),
+        (anything, (), {"self": 1, "arguments": 2, "a b": 3}, {"self": 1, "arguments": 2, "a b": 3}),
+        (len, ([1, 2],), {}, 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__) if callable(value) else "",
+)
+async def test_any_signature(clock: VirtualClock, function: Any, args: tuple[Any], kwargs: Any, result: object) -> None:
+    """A function of any kind is called as it would be without a session."""
+    async with make_engine(clock=clock).session("call") as session:
+        assert await session.call(function, *args, **kwargs) == result
+        assert repr(session.run) in repr(session)
+        assert repr(function) in repr(session._tools.of(function))
+
+
+async def test_what_is_no_tool(clock: VirtualClock) -> None:
+    """What cannot be called by the names of its arguments is refused, as are two tools of one name."""
+    refused: list[Any] = [(3, "no function"), (max, "are not known")]
+    for given, message in refused:
+        with pytest.raises(TypeError, match=message):
+            tool(given)
+    with pytest.raises(TypeError, match="any number of positional"):
+        FunctionTool(print).bind((1,), {})
+    with pytest.raises(ValueError, match="two tools are called 'forward'"):
+        async with make_engine(clock=clock).session("x", tools=[forward, ToolSpec(name="forward")]):
+            pass
+    assert tool(forward)(1, b=2) == (1, 2)
+
+
+async def test_other_function_of_the_same_name(clock: VirtualClock) -> None:
+    """A function with the name of a tool of the session is refused, instead of that one being called."""
+    async with make_engine(clock=clock).session("x", tools=[tool(name="anything")(forward)]) as session:
+        with pytest.raises(ValueError, match="another tool is called 'anything'"):
+            await session.call(anything, a=1)
+
+
+async def test_json_for_functions(clock: VirtualClock) -> None:
+    """Functions that execute a plan get JSON as their types say; what does not fit is a failure of the task."""
+    given: list[object] = []
+
+    def take(point: Point, count: Annotated[int, Field(gt=0)], untyped, /, *, many: list[Point]) -> None:
+        given.extend([point, count, untyped, *many])
+
+    def document(count: int) -> Plan:
+        arguments: JsonObject = {"point": {"x": 1}, "count": count, "untyped": {"y": 2}, "many": [{"x": 3}]}
+        return plan(Task(id="a", tool="take", arguments=arguments))
+
+    assert (await make_engine(clock=clock).execute(document(1), tools=[take])).ok
+    assert given == [Point(x=1), 1, {"y": 2}, Point(x=3)]
+    failed = await make_engine(clock=clock).execute(document(0), tools=[take])
+    assert "greater than 0" in failed.failures["a"].message
+    missing = await make_engine(clock=clock).execute(plan(Task(id="a")), tools=[take])
+    assert "no function was given for the tool None" in missing.failures["a"].message
