@@ -3,7 +3,8 @@
 Tested with openai-agents 0.24.
 
 What is lost: tools whose `needs_approval` is a function stay as they are, and so do hosted tools and the tools of agents
-that became tools by `as_tool`. Tools of MCP servers are listed once. `Runner.run_sync` cannot stand in the block.
+that became tools by `as_tool`. A question of the engine needs a gate: no tool that has begun can interrupt a run. Tools
+of MCP servers are listed once. `Runner.run_sync` cannot stand in the block.
 """
 
 from __future__ import annotations
