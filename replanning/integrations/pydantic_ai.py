@@ -1,6 +1,9 @@
 """pydantic-ai: `Agent(…, capabilities=[Replanned({"search": "web", "search_archive": "web"})])`.
 
 Tested with pydantic-ai 2.68.
+
+What is lost: a tool that is only there from a later step of a run on is not replaced. A timeout of a tool is a `ModelRetry`
+of the framework. The span of a call has no children: the attempts are below the span of the session.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ import anyio
 from pydantic_core import to_json
 
 from replanning.engine.engine import ReplanningEngine
+from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.errors import CallFailed, NeedsHuman, NoResult, UnknownRun
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
-from replanning.plan.tasks import ToolSpec
 from replanning.plan.types import RunId
 
 try:
@@ -49,9 +52,11 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from error
 
 METADATA: Final = "replanning"
-"""Key in the metadata of a tool, whose value states fields of its `ToolSpec`; and in those of a request for an approval."""
+"""Key in the metadata of a tool, where fields of its description stand, and of a request for an approval: what is asked."""
 
 _PASSES: Final = (CallDeferred, ApprovalRequired, SkipToolExecution, ToolRetryError, RunCancelled, UsageLimitExceeded)
+
+_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -65,7 +70,8 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
 
     Args:
         capabilities: by the name of a tool, what it is capable of; tools with the same capability can stand in for
-            one another. Further fields of a `ToolSpec` stand in the metadata of the tool under `replanning`.
+            one another. Or fields as `replanning.tool` takes them, which may also stand in the metadata of the tool, under
+            `replanning`.
         engine: the engine; by default one with its defaults.
         approvals: whether questions to a person are put as requests for the approval of the call; by default where
             `DeferredToolRequests` is among the output types of the agent. Otherwise the agent sees the exception of
@@ -74,7 +80,7 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
 
     def __init__(
         self,
-        capabilities: Mapping[str, str] | None = None,
+        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
         *,
         engine: ReplanningEngine | None = None,
         approvals: bool | None = None,
@@ -126,7 +132,7 @@ class _AgentRun:
 
     def __init__(self, owner: Replanned) -> None:
         self._engine, self._capabilities, self._approvals = owner.engine, owner.capabilities, owner.approvals
-        self._specs: dict[str, ToolSpec] | None = None
+        self._tools: Sequence[FunctionTool[..., Any]] | None = None
         self._described, self._opened, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
         self._session: Session | None = None
         self._left: Exception | None = None
@@ -138,24 +144,24 @@ class _AgentRun:
 
     def describe(self, tools: Mapping[str, Any]) -> None:
         """Describe the tools that the first step of the run has."""
-        if self._specs is None:
-            self._specs = {
-                name: _describe(each.tool_def, self._capabilities)
+        if self._tools is None:
+            self._tools = [
+                _describe(each, self._capabilities.get(name, {}))
                 for name, each in tools.items()
                 if each.tool_def.kind in ("function", "unapproved")
-            }
+            ]
             self._described.set()
 
     async def keep_session(self, ctx: Any) -> None:
         """Open the session as soon as the tools are known, and close it when the run has ended."""
         await self._described.wait()
-        if self._specs is None:
+        if self._tools is None:
             return
         run_id = _session_id(ctx)
         self._asked = self._resumed = run_id != ctx.run_id
         try:
-            tools = tuple(self._specs.values())
-            async with self._engine.session(self._objective(ctx, run_id), tools=tools, run_id=run_id) as session:
+            opened = self._engine.session(self._objective(ctx, run_id), tools=self._tools, run_id=run_id)
+            async with opened as session:
                 self._session = session
                 self._opened.set()
                 await self._ended.wait()
@@ -279,25 +285,25 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
         return await self.run.call(self, name, tool_args, ctx, tool)
 
 
-def _describe(definition: Any, capabilities: Mapping[str, str]) -> ToolSpec:
+def _describe(tool: Any, stated: str | Mapping[str, object]) -> FunctionTool[..., Any]:
     """Return a tool as the engine needs to know it."""
+    definition = tool.tool_def
     schema = definition.parameters_json_schema
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    fields: dict[str, object] = {
+    kinds = {name: each.get("type") if isinstance(each, dict) else None for name, each in properties.items()}
+    fields: dict[str, Any] = {
         "name": definition.name,
-        "kind": "agent",
-        "capability": capabilities.get(definition.name),
-        "description": definition.description or "",
-        "parameters": {name: _type_name(each) for name, each in properties.items()},
+        "kind": "function",
+        "description": " ".join((definition.description or "").split()),
+        "parameters": {
+            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
+        },
         "optional": [name for name in properties if name not in required],
-        "dangerous": definition.kind == "unapproved",
+        "dangerous": definition.kind == "unapproved",  # it stands in for another one only if a person agrees
     }
-    return ToolSpec.model_validate(fields | dict((definition.metadata or {}).get(METADATA, {})))
-
-
-def _type_name(schema: object) -> str:
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    return kind if kind in {"string", "integer", "number", "boolean", "array", "object"} else "any"
+    fields |= (definition.metadata or {}).get(METADATA, {})
+    fields |= {"capability": stated} if isinstance(stated, str) else stated
+    return FunctionTool(tool.toolset.call_tool, **fields)  # not called: the session is told how to execute it
 
 
 def _session_id(ctx: Any) -> str:

@@ -1,6 +1,8 @@
 """Agents of pydantic-ai whose tools the engine keeps alive, with the models that it has for tests."""
 
+import importlib
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,14 +31,17 @@ from pydantic_ai import (
     capture_run_messages,
 )
 from pydantic_ai.capabilities import HandleDeferredToolCalls, Instrumentation
+from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
+from pydantic_ai.usage import UsageLimits
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry
 from replanning.changes import ReplaceTask
+from replanning.errors import StoreError
 from replanning.integrations.pydantic_ai import Replanned
-from replanning.journal import SqliteStore
+from replanning.journal import JsonlStore, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import DOUBT, asking
 from tests.support.runs import alternative, make_engine
@@ -445,3 +450,73 @@ async def test_trace_in_one_piece(clock: VirtualClock) -> None:
     assert ["execute_tool search", run[1]] in paths
     assert ["looking", "execute_tool search_archive", "replanning.attempt", *run] in paths
     assert paths.count(["replanning.attempt", *run]) == 2
+
+
+async def test_stated_fields(clock: VirtualClock) -> None:
+    """What is stated of a tool, in the argument or in its metadata, counts: here attempts, and that another one costs less."""
+    attempts = []
+
+    def search(query: str) -> str:
+        attempts.append(query)
+        raise ConnectionError("reset")
+
+    stated: dict[str, Any] = {"search": {"capability": "web", "retry": Retry(max_attempts=5)}, "search_archive": "web"}
+    attached = Replanned(stated, engine=make_engine("repair", clock=clock))
+    dear = Tool(search_archive, name="dear", metadata={"replanning": {"capability": "web", "cost": 9}})
+    agent = Agent(calling(ONE_SEARCH), tools=[search, dear, search_archive], capabilities=[attached])
+    assert (await agent.run("find x")).output == FOUND
+    assert len(attempts) == 5
+    with pytest.raises(ValueError, match="speed"):
+        await Agent(calling(ONE_SEARCH), tools=[search], capabilities=[Replanned({"search": {"speed": 1}})]).run("x")
+
+
+async def test_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:
+    """A session that cannot be opened is an error of the run, also where no tool is called."""
+    (tmp_path / "file").write_text("")
+    engine = make_engine("repair", clock=clock, store=JsonlStore(tmp_path / "file" / "runs"))
+    for calls in ((ONE_SEARCH,), ()):
+        with pytest.raises(StoreError):
+            await agent_of(calling(*calls) if calls else FunctionModel(said_at_once), [search], engine).run("find x")
+
+
+def said_at_once(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """Say something, and call nothing."""
+    return ModelResponse([TextPart("hello")])
+
+
+async def test_agent_without_calls(clock: VirtualClock) -> None:
+    """An agent that calls no tool, or has none, runs as before, and so do ids of runs that could not be names of files."""
+    engine = make_engine("repair", clock=clock)
+    for tools in ([], [search]):
+        result = await agent_of(FunctionModel(said_at_once), tools, engine).run(
+            ["hi", "there"], run_id=f"a/{len(tools)}"
+        )
+        assert result.output == "hello"
+    assert [(each.status, each.objective) for each in engine.store.runs()] == [("succeeded", "hi there")] * 2
+
+
+async def test_nested_agents(clock: VirtualClock) -> None:
+    """An agent that is a tool of another one has a session of its own, and what it spends counts for both."""
+    engine = make_engine("repair", clock=clock)
+    inner = agent_of(calling(ONE_SEARCH), [search, search_archive], engine)
+
+    async def ask(ctx: RunContext[None], question: str) -> str:
+        return str((await inner.run(question, usage=ctx.usage)).output)
+
+    outer = agent_of(calling(("ask", {"question": "why"})), [ask], engine)
+    result = await outer.run("ask")
+    assert result.output == f"done: {[FOUND]}"
+    assert result.usage.requests == 4
+    assert {each.status for each in engine.store.runs()} == {"succeeded"}
+    with pytest.raises(UsageLimitExceeded):
+        await outer.run("ask", usage_limits=UsageLimits(request_limit=0))
+
+
+def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework, or with one that lacks what is relied on, importing says what to install."""
+    for name in ("pydantic_ai.toolsets", "pydantic_ai.capabilities"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            patch.delitem(sys.modules, "replanning.integrations.pydantic_ai")
+            with pytest.raises(ImportError, match=r"tested with 2\.68.*replanning\[pydantic-ai\]"):
+                importlib.import_module("replanning.integrations.pydantic_ai")
