@@ -48,7 +48,11 @@ _TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "o
 
 
 def replanned(
-    graph: Any, engine: ReplanningEngine, *, capabilities: Mapping[str, str] | None = None, objective: str = ""
+    graph: Any,
+    engine: ReplanningEngine,
+    *,
+    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    objective: str = "",
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
 
@@ -58,12 +62,12 @@ def replanned(
     Args:
         graph: as `StateGraph.compile` or `create_agent` returns it; it is not changed.
         engine: decides.
-        capabilities: what nodes and tools are for, by their names; those for the same can stand in for one another. By
-            default `capability` in the metadata of a node or a tool.
+        capabilities: what nodes and tools are for, by their names, those for the same can stand in for one another; or the
+            fields of a `ToolSpec`. By default `capability` in the metadata of a node or a tool.
         objective: the aim of a run; by default the name of the graph.
 
     Raises:
-        PlanError: a name is not one of a tool.
+        PlanError: a name or a field is not one of a tool.
         TypeError: this is no compiled graph.
         ValueError: a node and a tool have the same name, or a capability names neither.
     """
@@ -77,8 +81,9 @@ def replanned(
     def describe(name: str, kind: str, metadata: Mapping[str, Any] | None, **fields: Any) -> None:
         if name in specs:
             raise ValueError(f"two nodes or tools are called {name!r}; give one of them another name")
-        capability = given.pop(name, (metadata or {}).get("capability"))
-        specs[name] = ToolSpec(name=name, kind=kind, capability=capability, **fields)
+        stated = given.pop(name, (metadata or {}).get("capability"))
+        fields |= stated if isinstance(stated, Mapping) else {"capability": stated}
+        specs[name] = ToolSpec.model_validate({"name": name, "kind": kind, **fields})
 
     bodies: dict[str, Any] = {}
     for name, node in graph.nodes.items():

@@ -720,6 +720,17 @@ async def test_middleware_alone(clock: VirtualClock) -> None:
         await agent.ainvoke(QUESTION)
 
 
+async def test_fields_of_a_node(clock: VirtualClock) -> None:
+    """What is stated of a node counts: a dangerous one does not take the place of another unless a person agrees."""
+    engine = make_engine("repair", clock=clock)
+    fields: dict[str, Any] = {"search": "web", "archive": {"capability": "web", "dangerous": True}}
+    graph = replanned(graph_of(raising(ValueError("down")), saver=InMemorySaver()), engine, capabilities=fields)
+    question = (await graph.ainvoke({"query": "a"}, on_thread()))["__interrupt__"][0].value
+    assert len(question["choices"]) == 1
+    answer = Command(resume={"question": question["question"], "verdict": "approve"})
+    assert (await graph.ainvoke(answer, on_thread()))["log"] == ["a from the archive", "1 found"]
+
+
 async def test_capabilities_in_metadata(clock: VirtualClock) -> None:
     """A capability may stand in the metadata of a node."""
     builder = StateGraph(State)
