@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,7 +23,7 @@ from pydantic_core import to_json
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
-from replanning.errors import CallFailed, NeedsHuman, NoResult, UnknownRun
+from replanning.errors import CallFailed, NeedsHuman, NoResult, StaleAnswer, UnknownQuestion, UnknownRun
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
 from replanning.plan.types import RunId
@@ -157,8 +158,10 @@ class _AgentRun:
         await self._described.wait()
         if self._tools is None:
             return
-        run_id = _session_id(ctx)
+        run_id = _first_run(ctx)
         self._asked = self._resumed = run_id != ctx.run_id
+        if not is_valid_run_id(RunId(run_id)):
+            run_id = str(uuid5(NAMESPACE_URL, run_id))
         try:
             opened = self._engine.session(self._objective(ctx, run_id), tools=self._tools, run_id=run_id)
             async with opened as session:
@@ -197,7 +200,8 @@ class _AgentRun:
         """Withdraw the questions that were put as requests for an approval: the agent ended without it."""
         if self._asked:
             for question in self._engine.pending(session.run.id):
-                self._engine.answer(question.id, "reject", comment="the agent went on without it")
+                with suppress(StaleAnswer, UnknownQuestion):
+                    self._engine.answer(question.id, "reject", comment="the agent went on without it")
 
     async def call(self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
@@ -211,10 +215,11 @@ class _AgentRun:
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
             nonlocal executed
-            executed = True
+            # An approval is for what is executed first: this tool, or the one that took its place before the agent stopped.
+            approved, executed = ctx.tool_call_approved and not executed, True
             if other == name and values is arguments:
                 return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
-            return await self._dispatch(other, values, ctx)
+            return await self._dispatch(other, values, ctx, approved=approved)
 
         seen = {question.id for question in self._engine.pending(session.run.id)} if ctx.tool_call_approved else set()
         while True:
@@ -223,9 +228,9 @@ class _AgentRun:
             except NeedsHuman as error:
                 if not seen.issuperset(error.questions):
                     if not self._asks(ctx):
-                        raise error.__cause__ or error from None
+                        raise error.__cause__ or error  # noqa: B904 - as the tool raised it, with its own cause
                     self._asked = True
-                    raise ApprovalRequired(metadata={METADATA: self._shown(error.questions)}) from error
+                    raise ApprovalRequired(metadata={METADATA: self._shown(session, error.questions)}) from error
                 for question_id in error.questions:
                     seen.discard(question_id)
                     self._engine.answer(question_id, "approve", by="the approval of the call")
@@ -234,7 +239,7 @@ class _AgentRun:
                     raise
                 once = False  # it was given up in the run that this one goes on with
 
-    async def _dispatch(self, name: str, arguments: Mapping[str, object], ctx: Any) -> object:
+    async def _dispatch(self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool) -> object:
         """Call another tool as the framework does, with its own context, hooks and span."""
         manager = ctx.tool_manager
         definition = next(each for each in manager.tool_defs if each.name == name)
@@ -243,7 +248,7 @@ class _AgentRun:
         try:
             result = await manager.handle_call(
                 ToolCallPart(name, dict(arguments), tool_call_id=call_id),
-                approved=ctx.tool_call_approved or definition.kind == "unapproved",  # the engine has asked a person
+                approved=approved or definition.kind == "unapproved",  # the engine has asked a person
                 wrap_validation_errors=False,
             )
         finally:
@@ -258,14 +263,13 @@ class _AgentRun:
         output = getattr(ctx.agent, "output_type", None)
         return DeferredToolRequests in (output if isinstance(output, Sequence) else (output,))
 
-    def _shown(self, questions: Sequence[str]) -> dict[str, object]:
-        asked = {each.id: each for each in self._engine.pending() if each.id in questions}
-        return {
-            "questions": [
-                {"id": each.id, "text": each.text, "approving": [one.alternative.reason for one in each.candidates[:1]]}
-                for each in asked.values()
-            ]
-        }
+    def _shown(self, session: Session, questions: Sequence[str]) -> dict[str, object]:
+        shown = [
+            {"id": each.id, "text": each.text, "approving": [one.alternative.reason for one in each.candidates[:1]]}
+            for each in self._engine.pending(session.run.id)
+            if each.id in questions
+        ]
+        return {"questions": shown}
 
 
 @dataclass
@@ -306,7 +310,7 @@ def _describe(tool: Any, stated: str | Mapping[str, object]) -> FunctionTool[...
     return FunctionTool(tool.toolset.call_tool, **fields)  # not called: the session is told how to execute it
 
 
-def _session_id(ctx: Any) -> str:
+def _first_run(ctx: Any) -> str:
     """Return the id of the run, or of the first of those that it goes on with: each left calls without a result."""
     run_id, messages = str(ctx.run_id), [each for each in ctx.messages if each.run_id != ctx.run_id]
     while messages:
@@ -321,7 +325,7 @@ def _session_id(ctx: Any) -> str:
             break
         run_id = messages[-1].run_id
         messages = messages[: next(n for n, each in enumerate(messages) if each.run_id == run_id)]
-    return run_id if is_valid_run_id(RunId(run_id)) else str(uuid5(NAMESPACE_URL, run_id))
+    return run_id
 
 
 def _call_key(ctx: Any, name: str, arguments: object) -> str:
