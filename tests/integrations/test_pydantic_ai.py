@@ -24,6 +24,7 @@ from pydantic_ai import (
     DeferredToolRequests,
     DeferredToolResults,
     FunctionToolResultEvent,
+    FunctionToolset,
     ModelRetry,
     RunContext,
     Tool,
@@ -571,3 +572,13 @@ async def test_output_that_was_not_kept(clock: VirtualClock) -> None:
     with pytest.raises(CallFailed, match="was not kept"):
         await agent.run(message_history=messages[:2])
     assert len(made) == 1
+
+
+async def test_toolsets(clock: VirtualClock) -> None:
+    """Tools of toolsets count by the names that the model sees, also where the capability is given for one run alone."""
+    attached = Replanned({"w_search": "web", "w_search_archive": "web"}, engine=make_engine("repair", clock=clock))
+    toolset = FunctionToolset([search, search_archive]).prefixed("w")
+    agent = Agent(calling(("w_search", {"query": "x"})), toolsets=[toolset])
+    assert (await agent.run("find x", capabilities=[attached])).output == FOUND
+    with pytest.raises(Down):
+        await agent.run("find x")
