@@ -27,7 +27,7 @@ from replanning.journal.records import Candidate, Trigger, Usage
 from replanning.live.draft import Draft
 from replanning.live.view import PlanView
 from replanning.plan.json_values import detached
-from replanning.plan.messages import checked, cut
+from replanning.plan.messages import checked, cut, join_names
 from replanning.plan.tasks import Goal
 from replanning.plugins import plugin_error, plugin_name, read_attribute
 from replanning.run.event_loop import describe_error, isolate
@@ -145,8 +145,13 @@ class AlternativeVetter:
         problem = problem or find_objection(alternative, request, live, life.ledger, settings.limits)
         if not problem:
             draft = Draft(live, alternative.changes)
+            left_out = [
+                c.task_id for c in alternative.changes if c.kind == "remove" and c.task_id in live.ready_queue.reserved
+            ]
             if draft.problems:
                 problem = "it does not fit the plan: " + "; ".join(map(str, draft.problems[:5]))
+            elif left_out:
+                problem = f"a caller waits for the result of {join_names(left_out, 5)}, which it leaves out"
             elif not (problem := find_futile_call(alternative.changes, PlanView(live))) and live.closed_world:
                 problem = check_feasible(draft, request.triggers, live)
             if not problem and self.seeks_better_path:

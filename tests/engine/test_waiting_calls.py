@@ -175,3 +175,18 @@ async def test_function_that_returns_an_awaitable(clock: VirtualClock) -> None:
 
     async with make_engine(clock=clock).session("later", tools=[later]) as session:
         assert await session.call(later, 1) == 1
+
+
+@pytest.mark.parametrize("facts", [None, []], ids=["facts unknown", "facts stated"])
+async def test_call_whose_effects_are_there(clock: VirtualClock, facts: list[str] | None) -> None:
+    """A call is not left out because the facts that it adds hold already: its caller waits for a result."""
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        if name == "search":
+            raise LookupError(name)
+        return name
+
+    tools = [ToolSpec(name=name, capability="search", adds=["found(it)"]) for name in ("search", "archive")]
+    async with make_engine("repair", clock=clock).session(plan(facts=facts), tools=tools) as session:
+        assert await session.invoke("archive", {}, execute=execute) == "archive"
+        assert await session.invoke("search", {}, execute=execute) == "archive"
