@@ -21,7 +21,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.environment import SystemClock
-from replanning.errors import CallFailed, NeedsHuman, NotRunning, PlanError, Problem, ToolError
+from replanning.errors import CallFailed, NeedsHuman, NotRunning, PlanError, Problem, StoreError, ToolError
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean
@@ -226,7 +226,7 @@ class McpProxy:
         for spec in self.session.run.live.plan.tools:
             served = self._tools.get(spec.name)
             reason = "no server has it any more" if served is None else served.session.unavailable_reason
-            if self._available.get(spec.name, True) is not (available := not reason):
+            if self._available.get(spec.name) is not (available := not reason):
                 self._available[spec.name] = available
                 with suppress(ValueError, NotRunning):
                     self.session.run.change_resource(spec.name, available=available, reason=reason)
@@ -301,7 +301,8 @@ class McpProxy:
             result = await session.call(
                 served.own_name, arguments, on_progress=context.session.report_progress, meta=meta
             )
-            return result.model_copy(update={"meta": _without_reserved(result.meta)})
+            kept = _without_reserved(result.meta)
+            return result if kept == result.meta else result.model_copy(update={"meta": kept})
         except ServerGone as gone:
             if not gone.request_sent:
                 raise ToolUnavailable(name, f"the MCP server {session.name!r}", f"which is not there: {gone}") from None
@@ -333,6 +334,10 @@ def _text_result(text: str, *, is_error: bool) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
 
+class ClientLeft(Exception):
+    """The client has left a run that the next one goes on with."""
+
+
 @asynccontextmanager
 async def open_proxy(
     engine: ReplanningEngine,
@@ -353,7 +358,7 @@ async def open_proxy(
             by `SERVER_TOOL`.
         capabilities: capabilities by the names of the tools that have them; tools of one stand in for one another.
         retry: how often tools that say that they are read-only or idempotent are tried again after any failure.
-        run_id: the id of the run, which is resumed where it exists.
+        run_id: the id of the run, which is resumed where it exists, and at the end is `paused` for the next time.
         environ: the variables for `{env:NAME}`; by default those of this process.
         cwd: the folder that `cwd` of a server is relative to; by default that of this process.
 
@@ -361,7 +366,7 @@ async def open_proxy(
         PlanError: there is no server, or a capability names a tool that no server has.
         ToolError: none of the servers can be started.
         RunOwned: another process is at this run.
-        StoreError: it is a run of something else, or the store does not take it.
+        StoreError: it is a run of something else, or has ended, or the store does not take it.
     """
     if not plan.mcp:
         raise PlanError([Problem("mcp", "expected at least one server")])
@@ -374,12 +379,17 @@ async def open_proxy(
             reasons = "; ".join(f"{name!r}: {reason}" for name, reason in proxy.unavailable.items())
             raise ToolError(f"no MCP server is there: {reasons}")
         goal = Plan(goal=Goal(objective=f"Answer calls of tools of {', '.join(plan.mcp)}"))
-        async with engine.session(goal, tools=proxy.functions, run_id=run_id) as session:
-            proxy.attach(session)
-            try:
-                yield proxy
-            finally:
-                proxy.attach(None)
+        with suppress(ClientLeft):
+            async with engine.session(goal, tools=proxy.functions, run_id=run_id) as session:
+                if session.run.ended:
+                    raise StoreError(f"run {run_id!r} has ended ({session.run.result.status}); choose another id")
+                proxy.attach(session)
+                try:
+                    yield proxy
+                finally:
+                    proxy.attach(None)
+                if run_id is not None:
+                    raise ClientLeft("the client has left; the next one goes on with the run")
     finally:
         proxy.close()
         group.cancel_scope.deadline = anyio.current_time() + CLOSE_TIMEOUT

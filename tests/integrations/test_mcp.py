@@ -20,12 +20,13 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import ToolListChangedNotification
 
 from replanning import Plan, PlanError, ReplanningEngine, StoreGate
-from replanning.errors import ToolError
+from replanning.errors import StoreError, ToolError
 from replanning.integrations.mcp import McpProxy, open_proxy, server_of_command
 from replanning.journal import SqliteStore
 from replanning.plan.tasks import Retry
 from tests.support.cli import ENVIRONMENT, PATIENCE, SCRIPT, answer, cli
 from tests.support.tools import Pulse
+from tests.support.tracing import Spans
 
 SUPPORT = Path(__file__).parents[1] / "support"
 FAILING = [sys.executable, str(SUPPORT / "mcp_failing_server.py")]
@@ -125,6 +126,16 @@ async def test_retry() -> None:
         assert (await client.call_tool("flaky", {})).content[0].text == "worked at time 3"
         assert (await client.call_tool("order", {})).is_error
         assert (await client.call_tool("count", {"tool": "order"})).structured_content == {"result": 1}
+
+
+async def test_trace() -> None:
+    """The server gets the span of the attempt as that of its caller, so that its spans are below it."""
+    spans = Spans()
+    engine = ReplanningEngine(["repair"], tracer_provider=spans.provider)
+    async with proxied(engine=engine) as (client, _):
+        parent = (await client.call_tool("trace", {})).content[0].text.split("-")
+    assert spans.traces == {int(parent[1], 16)}
+    assert [span.name for span in spans.flat if span.id == parent[2]] == ["replanning.attempt"]
 
 
 async def test_lost_server(tmp_path: Path) -> None:
@@ -268,6 +279,22 @@ async def test_approval(tmp_path: Path, verdict: Any) -> None:
             assert "no news of x" in result.content[0].text
 
 
+async def test_resume(tmp_path: Path) -> None:
+    """A run with an id is paused when the client leaves, and goes on with the next one; a run that has ended does not."""
+    place = tmp_path / "runs.db"
+    for _ in range(2):
+        async with proxied(engine=ReplanningEngine(["repair"], store=SqliteStore(place)), run_id="r") as (client, _):
+            assert (await client.call_tool("archive", {"query": "x"})).structured_content == SUBSTITUTE
+    assert ReplanningEngine(store=SqliteStore(place)).history("r").status == "paused"
+    engine = ReplanningEngine(["repair"], store=SqliteStore(place))
+    async with open_proxy(engine, plan(), run_id="r") as proxy:
+        assert len(proxy.session.run.live) == 2
+        proxy.session.end()
+    with pytest.raises(StoreError, match="run 'r' has ended"):
+        async with open_proxy(engine, plan(), run_id="r"):
+            pass
+
+
 # The command
 
 
@@ -289,10 +316,10 @@ async def test_command(tmp_path: Path, mode: Any) -> None:
         status = await anyio.to_thread.run_sync(lambda: answer(tmp_path, "status", *place))
         assert status["status"] == "running"
     assert seen == [(1, 2, "step 1"), (2, 2, "step 2")]
-    assert answer(tmp_path, "status", *place)["status"] == "succeeded"
+    assert answer(tmp_path, "status", *place)["status"] == "paused"
     told = cli(tmp_path, "history", *place).stdout
     assert "archive" in told, told
-    assert "run mine keeps the calls of 8 tools alive" in (tmp_path / "stderr").read_text()
+    assert "run mine keeps the calls of 9 tools alive" in (tmp_path / "stderr").read_text()
 
 
 async def test_approval_from_another_terminal(tmp_path: Path) -> None:
@@ -323,7 +350,7 @@ def test_end(tmp_path: Path, end: str) -> None:
     """A closed input and a signal end the proxy and its servers, and the run has succeeded; output has the protocol alone."""
     os.mkfifo(tmp_path / "pulse")
     reading = os.open(tmp_path / "pulse", os.O_RDONLY | os.O_NONBLOCK)
-    words = [str(SCRIPT), "mcp-proxy", "--run-id", "r", "--", *SERVER, "--pulse", str(tmp_path / "pulse")]
+    words = [str(SCRIPT), "mcp-proxy", "--", *SERVER, "--pulse", str(tmp_path / "pulse")]
     process = subprocess.Popen(
         words,
         cwd=tmp_path,
@@ -334,7 +361,7 @@ def test_end(tmp_path: Path, end: str) -> None:
         text=True,
     )
     assert process.stderr is not None
-    assert "run r keeps the calls of 5 tools alive" in process.stderr.readline()
+    assert "keeps the calls of 5 tools alive" in process.stderr.readline()
     if end != "stdin":
         process.send_signal(getattr(signal, end))
         assert process.wait(PATIENCE) == 0
@@ -343,7 +370,7 @@ def test_end(tmp_path: Path, end: str) -> None:
     assert "Traceback" not in errors
     assert os.read(reading, 1) == b""  # nobody holds the pipe
     os.close(reading)
-    assert answer(tmp_path, "status", "r")["status"] == "succeeded"
+    assert answer(tmp_path, "status", "latest")["status"] == "succeeded"
 
 
 @pytest.mark.parametrize(

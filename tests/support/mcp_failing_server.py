@@ -66,6 +66,12 @@ async def steps(context: Context) -> str:
 
 
 @server.tool(annotations=read_only)
+def trace(context: Context) -> str:
+    """The span that the caller names as its own."""
+    return str((context.request_context.meta or {}).get("traceparent"))
+
+
+@server.tool(annotations=read_only)
 def crash(marker: str) -> str:
     """End the process, unless the file is there."""
     try:
