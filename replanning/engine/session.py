@@ -106,7 +106,7 @@ class Session:
         """
         objects: list[object] = []
         if (clean := self.run.redact_value(key)) != key:  # two keys that tell secrets stay two
-            key = f"{clean} {hashlib.sha256(key.encode()).hexdigest()[:16]}"
+            key = f"{clean} {hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"
         journaled = self._journaled(arguments, objects)
         life = self.run._lifecycle
         while (task_id := self._by_key.get(key)) is None or not (once or life.is_unsettled(task_id)):

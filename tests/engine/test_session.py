@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
-from replanning.errors import CallFailed, NeedsHuman, NotRunning, StoreError
-from replanning.journal import AttemptStarted, PlanRevised, SqliteStore
+from replanning.errors import CallFailed, NeedsHuman, NotRunning, RecordNotSerializable, StoreError
+from replanning.journal import AttemptStarted, Lease, MemoryStore, PlanRevised, Record, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import asking
 from tests.support.runs import bodies, make_engine
@@ -368,3 +368,42 @@ async def test_functions_instead_of_work(clock: VirtualClock) -> None:
     assert result.outputs == {"a": ["x"]}
     with pytest.raises(TypeError, match="either"):
         await engine_of(clock).execute(document)
+
+
+async def test_object_of_another_process(clock: VirtualClock) -> None:
+    """A call that was left and is made again with other values gets those on record, as far as they are JSON."""
+    engine, seen = engine_of(clock), list[object]()
+
+    class Left(Exception):
+        pass
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> None:
+        seen.append(arguments["values"])
+        raise Left
+
+    for first, expected in (([1, {"a": object()}], LookupError), ([1, {"a": 2}], Left)):
+        for values, error in ((first, Left), ([3], expected)):
+            async with engine.session("x", tools=[ToolSpec(name="see")], passes=(Left,)) as session:
+                with pytest.raises(Left):
+                    await session.invoke("see", {"values": first}, execute=execute, key="one")
+                with pytest.raises(error):
+                    await session.invoke("see", {"values": values}, execute=execute, key="one")
+    assert seen[-1] == [1, {"a": 2}]
+
+
+async def test_ids_of_calls(clock: VirtualClock) -> None:
+    """The id of a call is one that no task has, its key may be any text, and one that a store refuses is not made."""
+
+    class Small(MemoryStore):
+        def append(self, lease: Lease, record: Record) -> None:
+            if isinstance(record.body, PlanRevised) and record.body.number > 2:
+                raise RecordNotSerializable("it is too large")
+            super().append(lease, record)
+
+    stated = Plan(goal=Goal(objective="x"), tasks=[Task(id="echo-2", optional=True)])
+    async with make_engine(clock=clock, store=Small()).session(stated, tools=[echo]) as session:
+        await session.call(echo, 1)
+        assert list(session.run.live.entries) == ["echo-2", "echo-3"]
+        assert await session.invoke("echo", {"value": 1}, key="\ud800") == 1
+        with pytest.raises(RecordNotSerializable):
+            await session.call(echo, 2)
