@@ -30,7 +30,7 @@ class Shop:
         return a
 
 
-def context_first(context: TaskContext, a: int, /, b: int = 2) -> tuple[bool, int, int]:
+def context_first(context: TaskContext, a: int, /, b: int | str = 2) -> tuple[bool, int, object]:
     """Take the context before the arguments."""
     return bool(context.attempt_id), a, b
 
