@@ -153,7 +153,7 @@ class Display:
         small = sum(run.live.counts.values()) <= MAX_TASKS_LISTED
         running = [entry for entry in run.live if entry.state is TaskState.RUNNING] if small else []
         for entry in running[:MAX_RUNNING_SHOWN]:
-            limit = f" of {entry.deadline - entry.started_at:g}" if entry.deadline is not None else ""
+            limit = f" of {round(entry.deadline - entry.started_at, 2):g}" if entry.deadline is not None else ""
             took = f"{max(0.0, now - entry.started_at):.1f}{limit} s"
             tool = Text(escape_control(entry.task.tool or ""), "dim")
             table.add_row(Text("  ▶", "bold blue"), escape_control(display_name(entry.task)), tool, took)

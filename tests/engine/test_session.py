@@ -273,7 +273,12 @@ async def test_failures_in_a_row(clock: VirtualClock) -> None:
     async def broken(query: str) -> list[str]:
         raise ConnectionError(query)
 
-    async with engine_of(clock).session("find", tools=[broken, search_slowly]) as session:
+    @tool(capability="search")
+    async def other(query: str) -> list[str]:
+        return [query] * 2
+
+    engine = make_engine("repair", clock=clock, alternatives={"min_confidence": 0.5})  # nobody is asked
+    async with engine.session("find", tools=[broken, other]) as session:
         found: list[list[str]] = []
 
         async def caller(number: int) -> None:

@@ -326,7 +326,7 @@ async def test_real_connections_do_not_leak() -> None:
         await server.until(lambda server: not server.connections)
     assert ends.total() == SOCKETS
     assert ends.keys() >= ENDS
-    assert len(server.requests) > SOCKETS / 2
+    assert len(server.requests) > SOCKETS / 4  # on a busy machine the time of many calls ends before they are sent
 
 
 @pytest.mark.deep

@@ -149,6 +149,21 @@ async def test_nobody_else_executes_it(clock: VirtualClock) -> None:
     assert sorted(pulled) == ["b", "c"]
 
 
+async def test_waiting_for_a_resource(clock: VirtualClock) -> None:
+    """A task that is performed and waits for a resource is not pulled by others, who get what needs none."""
+    ids = {"holder": {"cpu": 1.0}, "performed": {"cpu": 1.0}, "free": {}}
+    tasks = [Task(id=task_id, resources=needed) for task_id, needed in ids.items()]
+    async with make_engine(clock=clock).open(plan(*tasks, resources={"cpu": 1})) as run:
+        holder = run.started("holder")
+        async with anyio.create_task_group() as group:
+            group.start_soon(run.perform, "performed", work)
+            await anyio.wait_all_tasks_blocked()
+            async with run.attempt(await anext(run.ready())) as attempt:
+                assert attempt.task.id == "free"
+            run.succeeded(holder)
+    assert run.result.ok
+
+
 async def test_many_at_once(clock: VirtualClock) -> None:
     """Many callers at once each get the result of their own lineage, and each task is executed once."""
     results: dict[str, object] = {}
