@@ -41,21 +41,21 @@ _NAMED: Final = (
 
 
 class FunctionTool(Generic[Parameters, ReturnedT]):
-    """Function that is a tool. Called, it is the function.
+    """Function as a tool; calling it calls the function.
 
     Args:
-        function: the function. One that is not async is executed in a thread, which goes on if nobody waits any more. A
+        function: the function. One that is not async is executed in a thread, which a cancellation does not stop. A
             parameter annotated as `TaskContext` receives the context of the task.
         idempotent: whether executing it twice does no harm.
         retry: what to do after an error that may pass.
-        fields: further fields of its `ToolSpec`, such as `capability`, instead of what the signature and the docstring say.
+        fields: fields of its `ToolSpec`, such as `capability`; they override the signature and the docstring.
 
     Attributes:
         spec: its description.
 
     Raises:
         PlanError: the fields are not those of a tool.
-        TypeError: this is no function whose parameters are known.
+        TypeError: this is not a function, or its parameters are not known.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             ) from error
         try:
             hints: Mapping[str, object] = get_type_hints(function, include_extras=True)
-        except Exception:  # noqa: BLE001 - an annotation may name what exists for type checkers alone
+        except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
             hints = {}
         self._hints = {name: hints.get(name, parameter.annotation) for name, parameter in self._parameters()}
         self._contexts = [name for name, hint in self._hints.items() if TaskContext in (hint, *get_args(hint))]
@@ -142,7 +142,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         ]
         function: Callable[..., Any] = self.function
         work = partial(function, *positional, **values)
-        # Trio takes no awaitable from a thread.
+        # Trio refuses an awaitable as the result of a thread; a tuple may contain one.
         in_thread = partial(anyio.to_thread.run_sync, lambda: (work(),), abandon_on_cancel=True)
         (result,) = (work(),) if self._is_async else await in_thread()
         return await result if inspect.isawaitable(result) else result
@@ -159,7 +159,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
 
 
 def _type_name(hint: object) -> str:
-    """Return the JSON type that an annotation means; `any` where it means none, or several."""
+    """Return the JSON type of an annotation; `any` if it has none, or several."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         names = {_type_name(each) for each in get_args(hint) if each is not NoneType}
@@ -183,7 +183,7 @@ def tool(
     *, idempotent: bool = False, retry: Retry | None = None, **fields: Any
 ) -> Callable[[Callable[Parameters, ReturnedT]], FunctionTool[Parameters, ReturnedT]]: ...
 def tool(function: Any = None, /, **fields: Any) -> Any:
-    """Make a tool of a function, as a decorator with or without fields.
+    """Turn a function into a tool: a decorator with or without fields.
 
     Args:
         function: the function.
@@ -219,10 +219,10 @@ class FunctionTools:
         self.specs = tuple(specs.values())
 
     def of(self, function: ToolFunction) -> FunctionTool[..., Any]:
-        """Return the tool of a function, which is one of these from now on.
+        """Return the tool of a function, which is added if it is new.
 
         Raises:
-            ValueError: another one has its name.
+            ValueError: another tool has its name.
         """
         name = function.spec.name if isinstance(function, FunctionTool) else getattr(function, "__name__", "")
         known = self.functions.get(name)
@@ -234,7 +234,7 @@ class FunctionTools:
         return known
 
     def describe(self, plan: Plan) -> Plan:
-        """Return a plan in which these tools are described, with `idempotent` and `retry` of tasks that do not state them."""
+        """Return the plan with these tools added; its tasks get `idempotent` and `retry` of their functions by default."""
         require_instance("plan", plan, Plan, "a plan")
         known = {spec.name for spec in plan.tools}
         tasks = []

@@ -1,4 +1,4 @@
-"""Session: an open-ended run of an agent, to which calls of tools are added as the agent makes them."""
+"""Session: an open-ended run of an agent, in which each call of a tool becomes a task."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Parameters = ParamSpec("Parameters")
 ReturnedT = TypeVar("ReturnedT")
 
 Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
-"""Executes a tool, named by the first argument, with the arguments of the second."""
+"""Executes a tool, given its name and its arguments."""
 
 _CALL_KEY: Final = "call"
-"""Key in the metadata of a task that is a call; there stands the key of the call."""
+"""Key in the metadata of a task that is a call; its value has the key of the call."""
 
 _OBJECT_KEY: Final = "$object"
-"""Key of the mapping that stands in the journal for a value that is no JSON."""
+"""Key that marks the placeholder in the journal for a value that is not JSON."""
 
 _NUMBER_CHARS: Final = 12
 
 
 class Session:
-    """Open-ended run of an agent: each call of a tool is a task, which the engine keeps alive like those of a plan.
+    """Open-ended run of an agent: each call of a tool is a task, which the engine retries or replaces like those of a plan.
 
     Made by `ReplanningEngine.session`.
 
     Attributes:
-        run: the run, to which tasks may also be added, and facts and changes of the context reported.
+        run: the run; it also takes further tasks, facts, and changes of the context.
     """
 
     def __init__(self, run: PlanRun, tools: FunctionTools, passes: tuple[type[BaseException], ...]) -> None:
@@ -94,18 +94,18 @@ class Session:
 
         Args:
             tool: the name of the tool.
-            arguments: of the tool; values that are no JSON stay in this process, and the journal says so.
-            execute: executes this tool and those that may replace it; by default the functions of the session do.
-            key: names this call, so that a session that is resumed returns the recorded output of a call that was done.
-            once: false to make a call of this key anew if the last one was done or given up, for an agent whose framework
-                keeps outputs itself; one that was interrupted, or that a person is asked about, goes on.
-            passes: exceptions that are control flow and no failures, besides those of the session.
+            arguments: of the tool; a value that is not JSON stays in this process, and the journal has a placeholder.
+            execute: executes this tool, and any tool that replaces it; by default the functions of the session.
+            key: identifies this call: after a finished call with the same key, its recorded output is returned.
+            once: false to make a new call if the last one with this key was done or given up, for an agent whose framework
+                keeps outputs itself; a call that was interrupted, or waits for a person, is continued.
+            passes: exceptions that are control flow rather than failures, in addition to those of the session.
 
         Raises:
             Exception: as `PlanRun.perform`.
         """
         objects: list[object] = []
-        if (clean := self.run.redact_value(key)) != key:  # two keys that tell secrets stay two
+        if (clean := self.run.redact_value(key)) != key:  # keys that contain different secrets stay different
             key = f"{clean} {hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"
         journaled = self._journaled(arguments, objects)
         life = self.run._lifecycle
@@ -151,14 +151,14 @@ class Session:
         reason = f"{name} was called"
         try:
             self.run._lifecycle.add_call(task, reason)
-        except ChangeRejected:  # unknown, or with arguments that it does not take, which it says itself
+        except ChangeRejected:  # unknown, or it does not take these arguments: executing it says so
             self.run._lifecycle.add_call(task.model_copy(update={"tool": None, "name": name}), reason)
         if key:
             self._by_key[key] = task_id
         return task_id
 
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
-        """Return arguments as the journal keeps them; what is no JSON is added to the objects."""
+        """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
 
         def reference(value: object) -> JsonObject:
             objects.append(value)
@@ -175,7 +175,7 @@ class Session:
         return as_object(self.run.redact_value(plain))
 
     def end(self) -> None:
-        """End the run, unless it has ended: a question, a task of a stated plan or a fact of the goal may be left."""
+        """End the run, unless it has ended; it succeeds if no question, task of a plan or fact of the goal is open."""
         life, live = self.run._lifecycle, self.run.live
         left = [entry.id for entry in live if entry.counts_as_unsatisfied and _CALL_KEY not in entry.task.metadata]
         if questions := life.ledger.open_questions:
@@ -191,10 +191,10 @@ class Session:
 
 
 def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> dict[str, object]:
-    """Return arguments with the objects that stand behind their references.
+    """Return arguments with their placeholders replaced by the objects.
 
     Raises:
-        LookupError: an object was in a process that has ended.
+        LookupError: an object belonged to a process that has ended.
     """
 
     def restored(value: JsonValue) -> object:

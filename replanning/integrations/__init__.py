@@ -1,4 +1,4 @@
-"""Integrations: agents of other frameworks, whose calls of tools the engine keeps alive.
+"""Integrations with agent frameworks: the engine retries or replaces calls of tools that fail.
 
-Each module needs the framework, which the extra of the same name installs, and is imported by itself.
+Each module needs its framework, which the extra of the same name installs, and is imported separately.
 """

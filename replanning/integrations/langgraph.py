@@ -1,7 +1,7 @@
-"""LangGraph and LangChain: nodes of a compiled graph, and tools of an agent, as calls that the engine keeps alive.
+"""LangGraph and LangChain: nodes of a compiled graph, and tools of an agent, as calls of a session.
 
-Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compiled graph, `ReplanningMiddleware` the tools of an
-agent of `create_agent`, which is attached as a graph as well. See docs/integrations/langgraph.md.
+Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compiled graph, such as an agent of
+`create_agent`; `ReplanningMiddleware` attaches the tools of the agent. See docs/integrations/langgraph.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ except ImportError:  # a ToolNode can be given the methods of the middleware wit
     AgentMiddleware = object
 
 _KEY: Final = "__replanning"
-"""Key of the configuration at which nodes and tools find the run of their agent; what begins so is not kept in checkpoints."""
+"""Key in the configuration for the run of the graph; keys that begin with `__` are not stored in checkpoints."""
 
 _TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 
@@ -61,14 +61,14 @@ def replanned(
 
     Args:
         graph: as `StateGraph.compile` or `create_agent` returns it; it is not changed.
-        engine: decides.
-        capabilities: what nodes and tools are for, by their names, those for the same can stand in for one another; or the
-            fields of a `ToolSpec`. By default `capability` in the metadata of a node or a tool.
+        engine: decides what follows a failure.
+        capabilities: by the name of a node or a tool, its capability, or fields of a `ToolSpec`. Those of the same
+            capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
         objective: the aim of a run; by default the name of the graph.
 
     Raises:
-        PlanError: a name or a field is not one of a tool.
-        TypeError: this is no compiled graph.
+        PlanError: a name or a field is not valid for a tool.
+        TypeError: this is not a compiled graph, or it is attached already.
         ValueError: a node and a tool have the same name, or a capability names neither.
     """
     if not isinstance(graph, CompiledStateGraph) or isinstance(graph, ReplannedGraph):
@@ -120,7 +120,7 @@ class _Left(Exception):
 
 
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
-    """Run of a graph: the session of its calls. As a handler it is told of interrupts, and of nothing else."""
+    """Run of a graph, with the session of its calls; as a callback handler it receives only interrupts."""
 
     run_inline = True
     ignore_agent = ignore_chain = ignore_chat_model = ignore_custom_event = ignore_llm = ignore_retriever = True
@@ -141,7 +141,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
         Raises:
             GraphBubbleUp: control flow of the graph.
-            Exception: of the node or the tool; there is no way on.
+            Exception: of the node or the tool; no alternative is left.
         """
         info = get_runtime().execution_info
         key = f"{info.task_id}/{info.node_attempt}{key}"
@@ -156,13 +156,13 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                     raise error.__cause__ or error from None
                 answered = self._ask(error.questions[0])
             except GraphInterrupt as error:
-                if answered:  # when it is resumed, it would take the answer to the question for its own
+                if answered:  # when resumed, it would take the answer to the question for its own
                     text = f"{name!r} was put to a person before, and cannot interrupt the graph after that"
                     raise RuntimeError(text) from error
                 raise
 
     def _ask(self, question_id: str) -> bool:
-        """Interrupt the graph with a question, and carry out the answer with which it is resumed."""
+        """Interrupt the graph with a question, and carry out the answer once the graph is resumed with it."""
         question = next((each for each in self.engine.pending(self.session.run.id) if each.id == question_id), None)
         if question is None:  # it was answered elsewhere
             return True
@@ -182,7 +182,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def call_from_thread(
         self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], key: str
     ) -> Any:
-        """Do the same from the thread of a graph that runs without an event loop."""
+        """Do the same as `call`, from the thread of a graph that runs without an event loop."""
         if self.portal is None:
             raise RuntimeError(
                 f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
@@ -195,7 +195,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
 
 class _Attachment:
-    """Engine of a graph, with what it must know to open a session for each run."""
+    """Opens a session of the engine for each run of a graph."""
 
     def __init__(self, engine: ReplanningEngine, objective: str, tools: tuple[ToolSpec, ...]) -> None:
         self._engine = engine
@@ -203,15 +203,15 @@ class _Attachment:
         self._tools = tools
 
     def _session(self, graph: Any, given: Any, config: Any) -> Any:
-        """Return a session: that of the thread, if it is resumed."""
+        """Return the unfinished session of the thread if the graph is resumed, or else a new session."""
         configurable = merge_configs(graph.config, config).get("configurable", {})
-        if "thread_id" not in configurable:  # within a node of another graph, whose thread it is
+        if "thread_id" not in configurable:  # within a node of another graph, which has the thread
             configurable = {**ensure_config()["configurable"], **configurable}
         run_id = None
         if thread := configurable.get("thread_id"):
             prefix = "thread-" + quote(str(thread), safe="")
             resumes = given is None or (isinstance(given, Command) and given.resume is not None)
-            if inner := configurable.get("checkpoint_ns"):  # of one task of the other graph, whose input is given again
+            if inner := configurable.get("checkpoint_ns"):  # a task of the other graph, which gives its input again
                 prefix += "-" + hashlib.blake2s(inner.encode(), digest_size=4).hexdigest()
                 resumes = True
             run_id = f"{prefix}.{uuid.uuid4().hex[:8]}"
@@ -223,7 +223,7 @@ class _Attachment:
 
     @asynccontextmanager
     async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
-        """Open a session in a task of its own, as a stream may be read and closed by any; yields the configuration."""
+        """Open a session in a task of its own, because any task may close a stream; yield the configuration."""
         run = _Run(self._engine)
         ready, left = anyio.Event(), anyio.Event()
 
@@ -252,7 +252,7 @@ class _Attachment:
             yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
         except BaseException:
             run.is_paused = True
-            with suppress(ReplanningError):  # the exception of the graph is that which is raised
+            with suppress(ReplanningError):  # the exception of the graph is the one to raise
                 await leave()
             raise
         await leave()
@@ -269,7 +269,7 @@ class _Attachment:
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed
-    """Compiled graph of which each run has a session, see `replanned`. It is used like the graph that it was made of."""
+    """Compiled graph whose runs have sessions, see `replanned`. It is used like the original graph."""
 
     def __init__(self, *, attachment: _Attachment, **fields: Any) -> None:
         super().__init__(**fields)
@@ -288,7 +288,7 @@ class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are
 
 
 class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
-    """Body of a node: a call, which this body or that of another node executes."""
+    """Body of a node that makes a call, which the original body or that of another node executes."""
 
     def __init__(self, name: str, bodies: Mapping[str, Any]) -> None:
         self.name = name
@@ -319,7 +319,7 @@ def _run_of(config: Any) -> _Run:
 
 
 class _ErrorMessage(Exception):
-    """Failure of a tool that was made a message to the model below us; it is returned if there is no way on."""
+    """Failure of a tool that was already turned into a message to the model, returned if no alternative is left."""
 
     def __init__(self, message: Any) -> None:
         super().__init__(message.text)
@@ -364,7 +364,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
 
 def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
-    """Return the request of a tool, which may be another one than the model has called."""
+    """Return the request for a tool, which may differ from the tool that the model called."""
     call = request.tool_call
     if name == call["name"] and arguments == call["args"]:
         return request
@@ -381,7 +381,7 @@ def _checked(result: Any) -> Any:
 
 
 def _answer(result: Any, call: Any) -> Any:
-    """Return what the model is told in the name of the tool that it has called."""
+    """Return the message to the model, under the name of the tool that it called."""
     if result is None:
         return ToolMessage("skipped", name=call["name"], tool_call_id=call["id"])
     if isinstance(result, ToolMessage) and result.name != call["name"]:

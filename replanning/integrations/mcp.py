@@ -1,4 +1,4 @@
-"""Proxy of MCP servers: to its client a server with their tools, whose calls are those of one open run.
+"""Proxy of MCP servers: it serves their tools to a client, and each call of a tool is a task of one session.
 
 Tested with the package `mcp` 2.3. See `docs/integrations/mcp.md`.
 """
@@ -59,7 +59,7 @@ SERVER_NAME: Final = "server"
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = ("io.modelcontextprotocol/", "progress")
 _SERVER_FIELDS: Final = frozenset({"kind", "server", "tool"})
-"""Fields of a tool that name its server, which the run does not know: with its variables it is not the same each time."""
+"""Fields of a tool that name its server. The run leaves them out, because the variables of a server may change."""
 
 _RETRIED_ERROR: Final = McpToolFailed.__name__
 _CHUNK_BYTES: Final = 4_096
@@ -71,10 +71,10 @@ class _ServedTool:
     """A tool as clients see it.
 
     Attributes:
-        session: with its server.
-        tool: as its server describes it, with the name that clients know.
-        own_name: the name that its server knows.
-        function: as the engine knows it; None if its name cannot stand in a plan.
+        session: the connection to its server.
+        tool: its description by the server, with the name that clients use.
+        own_name: the name that the server uses.
+        function: the tool for the engine; None if its name is not valid in a plan.
     """
 
     session: McpSession
@@ -84,7 +84,7 @@ class _ServedTool:
 
 
 class McpProxy:
-    """Server of one client, with the tools of other servers, whose calls an engine keeps alive. Made by `open_proxy`.
+    """Server for one client with the tools of other servers; an engine handles calls that fail. Made by `open_proxy`.
 
     Attributes:
         server: the server of the SDK, for transports other than `serve_stdio`.
@@ -101,8 +101,8 @@ class McpProxy:
         self._sessions: list[McpSession] = []
         self._tools: dict[str, _ServedTool] = {}
         self._group: TaskGroup
-        self._available: dict[str, bool] | None = None  # as the run was told; None while it is told nothing
-        self._client: Any = None  # by which a client of the older protocol hears that the tools have changed
+        self._available: dict[str, bool] | None = None  # as reported to the run; None without a run
+        self._client: Any = None  # notifies a client of the older protocol that the tools have changed
         self._changes = InMemorySubscriptionBus()
 
     def __repr__(self) -> str:
@@ -159,7 +159,7 @@ class McpProxy:
         )
 
     def attach(self, session: Session | None) -> None:
-        """Set the session that calls belong to, and tell it which tools are available; None ends that."""
+        """Set the session that calls belong to, and report to it which tools are available; None detaches it."""
         if session is None:
             self._available = None
             return
@@ -197,7 +197,7 @@ class McpProxy:
         fields: dict[str, object] = {"name": name, "kind": "mcp", "server": session.name, "tool": tool.name}
         fields |= {key: getattr(own, key) for key in own.model_fields_set} if own is not None else {}
         fields |= {"capability": self._capabilities[name]} if name in self._capabilities else {}
-        with suppress(PlanError, ValueError):  # its name cannot stand in a plan
+        with suppress(PlanError, ValueError):  # its name is not valid in a plan
             given = ToolSpec.model_validate(fields)
             spec = mcp_tool_spec(session.name, session.server, tool, given, session.secrets.redact)
             if spec is not None:
@@ -273,7 +273,7 @@ class McpProxy:
         try:
             output = await self.session.invoke(name, arguments, execute=execute)
         except (ToolError, CallFailed, NeedsHuman, NotRunning) as given_up:
-            # The client hears what the tool that it has called says, whatever was tried instead.
+            # The client gets the failure of the tool that it called, whatever was tried instead.
             failure = failures.get(name)
             if isinstance(failure, MCPError):
                 raise failure from None
@@ -290,7 +290,7 @@ class McpProxy:
 
         Raises:
             MCPError: the server refuses the call.
-            ToolError: the server is not there, went away, or answers what is no result.
+            ToolError: the server is not there, went away, or its answer is not a result.
         """
         served = self._tools.get(name)
         if served is None:
@@ -315,12 +315,12 @@ class McpProxy:
 
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
-    """Return what a message says besides what belongs to its connection; None if that is nothing."""
+    """Return the metadata of a message without that of its connection; None if nothing is left."""
     return {key: value for key, value in (meta or {}).items() if not key.startswith(_RESERVED)} or None
 
 
 def _misfits(result: CallToolResult, schema: JsonObject) -> list[str]:
-    """Return what keeps a result from being one of a tool with this schema, which clients check."""
+    """Return the problems of a result under the output schema of a tool, which clients check."""
     if result.structured_content is None:
         return ["it has no structured content"]
     return schema_problems(schema, as_object(result.structured_content))
@@ -335,7 +335,7 @@ def _text_result(text: str, *, is_error: bool) -> CallToolResult:
 
 
 class ClientLeft(Exception):
-    """The client has left a run that the next one goes on with."""
+    """The client has left a run that the next client resumes."""
 
 
 @asynccontextmanager
@@ -349,24 +349,24 @@ async def open_proxy(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[McpProxy]:
-    """Start servers, open a run for calls of their tools, and yield the proxy to be served; both end with the body.
+    """Start servers, open a run for calls of their tools, and yield the proxy; servers and run end with the body.
 
     Args:
-        engine: keeps the calls alive.
+        engine: decides what follows a call that fails.
         plan: its section `mcp` has the servers; its section `tools` may describe some of their tools. The client
-            knows those by the names that they have there, others by their own names, and, if there are several servers,
-            by `SERVER_TOOL`.
-        capabilities: capabilities by the names of the tools that have them; tools of one stand in for one another.
-        retry: how often tools that say that they are read-only or idempotent are tried again after any failure.
-        run_id: the id of the run, which is resumed where it exists, and at the end is `paused` for the next time.
+            sees those by the names in that section, and others by their own names, or by `SERVER_TOOL` if there are
+            several servers.
+        capabilities: by the name of a tool, its capability; tools of the same capability stand in for one another.
+        retry: how often tools that their server calls read-only or idempotent are tried again after any failure.
+        run_id: the id of the run, which is resumed if it exists; at the end it is `paused`, so that it can be resumed.
         environ: the variables for `{env:NAME}`; by default those of this process.
-        cwd: the folder that `cwd` of a server is relative to; by default that of this process.
+        cwd: the folder to which the `cwd` of a server is relative; by default that of this process.
 
     Raises:
         PlanError: there is no server, or a capability names a tool that no server has.
         ToolError: none of the servers can be started.
-        RunOwned: another process is at this run.
-        StoreError: it is a run of something else, or has ended, or the store does not take it.
+        RunOwned: another process owns this run.
+        StoreError: the run is not one of these servers, or has ended, or the store fails.
     """
     if not plan.mcp:
         raise PlanError([Problem("mcp", "expected at least one server")])
@@ -397,12 +397,12 @@ async def open_proxy(
 
 
 def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: tuple[str, ...] = ()) -> McpServer:
-    """Return the server that a command line starts, with the variables that this process was given besides the usual ones.
+    """Return the server that a command line starts, with the environment variables of this process.
 
     Args:
         command: the program and its arguments.
         environ: the variables of this process.
-        safe: tools that are not dangerous, whatever the server says of them.
+        safe: tools that are not dangerous, whatever the server declares.
     """
     usual = inherited_variables(environ)
     own = {name: f"{{env:{name}}}" for name in environ if name not in usual and _VARIABLE.fullmatch(name)}
@@ -412,7 +412,7 @@ def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: t
 async def serve_stdio(server: Server[Any]) -> None:
     """Serve a client on standard input and output until it closes them.
 
-    Meanwhile standard input is empty for everybody else, and what is printed goes to standard error.
+    Meanwhile other code reads an empty standard input, and what it prints goes to standard error.
     """
     with _private_streams() as (input_end, output_end):
         write, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -422,12 +422,12 @@ async def serve_stdio(server: Server[Any]) -> None:
             group.start_soon(_write_messages, output_end, waiting, group)
             options = server.create_initialization_options(NotificationOptions(tools_changed=True))
             await server.run(read, outgoing, options)
-            outgoing.close()  # what was answered last is still written
+            outgoing.close()  # the last answers are still written
 
 
 @contextmanager
 def _private_streams() -> Iterator[tuple[int, int]]:
-    """Yield descriptors of standard input and output that nobody else has."""
+    """Yield private descriptors of standard input and output."""
     input_end, output_end = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     try:

@@ -2,9 +2,9 @@
 
 Tested with openai-agents 0.24.
 
-What is lost: tools whose `needs_approval` is a function stay as they are, and so do hosted tools and the tools of agents
-that became tools by `as_tool`. A question of the engine needs a gate: no tool that has begun can interrupt a run. Tools
-of MCP servers are listed once. `Runner.run_sync` cannot stand in the block.
+What is lost: tools whose `needs_approval` is a function, hosted tools, and the tools of agents that are used as tools
+(`as_tool`) are not attached. A question of the engine needs a gate, because a tool that has begun cannot interrupt a run.
+Tools of MCP servers are listed once. `Runner.run_sync` cannot be used in the block.
 """
 
 from __future__ import annotations
@@ -80,29 +80,29 @@ async def replanned(
     thread: str | None = None,
     context: object = None,
 ) -> AsyncIterator[AgentT]:
-    """An agent whose calls of tools are kept alive by an engine, in a session that lasts as long as the block.
+    """A copy of an agent whose calls of tools an engine retries or replaces, in a session that lasts as long as the block.
 
-    The agent is a copy, with copies of the agents that it hands over to; after the block these act as the agents do. The
-    session succeeds at the end of a block in which the last run had a final output. It is `paused` if that run was
-    interrupted, or an exception leaves the block.
+    The agents that it hands over to are copied, too; after the block the copies act like the original agents. The session
+    succeeds if the last run in the block had a final output. It is `paused` if that run was interrupted, or an exception
+    leaves the block.
 
     Args:
-        agent: the agent, which stays as it is.
+        agent: the agent; it is not changed.
         engine: the engine; by default one with its defaults.
-        capabilities: by the name of a tool, its capability, or fields as `replanning.tool` takes them. Tools with the same
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
             capability can stand in for one another.
-        agents: those that are reached through `handoff(…)`, so that their tools are known from the start.
+        agents: agents that are reached through `handoff(…)`, so that their tools are known from the start.
         objective: what the agent is for; by default its name.
-        thread: the id of a conversation, of which a session that did not end goes on. Calls that a person had approved and
-            that were done return what they returned.
+        thread: the id of a conversation; its last session is resumed unless it has ended. Calls that a person approved and
+            that were done return their recorded output.
         context: the context of the run, for the filters of MCP servers.
 
     Raises:
-        PlanError: the capabilities are not those of a tool.
-        RunOwned: another process is at the session of this thread.
-        StoreError: the thread is that of something else, or the store does not take it.
-        TypeError: this is no agent.
-        ValueError: a capability is that of a tool which there is not, or which stays as it is.
+        PlanError: a capability or a field is not valid for a tool.
+        RunOwned: another process owns the session of this thread.
+        StoreError: the session of this thread has another objective, or the store fails.
+        TypeError: this is not an agent.
+        ValueError: a capability names a tool that does not exist, or that is not attached.
     """
     copies = _Agents(capabilities or {}, context, agents, keyed=thread is not None)
     wrapped = await copies.wrap(agent)
@@ -133,14 +133,14 @@ class _Interrupted(Exception):
 
 
 class _Halted(Exception):
-    """A guardrail of a tool halts the run of the agent, with the exception that is the cause."""
+    """A guardrail of a tool halts the run of the agent; the cause is the exception to raise."""
 
 
 _PASSES: Final = (_Halted, ModelBehaviorError)
 
 
 class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
-    """Hooks of an agent that also note whether the last thing that happened was a final output."""
+    """Hooks of an agent that also record whether the last event was a final output."""
 
     def __init__(self, agents: _Agents, hooks: Any) -> None:
         def noting(name: str) -> Any:
@@ -166,7 +166,7 @@ class _Agents:
         keyed: bool,
     ) -> None:
         self.session: Session | None = None
-        self.finished = not keyed  # one that is resumed has no final output until it says so
+        self.finished = not keyed  # a resumed conversation has no final output yet
         self.described: dict[str, DescribedTool[..., Any]] = {}
         self._capabilities, self._context, self.keyed = capabilities, context, keyed
         self._named = {each.name: each for each in agents}
@@ -239,12 +239,12 @@ class _Tool:
         self._agents, self._original, self._own = agents, original, own
         self._bare = set_function_tool_failure_error_function(copy.copy(original), None)
         self._bare.timeout_behavior = "raise_exception"
-        # What tells failures to the model is bound to each copy of a tool; a function of the user's own is not.
+        # The wrapper that reports failures to the model is bound to each copy of a tool; a function of the user is not.
         invoker = original.on_invoke_tool
         self._tells = self._bare.on_invoke_tool is not invoker and not inspect.ismethod(invoker)
         origin = get_function_tool_origin(original)
         is_agent = origin is not None and origin.type is ToolOriginType.AGENT_AS_TOOL
-        # Only what a person approved is called again under the same id, where a saved state is run again.
+        # Only an approved call is made again under the same id, when a saved state is run again.
         self._keyed = agents.keyed and original.needs_approval and not is_agent
 
     async def __call__(self, context: Any, text: str) -> Any:
@@ -253,7 +253,7 @@ class _Tool:
         arguments = None
         with suppress(ValueError):
             arguments = json.loads(text or "{}")
-        if agents.session is None or not isinstance(arguments, dict):  # which the tool itself says to the model
+        if agents.session is None or not isinstance(arguments, dict):  # the tool itself tells the model
             return await invoke_function_tool(function_tool=self._original, context=context, arguments=text)
 
         async def execute(called: str, values: Mapping[str, object]) -> object:
@@ -276,7 +276,7 @@ class _Tool:
         return output
 
     async def _execute(self, context: Any, text: str) -> Any:
-        """Execute the tool once, so that its own exception is seen."""
+        """Execute the tool once, and raise its own exception."""
         if self._tells and self._bare.timeout_seconds is None:
             return await self._bare.on_invoke_tool(context, text)
         return await invoke_function_tool(function_tool=self._bare, context=context, arguments=text)
@@ -287,7 +287,7 @@ class _Tool:
         Args:
             context: of the call that the model made.
             arguments: of the tool.
-            again: whether the model called this tool, whose outputs the framework guards.
+            again: whether the model called this tool; the framework then guards its output.
         """
         tool, text = self._original, json.dumps(arguments)
         own = ToolContext.from_agent_context(
@@ -306,7 +306,7 @@ class _Tool:
         return output
 
     async def _give_up(self, context: Any, error: Any) -> Any:
-        """Do with an exception what the framework does with one of this tool."""
+        """Handle an exception as the framework handles one of this tool."""
         tool, text = self._original, None
         if isinstance(error, ToolTimeoutError):
             if tool.timeout_behavior == "raise_exception":
@@ -336,7 +336,7 @@ class _Tool:
 
 
 def _heed(verdict: Any, tripwire: Exception) -> None:
-    """Raise what the verdict of a guardrail of a tool asks for."""
+    """Raise what the verdict of a tool guardrail requires, if anything."""
     if verdict.behavior["type"] == "raise_exception":
         raise _Halted from tripwire
     if verdict.behavior["type"] != "allow":

@@ -2,8 +2,8 @@
 
 Tested with pydantic-ai 2.68.
 
-What is lost: a tool that is only there from a later step of a run on is not replaced. A timeout of a tool is a `ModelRetry`
-of the framework. The span of a call has no children: the attempts are below the span of the session.
+What is lost: a tool that appears only in a later step of a run is not replaced. The framework turns a timeout of a tool
+into a `ModelRetry`. The span of a call has no children: the attempts are below the span of the session.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ except (ImportError, AttributeError, KeyError) as error:
     ) from error
 
 METADATA: Final = "replanning"
-"""Key in the metadata of a tool, where fields of its description stand, and of a request for an approval: what is asked."""
+"""Key in the metadata of a tool, for fields of its description, and of a request for an approval, for the question."""
 
 _PASSES: Final = (CallDeferred, ApprovalRequired, SkipToolExecution, ToolRetryError, RunCancelled, UsageLimitExceeded)
 
@@ -65,16 +65,14 @@ _MAX_OBJECTIVE_CHARS: Final = 500
 class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
     """Capability of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
 
-    Each run of the agent is a session of the engine, whose id is that of the run. A run that goes on where another one
-    stopped, at a request for an approval or at an error, resumes the session of that one: calls that were done are not
-    executed again.
+    Each run of the agent is a session of the engine with the same id. A run that continues one that stopped, at a request
+    for an approval or at an error, resumes its session: calls that were done are not executed again.
 
     Args:
-        capabilities: by the name of a tool, what it is capable of; tools with the same capability can stand in for
-            one another. Or fields as `replanning.tool` takes them, which may also stand in the metadata of the tool, under
-            `replanning`.
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
+            capability can stand in for one another. The metadata of a tool may state fields, too, under `replanning`.
         engine: the engine; by default one with its defaults.
-        approvals: whether questions to a person are put as requests for the approval of the call; by default where
+        approvals: whether a question to a person becomes a request for the approval of the call; by default if
             `DeferredToolRequests` is among the output types of the agent. Otherwise the agent sees the exception of
             its tool.
     """
@@ -144,7 +142,7 @@ class _AgentRun:
         self._dispatched: set[str] = set()
 
     def describe(self, tools: Mapping[str, Any]) -> None:
-        """Describe the tools that the first step of the run has."""
+        """Describe the tools of the first step of the run."""
         if self._tools is None:
             self._tools = [
                 _describe(each, self._capabilities.get(name, {}))
@@ -178,7 +176,7 @@ class _AgentRun:
             self._opened.set()
 
     def end(self, failure: Exception | None, result: Any) -> None:
-        """Let the session end; it is left paused where the run may go on later."""
+        """Let the session end; it is left paused if the run may continue later."""
         self._left = failure
         if failure is None and isinstance(getattr(result, "output", None), DeferredToolRequests):
             self._left = _Deferred("the agent waits for the results of deferred calls")
@@ -215,7 +213,7 @@ class _AgentRun:
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
             nonlocal executed
-            # An approval is for what is executed first: this tool, or the one that took its place before the agent stopped.
+            # An approval applies to the first execution: of this tool, or of its substitute when the agent stopped.
             approved, executed = ctx.tool_call_approved and not executed, True
             if other == name and values is arguments:
                 return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
@@ -237,7 +235,7 @@ class _AgentRun:
             except CallFailed as error:
                 if executed or not (once and self._resumed) or isinstance(error.__cause__, NoResult):
                     raise
-                once = False  # it was given up in the run that this one goes on with
+                once = False  # it was given up in the run that this one continues
 
     async def _dispatch(self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool) -> object:
         """Call another tool as the framework does, with its own context, hooks and span."""
@@ -274,7 +272,7 @@ class _AgentRun:
 
 @dataclass
 class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
-    """Tools of an agent, whose calls are those of a session."""
+    """Tools of an agent, whose calls are calls of a session."""
 
     run: _AgentRun = field(kw_only=True)
 
@@ -290,7 +288,7 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
 
 
 def _describe(tool: Any, stated: str | Mapping[str, object]) -> FunctionTool[..., Any]:
-    """Return a tool as the engine needs to know it."""
+    """Return the description of a tool for the engine."""
     definition = tool.tool_def
     schema = definition.parameters_json_schema
     properties, required = schema.get("properties", {}), schema.get("required", ())
@@ -311,7 +309,7 @@ def _describe(tool: Any, stated: str | Mapping[str, object]) -> FunctionTool[...
 
 
 def _first_run(ctx: Any) -> str:
-    """Return the id of the run, or of the first of those that it goes on with: each left calls without a result."""
+    """Return the id of the run, or of the first of the runs that it continues: each stopped with calls without a result."""
     run_id, messages = str(ctx.run_id), [each for each in ctx.messages if each.run_id != ctx.run_id]
     while messages:
         answered: set[str] = set()
@@ -329,7 +327,7 @@ def _first_run(ctx: Any) -> str:
 
 
 def _call_key(ctx: Any, name: str, arguments: object) -> str:
-    """Return what names a call in all runs that share its message: some models number the calls of each message anew."""
+    """Return a key of a call for all runs that share its message; ids alone may recur, numbered anew in each message."""
     response = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
     at = "" if response is None else response.timestamp.isoformat()
     said = to_json([name, arguments], fallback=lambda value: type(value).__name__, inf_nan_mode="strings")

@@ -271,25 +271,25 @@ class PlanRun:
         return Attempt(self, task)
 
     async def perform(self, task_id: str, work: Work, *, passes: tuple[type[BaseException], ...] = ()) -> object:
-        """Execute a task, and what replaces it, in the caller's own task until it is done or given up.
+        """Execute a task, and each task that replaces it, until one is done or no alternative is left.
 
-        Context variables, cancellation and spans are those of the caller, who waits while the engine decides what follows
-        a failure. Nobody else executes these tasks meanwhile.
+        The work runs in the async task of the caller, with its context variables, cancellation and spans. The caller waits
+        while the engine decides what follows a failure. Meanwhile nobody else executes these tasks.
 
         Args:
-            task_id: the task; it may wait for others.
-            work: executes the task, and each that replaces it: returns its output, raises when it fails.
-            passes: exceptions that are control flow and no failures. They are raised at once, and the task may be
+            task_id: the task; it may depend on others.
+            work: executes the task, and each task that replaces it: returns its output, raises when it fails.
+            passes: exceptions that are control flow rather than failures. They are raised at once, and the task may be
                 performed again.
 
         Returns:
-            The output as the work returned it, or as it is on record where the task was done before; None where the
-            engine, or a person, has decided to skip the task.
+            The output as the work returned it, or the recorded output if the task was done before; None if the engine
+            or a person decided to skip the task.
 
         Raises:
-            CallFailed: there is no way on, and the work raised no exception here: it timed out or was cancelled, or its
-                output was not kept when it was done before.
-            Exception: there is no way on after this exception of the work.
+            CallFailed: no alternative is left, and no exception of the work can be raised, as after a timeout; or the task
+                was done before, and its output was not recorded.
+            Exception: no alternative is left after this exception of the work.
             NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer.
             NotRunning: the run has ended, or somebody else performs the task.
             UnknownTask: there never was such a task.
@@ -328,7 +328,7 @@ class PlanRun:
             raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}")
 
     def _performed_output(self, root: TaskEntry, outputs: Mapping[TaskId, object]) -> object:
-        """Return the output of a lineage as it was performed here, or else as it is on record."""
+        """Return the output of a lineage as the work returned it, or else the recorded output."""
         leaf = root
         while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.sinks) == 1:
             leaf = leaf.sinks[0]
