@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, cast
@@ -269,17 +268,13 @@ def resolve_references(
     return {key: map_strings(value, resolved) for key, value in arguments.items()}
 
 
-def _candidate_references(match: re.Match[str], text: str) -> tuple[Reference, ...]:
+def _candidate_references(match: re.Match[str], text: str) -> list[Reference]:
     """Return the possible readings of a `${...}`, longest task id first; none for the escape `$${`."""
+    inner = match[1]
     if match[0] == "$${":
-        return ()
-    if match[1] is None:
+        return []
+    if inner is None:
         raise ExpressionError(f"{text!r}: a ${{ is not closed; write $${{ for the characters themselves")
-    return _readings(match[1])
-
-
-@lru_cache(1024)
-def _readings(inner: str) -> tuple[Reference, ...]:
     readings = []
     parsed: dict[int, JsonPath | None] = {}
     if inner.startswith("context.") and (path := _parse_path(inner, len("context"), parsed)):
@@ -291,9 +286,8 @@ def _readings(inner: str) -> tuple[Reference, ...]:
             readings.append(Reference(inner, TaskId(inner[: found.start()]), path))
     if not readings:
         forms = "${TASK.output}, ${TASK.output.name[0]} or ${context.name}"
-        whole = f"${{{inner}}}"
-        raise ExpressionError(f"{whole!r} is no reference: write {forms}, or ${whole} for the text itself")
-    return tuple(readings)
+        raise ExpressionError(f"{match[0]!r} is no reference: write {forms}, or ${match[0]} for the text itself")
+    return readings
 
 
 def _parse_path(text: str, start: int, parsed: dict[int, JsonPath | None]) -> JsonPath | None:
