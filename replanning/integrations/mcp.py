@@ -366,7 +366,7 @@ async def open_proxy(
         PlanError: there is no server, or a capability names a tool that no server has.
         ToolError: none of the servers can be started.
         RunOwned: another process owns this run.
-        StoreError: the run is not one of these servers, or has ended, or the store fails.
+        StoreError: the run was opened for other servers, or has ended, or the store fails.
     """
     if not plan.mcp:
         raise PlanError([Problem("mcp", "expected at least one server")])
