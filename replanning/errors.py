@@ -228,10 +228,12 @@ class NeedsHuman(CallFailed):
 
     Attributes:
         questions: the ids of the questions, to be answered through `ReplanningEngine.answer`.
+        task: the id of the task, to be performed again after the answer.
     """
 
-    def __init__(self, message: str, questions: Sequence[str]) -> None:
+    def __init__(self, message: str, questions: Sequence[str], task: str) -> None:
         self.questions = tuple(questions)
+        self.task = task
         super().__init__(message)
 
 

@@ -317,7 +317,7 @@ class PlanRun:
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
                 text = f"a person must answer {asked} before task {task_id!r} can go on; perform it again after that"
-                raise NeedsHuman(text, questions) from error
+                raise NeedsHuman(text, questions, root.id) from error
             if error is not None:
                 raise error
             given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]

@@ -197,6 +197,7 @@ async def test_question(clock: VirtualClock) -> None:
         with pytest.raises(NeedsHuman) as raised:
             await session.call(full, 1)
         assert isinstance(raised.value.__cause__, OSError)
+        assert raised.value.task == "full-1"
         assert await session.call(echo, 2) == 2
     assert session.run.result.status == "needs_human"
     assert list(session.run.result.questions) == list(raised.value.questions)

@@ -12,6 +12,7 @@ from replanning.errors import (
     IllegalTransition,
     LLMError,
     LLMUnavailable,
+    NeedsHuman,
     NoResult,
     PlanError,
     Problem,
@@ -30,6 +31,7 @@ TREE = [
 ]
 
 MADE = [
+    (NeedsHuman("answer first", ["r.q1"], "a"), {"questions": ("r.q1",), "task": "a"}),
     (PlanError([Problem("tasks[0]", "it is wrong"), Problem("", "so is all")]), {}),
     (RevisionConflict([Problem("", "too late")], expected=3, actual=4), {"expected": 3, "actual": 4}),
     (IllegalTransition("DONE", "attempt started", "'build'"), {"state": "DONE", "subject": "'build'"}),
