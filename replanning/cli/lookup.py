@@ -30,10 +30,11 @@ from replanning.errors import (
 )
 from replanning.history.status import open_questions, replay_records
 from replanning.journal import store as stores
+from replanning.journal.records import RunOpened
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
 from replanning.plan.redaction import Redactor
-from replanning.plan.types import JsonObject, QuestionId
+from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
 if TYPE_CHECKING:
@@ -204,6 +205,15 @@ def command_line(place: str, *words: str) -> str:
     """Return a command line for the user to copy, with `--store` where the store is not the default one."""
     store = [] if place == DEFAULT_STORE else ["--store", place]
     return shlex.join(["replanning", *words, *store])
+
+
+def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
+    """Return the command that resumes a run and the words for it; no command for a session, which a program goes on with."""
+    opened = next(iter(store.read(run)), None)
+    if opened is not None and isinstance(opened.body, RunOpened) and opened.body.open_ended:
+        return None, f"the program whose session it is, with run_id={run!r}"
+    command = command_line(place, "resume", run)
+    return command, command
 
 
 def user_name(name: str | None) -> str:

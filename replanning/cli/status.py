@@ -145,10 +145,11 @@ def status(
         with lookup.existing_store(store) as opened:
             report = run_status(opened, lookup.find_run(opened, run), now)
             waiting = _pending_questions(opened, report.questions)
+            _, how = lookup.how_to_resume(opened, store, report.run)
         if as_json:
             print_json(_status_json(report, now))
             return
-        for line in _status_lines(report, waiting, store, now):
+        for line in _status_lines(report, waiting, store, now, how):
             console().print(line)
         return
     reports: list[tuple[journal.RunInfo, RunStatusReport | str]] = []
@@ -237,7 +238,9 @@ def _status_json(report: RunStatusReport, now: float) -> JsonObject:
     }
 
 
-def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str, now: float) -> Iterator[str]:
+def _status_lines(
+    report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str, now: float, how_to_resume: str
+) -> Iterator[str]:
     abandoned = _is_abandoned(report)
     name = f" {printable_line(report.name)!r}" if report.name else ""
     reason = f": {printable_line(report.reason)}" if report.reason else ""
@@ -275,7 +278,7 @@ def _status_lines(report: RunStatusReport, waiting: Sequence[PendingQuestion], p
         yield f"            {lookup.command_line(place, 'approve', question.run, number)}"
     resumable = report.status in ("paused", "needs_human") or abandoned
     if resumable and all(answer is not None for _, answer in waiting):
-        yield f"  go on     {lookup.command_line(place, 'resume', report.run)}"
+        yield f"  go on     {how_to_resume}"
 
 
 def _is_abandoned(report: RunStatusReport) -> bool:
@@ -458,8 +461,8 @@ def _answer_all(
             choice=choice - 1,
             comment=options.comment,
         )
-        until, resume = time.monotonic() + options.wait, lookup.command_line(options.store, "resume", info.run)
-        reports: list[JsonObject] = []
+        until, (resume, how) = time.monotonic() + options.wait, lookup.how_to_resume(store, options.store, info.run)
+        reports, waiting = list[JsonObject](), False
         for question_id, error in answers.items():
             question, outcome, waits = questions[question_id], "", False
             refused = error.hint if isinstance(error, UnknownQuestion) else str(error or "")
@@ -473,6 +476,7 @@ def _answer_all(
                     refused = str(stale)
             about: JsonObject = {"run": info.run, "question": question_id, "verdict": verdict, "taken": bool(outcome)}
             reports.append({**about, "refused": refused, "resume": resume if waits else None})
+            waiting = waiting or waits
             if not options.json:
                 told = f"not taken: {refused}" if refused else f"{verdict}: {outcome or 'left for the run'}"
                 chosen = question.candidates[choice - 1 : choice] if verdict == "approve" else ()
@@ -480,8 +484,8 @@ def _answer_all(
                 console().print(f"{spoken_id(question_id)}: {told}")
         if options.json:
             print_json(reports)
-        elif any(report["resume"] for report in reports):
-            console().print(f"no process carries out run {info.run} now, so go on with: {resume}")
+        elif waiting:
+            console().print(f"no process carries out run {info.run} now, so go on with: {how}")
     if any(report["refused"] for report in reports):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -624,6 +628,8 @@ def resume(
         how = "succeeded" if info.status == "succeeded" else "was aborted"
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} {how}: {advice}")
+    if opened.open_ended:
+        raise NotRunning(f"run {info.run!r} is the session of a program; only that program can go on with it")
     if any(map(is_phase_task, opened.plan.tasks)):
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
@@ -653,7 +659,7 @@ def _report_outcome(
     outcome, status, alive = _await_outcome(store, info, read_outcome, time.monotonic() + options.wait)
     if not outcome and status in lookup.FINISHED_STATUSES:
         refuse(f"it was not taken: the run has {status} meanwhile")
-    resume = lookup.command_line(place, "resume", info.run)
+    resume, how = lookup.how_to_resume(store, place, info.run)
     if options.json:
         waits = not outcome and not alive
         print_json({"run": info.run, **about, "taken": bool(outcome), "resume": resume if waits else None})
@@ -663,7 +669,7 @@ def _report_outcome(
         see = lookup.command_line(place, "status", info.run)
         console().print(f"left for run {info.run}, which has not taken it yet; see: {see}")
     else:
-        console().print(f"left for run {info.run}; no process carries it out now, so go on with: {resume}")
+        console().print(f"left for run {info.run}; no process carries it out now, so go on with: {how}")
 
 
 def _await_outcome(

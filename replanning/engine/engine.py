@@ -263,11 +263,8 @@ class ReplanningEngine:
         async def start() -> PlanRun:
             plan, factory = functions.describe(stated), self._run_factory
             if run_id is None:
-                run = await factory.create(plan, None, mode=self.mode)
-            else:
-                run = await factory.create_or_resume(plan, run_id, mode=self.mode, same_tools=False)
-            run._lifecycle.open_ended = True
-            return run
+                return await factory.create(plan, None, mode=self.mode, open_ended=True)
+            return await factory.create_or_resume(plan, run_id, mode=self.mode, open_ended=True)
 
         async with self._managed_run(start) as run:
             session = Session(run, functions, passes)

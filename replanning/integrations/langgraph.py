@@ -20,7 +20,8 @@ import anyio.to_thread
 
 from replanning import ReplanningEngine, ToolSpec
 from replanning.engine.session import Execute, Session
-from replanning.errors import NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning.errors import ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning.plan.messages import join_names
 
 try:
     from langchain_core.messages import ToolMessage
@@ -171,13 +172,24 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             "text": question.text,
             "choices": [candidate.alternative.reason for candidate in question.candidates],
         }
-        answer = None
-        while not isinstance(answer, Mapping) or answer.get("question") != question_id:
-            answer = interrupt(payload)  # the first ones may be answers to interrupts of the node itself
-        fields = {name: answer[name] for name in ("by", "choice", "changes", "comment") if name in answer}
-        with suppress(StaleAnswer, UnknownQuestion):  # likewise
-            self.engine.answer(question_id, answer.get("verdict", ""), **fields)
-        return True
+        while True:
+            answer = interrupt(
+                payload
+            )  # the first ones may be answers to interrupts of the node itself, or were refused
+            if not isinstance(answer, Mapping) or answer.get("question") != question_id:
+                continue
+            fields = {str(name): value for name, value in answer.items() if name not in ("question", "verdict")}
+            if unknown := fields.keys() - {"by", "choice", "changes", "comment"}:
+                payload["refused"] = f"an answer has no {join_names(sorted(unknown), 5)}"
+                continue
+            try:
+                self.engine.answer(question_id, answer.get("verdict", ""), **fields)
+            except (StaleAnswer, UnknownQuestion):  # it was answered elsewhere
+                return True
+            except (ChangeRejected, TypeError, ValueError) as error:
+                payload["refused"] = str(error)
+            else:
+                return True
 
     def call_from_thread(
         self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], key: str

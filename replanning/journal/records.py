@@ -696,7 +696,7 @@ class AnswerRefused:
 # The run itself
 @dataclass(frozen=True, slots=True)
 class RunOpened:
-    """First record of a run: the original plan and the settings."""
+    """First record of a run: the original plan and the settings; `open_ended` if an agent adds the calls that it makes."""
 
     kind: ClassVar = "run-opened"
     run: RunId
@@ -706,6 +706,7 @@ class RunOpened:
     trace: str | None = None
     forked_from: tuple[RunId, int] | None = None
     version: str = ""
+    open_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ class RunFactory:
     telemetry: Telemetry = field(default_factory=Telemetry)
     lease_ttl: float = DEFAULT_LEASE_TTL
 
-    async def create(self, plan: Plan, run_id: str | None, *, mode: str) -> PlanRun:
-        """Create a run of a plan, owned by this process.
+    async def create(self, plan: Plan, run_id: str | None, *, mode: str, open_ended: bool = False) -> PlanRun:
+        """Create a run of a plan, owned by this process; open-ended if an agent adds the calls that it makes.
 
         Raises:
             PlanError: a name in the plan looks like a secret.
@@ -124,7 +124,7 @@ class RunFactory:
         settings: JsonObject = self.settings.model_dump(mode="json", exclude_defaults=True, exclude={"redaction"})
         spans = self._create_spans(run)
         try:
-            opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__)
+            opened = RunOpened(run, plan, mode, settings, spans.traceparent, None, __version__, open_ended)
             records = [Record(1, self.environment.clock.now(), opened)]
             with gc_paused() as settled:
                 live, ledger = await self._rebuild_state(records, settled)
@@ -137,8 +137,8 @@ class RunFactory:
             spans.close(error)
             raise
 
-    async def create_or_resume(self, plan: Plan, run_id: str, *, mode: str, same_tools: bool = True) -> PlanRun:
-        """Create a run of a plan, or resume it where it exists, if need be with other tools.
+    async def create_or_resume(self, plan: Plan, run_id: str, *, mode: str, open_ended: bool = False) -> PlanRun:
+        """Create a run of a plan, or resume it where it exists; an open-ended one also with other tools.
 
         Raises:
             RunOwned: another process owns it.
@@ -151,11 +151,11 @@ class RunFactory:
         with suppress(UnknownRun):
             opened = next((record.body for record in self.store.read(RunId(run_id))), None)
         if not isinstance(opened, RunOpened) or not isinstance(plan, Plan):
-            return await self.create(plan, run_id, mode=mode)
+            return await self.create(plan, run_id, mode=mode, open_ended=open_ended)
         known, given = opened.plan, self.redactor.document(plan)
-        if not same_tools:
+        if open_ended:
             known, given = (each.model_copy(update={"tools": ()}) for each in (known, given))
-        if known.content_hash() != given.content_hash():
+        if opened.open_ended != open_ended or known.content_hash() != given.content_hash():
             raise StoreError(
                 f"run {run_id!r} is a run of another plan; resume that one, or open this plan as another run"
             )
@@ -294,6 +294,8 @@ class RunFactory:
             is_transient=self.is_transient,
             lease_ttl=self.lease_ttl,
         )
+        opened = records[0].body
+        life.open_ended = isinstance(opened, RunOpened) and opened.open_ended
         spans.watch(life)
         self.telemetry.watch_metrics(life)
         if new:

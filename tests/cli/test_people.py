@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
+import anyio
 import pytest
 
+from replanning import ReplanningEngine, Settings, ToolSpec
+from replanning.errors import NeedsHuman
 from tests.support.cli import (
     REPAIRED,
     REPAIRED_TASKS,
@@ -216,3 +220,26 @@ def test_output_that_cannot_show_every_character(tmp_path: Path) -> None:
     """On an ASCII-only output, other characters are escaped and nothing fails."""
     write_plan(tmp_path, {"good": "echo ü"}, "id: a, tool: good")
     assert r"\u2713 succeeded" in cli(tmp_path, *RUN, PYTHONIOENCODING="ascii").stdout
+
+
+def test_sessions_of_programs(tmp_path: Path) -> None:
+    """A session is gone on with by its program alone: `resume` refuses it, and answers and `status` say who goes on."""
+
+    async def fails(name: str, arguments: Mapping[str, object]) -> object:
+        raise LookupError("no such address")
+
+    async def agent() -> None:
+        careful = Settings.model_validate({"alternatives": {"require_approval": True}})
+        tools = [ToolSpec(name=name, capability="send") for name in ("mail", "post")]
+        engine = ReplanningEngine(store=tmp_path / "runs.db", settings=careful)
+        async with engine.session("mail", tools=tools, run_id="s") as session:
+            await session.invoke("mail", {}, execute=fails, key="1")
+
+    with pytest.raises(NeedsHuman):
+        anyio.run(agent)
+    store = ("--store", "runs.db")
+    assert "is the session of a program" in cli(tmp_path, "resume", "s", *store, code=2).stderr
+    assert "go on with: the program whose session it is" in cli(tmp_path, "approve", "s", "1", *store).stdout
+    assert "go on     the program whose session it is" in cli(tmp_path, "status", "s", *store).stdout
+    answered = answer(tmp_path, "status", "s", *store)
+    assert answered["status"] == "paused"

@@ -288,6 +288,10 @@ async def test_question(clock: VirtualClock, choice: int | None) -> None:
     assert statuses(engine) == ["paused"]
     result = await graph.ainvoke(Command(resume="yes"), on_thread())  # it does not say what it answers
     assert result["__interrupt__"][0].value == question
+    for wrong in ({"verdict": "aprove"}, {"verdict": "approve", "choice": 9}, {"verdict": "approve", "chioce": 1}, {}):
+        result = await graph.ainvoke(Command(resume={"question": question["question"], **wrong}), on_thread())
+        assert result["__interrupt__"][0].value.pop("refused")
+        assert result["__interrupt__"][0].value == question
     verdict = {"verdict": "reject"} if choice is None else {"verdict": "approve", "choice": choice}
     answer = Command(resume={"question": question["question"], "by": "ada", **verdict})
     if choice is None:
