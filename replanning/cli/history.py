@@ -210,9 +210,14 @@ def why(
                 last = ", ".join(event.replan for event in history.events[-8:]) or "none"
                 refuse(f"run {history.run!r} has no replan {word!r}; the last ones are: {last}")
         else:
-            entry = history.entry(_parse_revision(history, word))
+            revision = _parse_revision(history, word)
+            entry = history.entry(revision)
             if entry is None:
-                refuse(f"revision 0 is the original plan; run {history.run!r} has revisions 0 to {history.revision}")
+                origin = "was made by a call of an agent, or is no longer kept" if revision else "is the original plan"
+                latest = ", ".join(str(each.after) for each in history.entries[-8:] if each.after is not None) or "none"
+                refuse(
+                    f"revision {revision} {origin}; the last replans and edits of run {history.run!r} made: {latest}"
+                )
         if as_json:
             found = event_json(entry) if isinstance(entry, ReplanEvent) else edit_json(entry)
             diff = revision_diffs(history, [entry.after])[entry.after] if entry.after is not None else ""

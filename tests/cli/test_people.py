@@ -241,5 +241,5 @@ def test_sessions_of_programs(tmp_path: Path) -> None:
     assert "is the session of a program" in cli(tmp_path, "resume", "s", *store, code=2).stderr
     assert "go on with: the program whose session it is" in cli(tmp_path, "approve", "s", "1", *store).stdout
     assert "go on     the program whose session it is" in cli(tmp_path, "status", "s", *store).stdout
-    answered = answer(tmp_path, "status", "s", *store)
-    assert answered["status"] == "paused"
+    assert answer(tmp_path, "status", "s", *store)["status"] == "paused"
+    assert "revision 1 was made by a call" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr
