@@ -15,6 +15,8 @@ COUNT = 100_000
 MANY = 20_000
 """Where the way that is not taken would look at every pair of names, which takes minutes for these already."""
 GENEROUS = 60.0
+FIRST = 1_000
+"""Problems that an error tells of a plan that has more."""
 """Seconds: far more than any of these takes, far less than what a quadratic walk would."""
 
 
@@ -66,21 +68,21 @@ def scattered(i: int) -> JsonObject:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("wrong", "count", "expected"),
+    ("wrong", "count", "told"),
     [
-        pytest.param(lambda i: {"depends_on": [f"t{i ^ 1}"]}, COUNT, COUNT // 2, id="cycles"),
+        pytest.param(lambda i: {"depends_on": [f"t{i ^ 1}"]}, COUNT, FIRST + 1, id="cycles"),
         pytest.param(lambda i: {"depends_on": [f"t{(i or COUNT) - 1}"]}, COUNT, 1, id="a long cycle"),
-        pytest.param(lambda i: {"depends_on": [f"x{i}"], "tool": f"y{i}"}, MANY, 2 * MANY, id="names"),
-        pytest.param(lambda i: {"colour": i}, MANY, MANY, id="fields"),
-        pytest.param(scattered, 10_000, 45_000, id="references"),
+        pytest.param(lambda i: {"depends_on": [f"x{i}"], "tool": f"y{i}"}, MANY, FIRST + 1, id="names"),
+        pytest.param(lambda i: {"colour": i}, MANY, FIRST + 1, id="fields"),
+        pytest.param(scattered, 10_000, FIRST + 1, id="references"),
     ],
 )
-def test_many_problems(in_time, wrong, count: int, expected: int):
-    """As many problems as tasks are all reported, without a walk for each, or looking for near names for ever."""
+def test_many_problems(in_time, wrong, count: int, told: int):
+    """Of as many problems as tasks the first are told, without a walk for each, or looking for near names for ever."""
     tasks: list[JsonObject] = [{"id": f"t{i}", **wrong(i)} for i in range(count)]
     with pytest.raises(PlanError) as refused:
         Plan.model_validate({**document(tasks), "tools": [{"name": f"z{i}"} for i in range(100)]})
-    assert len(refused.value.problems) >= expected
+    assert len(refused.value.problems) == told
     assert max(len(str(problem)) for problem in refused.value.problems) < 400
 
 
@@ -168,12 +170,13 @@ def test_control_characters(form):
 
 @pytest.mark.slow
 def test_many_duplicate_keys(in_time):
-    """A hundred thousand repeated keys are each reported."""
+    """Of a hundred thousand repeated keys the first are told, and that there are more."""
     pairs = '"a": 1, ' * COUNT + '"a": 1'
     for form in ("yaml", "json"):
         with pytest.raises(PlanError) as refused:
             Plan.parse(f"{{{pairs}}}", format=form)
-        assert len(refused.value.problems) == COUNT
+        *told, last = refused.value.problems
+        assert (len(told), last.message) == (FIRST, "there are further problems")
 
 
 def test_deep_fallbacks():
