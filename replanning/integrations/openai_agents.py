@@ -224,7 +224,7 @@ class _Agents:
 
 
 class _Tool:
-    """What the copy of a tool does when it is invoked.
+    """Invocation of the copy of a tool: a call of the session, which executes the original.
 
     Args:
         agents: the copies of agents.
