@@ -1,4 +1,4 @@
-"""The commands `run`, `resume` and `demo`: carry out a plan and repair it on the way."""
+"""The commands `run` and `demo`, and the resuming of plans for `resume` in `status`: a plan is carried out and repaired."""
 
 from __future__ import annotations
 
