@@ -45,16 +45,21 @@ async def test_not_installed() -> None:
 
 
 class Limiting:
-    """A clock on which the seconds for a structured answer pass at once, or never; it notes for what it was asked."""
+    """A clock on which the seconds for a structured answer pass at once, or never.
+
+    It notes for what it was asked, and `limits` is set once the seconds of a structured answer are among that.
+    """
 
     def __init__(self, passes: bool) -> None:
-        self.passes, self.asked = passes, list[float]()
+        self.passes, self.asked, self.limits = passes, list[float](), threading.Event()
 
     def now(self) -> float:
         return 0
 
     async def sleep(self, seconds: float) -> None:
         self.asked.append(seconds)
+        if seconds == 7:
+            self.limits.set()
         if seconds != 7 or not self.passes:
             await anyio.sleep_forever()
 
@@ -114,7 +119,7 @@ async def test_loading_the_model_does_not_count(tmp_path: Path, library: Any, mo
             asked.extend(clock.asked)
 
         def handle_chat_completions(self, body: object, hear: Callable[[object], bool]) -> None:
-            anyio.from_thread.run(anyio.wait_all_tasks_blocked)
+            assert clock.limits.wait(60)
             hear({"choices": [{"delta": {"content": '{"reason": "slow", "severe": false}'}, "finish_reason": "stop"}]})
 
     monkeypatch.setattr(library, "Server", Server)
