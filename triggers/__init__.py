@@ -1,1 +1,1 @@
-"""Detectors of triggers, one per file; `docs/architecture.md` lists what a new kind of trigger needs."""
+"""Detectors of triggers, one per file; `docs/project/architecture.md` lists what a new kind of trigger needs."""

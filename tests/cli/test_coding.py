@@ -15,7 +15,7 @@ from tests.support.coding import Failure, draw_failing_test, mender, repository
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.search(r"^\$ replanning (solve --goal .* fix-12)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-DOCUMENT = ROOT / "docs" / "planning.md"
+DOCUMENT = ROOT / "docs" / "how-to" / "planning.md"
 BLOCK = re.compile(r"(?<=<!-- recording -->\n\n```\n).*?(?=```\n)", re.DOTALL)
 STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\r")
 VARYING = re.compile(r"\d+\.\d+ ?s|\d+ tokens|[\d.]+ money|(?:0x|… )[0-9a-f]+>")

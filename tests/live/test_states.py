@@ -9,7 +9,7 @@ from replanning import TaskState
 from replanning.errors import IllegalTransition
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, transition
 
-PAGE = Path(__file__).parents[2] / "docs" / "states.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "states.md"
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TaskState, TaskEvent)))
@@ -52,4 +52,4 @@ def test_documentation_shows_the_table() -> None:
         arrows.setdefault((state, follows), []).append(event)
     lines = [f"    {state} --> {follows}: {' / '.join(events)}" for (state, follows), events in arrows.items()]
     diagram = "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> PENDING", *lines, "```"])
-    assert diagram in PAGE.read_text(encoding="utf-8"), f"put this into docs/states.md:\n{diagram}"
+    assert diagram in PAGE.read_text(encoding="utf-8"), f"put this into docs/concepts/states.md:\n{diagram}"

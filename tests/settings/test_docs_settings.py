@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from replanning import Settings
 from replanning.config import load_settings
 
-PAGE = Path(__file__).parents[2] / "docs/settings.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 TEXT = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
 ROWS = dict(re.findall(r"^\| `([a-z_.]+)` \| (.*?) \|", TEXT, flags=re.MULTILINE))
 LATER_TRIGGERS = ("goal-unreachable", "resource-changed")

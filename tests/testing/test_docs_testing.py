@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md run."""
+"""The examples of docs/how-to/testing.md run."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/testing.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/testing.md"
 TEXT = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 

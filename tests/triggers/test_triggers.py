@@ -543,7 +543,7 @@ async def test_each_kind_can_be_disabled(kind: str) -> None:
 
 # detectors of others
 
-PAGE = Path(__file__).parents[2] / "docs/plugins.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/plugins.md"
 UNREAD = """
 from replanning.journal import TriggerEvent
 class UnreadKind(TriggerEvent):
