@@ -160,9 +160,13 @@ def new_task_ids(changes: Sequence[PlanChange]) -> tuple[TaskId, ...]:
 
 _HASH_CACHE_SIZE: Final = 16
 _HASH_CACHE: Final[list[tuple[tuple[PlanChange, ...], str]]] = []
-"""Last hashes by identity of the changes, which are vetted, then applied, then remembered as tried."""
+"""Last hashes by identity of the changes, which are vetted, and later remembered as tried."""
 
-_CANONICAL_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_KEYS_WITH_IDS: Final = frozenset({"id", "task_id", "depends_on", "before", "order", "task", "tasks", "fields"})
+"""Keys of a change that have ids, or parts that have them."""
+
+to_canonical_json: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""Returns JSON with sorted keys and without blanks, for hashes."""
 
 
 def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, TaskId] = MappingProxyType({})) -> str:
@@ -180,7 +184,8 @@ def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, Tas
     parts = list(document)
     while parts:  # ids are replaced wherever a change has them; values of wrong types stay
         part = parts.pop()
-        for key, value in part.items():
+        for key in part.keys() & _KEYS_WITH_IDS:
+            value = part[key]
             if key in ("id", "task_id") and isinstance(value, str):
                 part[key] = names.get(value, value)
             elif key in ("depends_on", "before", "order") and isinstance(value, list):
@@ -188,7 +193,7 @@ def changes_hash(changes: tuple[PlanChange, ...], originals: Mapping[TaskId, Tas
             elif key in ("task", "tasks", "fields"):
                 inner = value if isinstance(value, list) else [value]
                 parts += [item for item in inner if isinstance(item, dict)]
-    text = _CANONICAL_ENCODER.encode(document)
+    text = to_canonical_json(document)
     for name, number in names.items() if "${" in text else ():
         text = text.replace(f"${{{json.dumps(name)[1:-1]}.output", f"${{{json.dumps(number)[1:-1]}.output")
     found = hashlib.sha256(text.encode()).hexdigest()

@@ -84,6 +84,8 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             hints = {}
         self._hints = {name: hints.get(name, parameter.annotation) for name, parameter in self._parameters()}
         self._contexts = [name for name, hint in self._hints.items() if TaskContext in (hint, *get_args(hint))]
+        stated = [each for name, each in self._signature.parameters.items() if name not in self._contexts]
+        self._caller_signature = self._signature.replace(parameters=stated)
         named = {name: parameter for name, parameter in self._parameters() if name not in self._contexts}
         described: dict[str, object] = {
             "name": getattr(function, "__name__", type(function).__name__),
@@ -111,8 +113,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         Raises:
             TypeError: the function does not take them.
         """
-        stated = [each for name, each in self._signature.parameters.items() if name not in self._contexts]
-        bound = self._signature.replace(parameters=stated).bind(*args, **kwargs).arguments
+        bound = self._caller_signature.bind(*args, **kwargs).arguments
         named: dict[str, object] = {}
         for name, value in bound.items():
             kind = self._signature.parameters[name].kind

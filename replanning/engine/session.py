@@ -27,7 +27,7 @@ Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
 """Executes a tool, given its name and its arguments."""
 
 _CALL_KEY: Final = "call"
-"""Key in the metadata of a task that is a call; its value has the key of the call."""
+"""Key in the metadata of a task that is a call; its value is the key of the call, or empty."""
 
 _OBJECT_KEY: Final = "$object"
 """Key that marks the placeholder in the journal for a value that is not JSON."""
@@ -49,9 +49,9 @@ class Session:
         self._tools = tools
         self._passes = passes
         self._by_key = {
-            str(call["key"]): entry.id
+            str(key): entry.id
             for entry in run.live
-            if entry.parent is None and (call := as_object(entry.task.metadata.get(_CALL_KEY))).get("key")
+            if entry.parent is None and (key := entry.task.metadata.get(_CALL_KEY))
         }
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Session:
             Exception: as `PlanRun.perform`.
         """
         objects: list[object] = []
-        if (clean := self.run.redact_value(key)) != key:  # keys that contain different secrets stay different
+        if key and (clean := self.run.redact_value(key)) != key:  # keys that contain different secrets stay different
             key = f"{clean} {hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"
         journaled = self._journaled(arguments, objects)
         life = self.run._lifecycle
@@ -139,14 +139,13 @@ class Session:
         escaped = {
             name: map_strings(value, lambda text: text.replace("${", "$${")) for name, value in arguments.items()
         }
-        call: JsonObject = {"key": key} if key else {}
         task = Task(
             id=task_id,
             tool=name,
             arguments=escaped,
             idempotent=function is not None and function.idempotent,
             retry=None if function is None else function.retry,
-            metadata={_CALL_KEY: call},
+            metadata={_CALL_KEY: key},
         )
         reason = f"{name} was called"
         try:

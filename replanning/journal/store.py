@@ -344,6 +344,10 @@ def to_json_line(value: JsonValue) -> str:
         ) from error
 
 
+_PLAIN_ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+"""Made once, because `json.dumps` makes one for each call."""
+
+
 def to_plain_json(value: object) -> tuple[JsonValue, int]:
     """Return a value as a resumed run reads it, and the length of its JSON text in bytes.
 
@@ -353,7 +357,7 @@ def to_plain_json(value: object) -> tuple[JsonValue, int]:
         RecordNotSerializable: it is no JSON.
     """
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text = _PLAIN_ENCODER.encode(value)
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         # An object around it, so that nesting is limited as it is in a record.

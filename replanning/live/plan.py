@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
-from replanning.changes import PlanChange, changes_hash
+from replanning.changes import PlanChange, dump_change, to_canonical_json
 from replanning.errors import ChangeRejected, ExpressionError, IllegalTransition, PlanError, Problem, RevisionConflict
 from replanning.journal.records import (
     AttemptFailed,
@@ -184,9 +184,8 @@ class LivePlan(TaskGraph):
             draft = Draft(self, changes)
         if draft.problems:
             raise ChangeRejected(draft.problems)
-        draft.plan_hash = hashlib.sha256(
-            f"{self.revision_hash or self.hash}:{changes_hash(draft.changes)}".encode()
-        ).hexdigest()
+        document = to_canonical_json(list(map(dump_change, draft.changes)))
+        draft.plan_hash = hashlib.sha256(f"{self.revision_hash or self.hash}:{document}".encode()).hexdigest()
         return draft
 
     def apply(self, changes: Sequence[PlanChange], expected_revision: int | None = None, *, at: float = 0.0) -> int:

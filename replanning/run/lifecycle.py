@@ -111,6 +111,9 @@ _MAX_STORE_RETRY_SECONDS: Final = 5.0
 
 _MAX_ERROR_CHARS: Final = 2_000
 
+_COPIED_FIELDS: Final = ("metadata", "resources", "fallbacks", "undo")
+"""Fields of a task, beside its arguments, with objects or arrays that whoever executes it may change."""
+
 _REDACTED_ARGUMENT_MESSAGE: Final = (
     f"a secret was removed from a value that they refer to; the mark {MASK} replaces it in"
 )
@@ -648,16 +651,16 @@ class Lifecycle:
             if self.end is not None:
                 break
             ripe = 0
-            event = anyio.Event()
             if root is not None:
                 # What follows a failure is not on record while the store fails; the end may wait for the work that calls.
                 if self.stopping or (self.store_available and self._is_settled(root)):
                     break
                 if self.open_ended and self._fail_unavailable(root):
                     continue
-                self._performers[root.id] = event
+                self._performers[root.id] = event = anyio.Event()
                 await event.wait()
                 continue
+            event = anyio.Event()
             self._waiters.append(event)
             try:
                 await event.wait()
@@ -729,19 +732,22 @@ class Lifecycle:
             if not (about.isdisjoint(attached) and ids.isdisjoint(ledger.open_questions[question].holds))
         ]
 
-    @contextmanager
-    def reserved(self, root: TaskEntry) -> Iterator[None]:
-        """Hand the tasks of a lineage out to the caller alone, through `next_task(root)`."""
+    def reserve(self, root: TaskEntry) -> None:
+        """Hand the tasks of a lineage out to the caller alone, through `next_task(root)`.
+
+        Raises:
+            NotRunning: somebody else performs it.
+        """
         if root.id in self.live.ready_queue.reserved:
             raise NotRunning(f"task {root.id!r} is being performed already")
         self.live.reserve(root, partial(self.wake_performer, root.id))
-        try:
-            yield
-        finally:
-            self._performers.pop(root.id, None)
-            self.live.unreserve(root)
-            self.wake_waiters()
-            self.check_completion()
+
+    def unreserve(self, root: TaskEntry) -> None:
+        """Hand the tasks of a lineage out to anybody again."""
+        self._performers.pop(root.id, None)
+        self.live.unreserve(root)
+        self.wake_waiters()
+        self.check_completion()
 
     def wake_performer(self, root: TaskId) -> None:
         """Wake the one who performs a lineage, if it waits."""
@@ -819,9 +825,9 @@ class Lifecycle:
     def _resolve_arguments(self, entry: TaskEntry) -> Task | None:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
         fields = entry.fields
-        others = fields["metadata"] or fields["resources"] or fields["fallbacks"] or fields["undo"]
+        copied = {name: detached(value) for name in _COPIED_FIELDS if (value := fields[name])}
         if not fields["arguments"]:
-            return detached(entry.task) if others else entry.task
+            return entry.task.model_copy(update=copied) if copied else entry.task
         declared = entry.task.arguments
         try:
             arguments = self.live.arguments(entry)
@@ -842,7 +848,7 @@ class Lifecycle:
             text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
             self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
             return None
-        return (detached(entry.task) if others else entry.task).model_copy(update={"arguments": arguments})
+        return entry.task.model_copy(update={**copied, "arguments": arguments})
 
     # Attempts
 

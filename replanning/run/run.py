@@ -299,7 +299,8 @@ class PlanRun:
         life = self._lifecycle
         root = life.live.entry(life.live.entry(TaskId(task_id)).root)
         outputs, error = dict[TaskId, object](), None
-        with life.reserved(root):
+        life.reserve(root)
+        try:
             while (claimed := await life.next_task(root=root)) is not None:
                 (entry, task), error = claimed, None
                 offer = TaskOffer(entry, entry.claim)
@@ -326,6 +327,8 @@ class PlanRun:
                 raise NotRunning(f"task {task_id!r} cannot be performed: {life.stopping}")
             reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
             raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}")
+        finally:
+            life.unreserve(root)
 
     def _performed_output(self, root: TaskEntry, outputs: Mapping[TaskId, object]) -> object:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
@@ -804,6 +807,8 @@ def require_async(name: str, given: object) -> None:
     Raises:
         TypeError: it is not async.
     """
+    if getattr(getattr(given, "__code__", None), "co_flags", 0) & inspect.CO_COROUTINE:
+        return  # at once, because each call of an agent comes here
     function: Any = inspect.unwrap(given)  # type: ignore[arg-type]  # it is callable
     while isinstance(function, partial):
         function = inspect.unwrap(function.func)
