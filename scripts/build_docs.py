@@ -1,0 +1,447 @@
+"""Builds the documentation site: gathers the pages, writes the reference from the code, and runs the site generator.
+
+`python scripts/build_docs.py` writes `build/site`; `--pages` stops after `build/docs`, which has every page as Markdown.
+The generator is told to treat warnings as errors, and nothing is read from the network.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from replanning.cli.app import COMMANDS, app
+from replanning.journal import Record
+from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT, trigger_types
+from replanning.live.states import TRANSITIONS
+from replanning.plan.document import plan_schema
+from replanning.telemetry import names
+
+ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = ROOT / "docs"
+PAGES: Final = ROOT / "build" / "docs"
+
+PAGES_OF_THE_ROOT: Final = {
+    "README.md": "index.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security-policy.md",
+    "NOTICE": "project/notice.md",
+    "LICENSE": "project/licence.md",
+}
+"""Files outside `docs/` that are pages of the site, by their path in the repository."""
+
+LINK: Final = re.compile(r"(\]\(|<img [^>]*src=\")(?![a-z]+:|#)([^)#\s\"]+)(#[^)\s]*)?")
+FENCE: Final = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+
+PACKAGES: Final = {
+    "replanning": "The names that most programs need",
+    "replanning.plan": "The plan document",
+    "replanning.changes": "Changes of a plan",
+    "replanning.live": "The plan while it runs",
+    "replanning.journal": "Records, triggers and stores",
+    "replanning.decision": "What plugins implement",
+    "replanning.orchestrators": "Orchestrators",
+    "replanning.run": "Runs",
+    "replanning.engine": "The engine",
+    "replanning.judging": "Judges of finished work",
+    "replanning.tools": "Tools of plan files",
+    "replanning.history": "What a journal tells",
+    "replanning.telemetry": "Exporters",
+    "replanning.llm": "Language models",
+    "replanning.planning": "Planning from a goal",
+    "replanning.testing": "Fakes and simulations",
+    "replanning.testing.stores": "Checks of stores",
+    "replanning.settings": "Settings",
+    "replanning.config": "Reading settings",
+    "replanning.environment": "Clock, ids and random numbers",
+    "replanning.errors": "Errors",
+}
+"""Modules with public names, in the order of the reference. Integrations and exporters are added by their files."""
+
+
+def main(*arguments: str) -> None:
+    """Write the pages, then the site unless `--pages` is given."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree(DOCS, PAGES)
+    for source, page in page_sources().items():
+        text = read(source)
+        text = FENCE.sub(lambda fence: as_table(fence[0]), text)
+        write(page, relinked(text, source, page))
+    for page, text in generated().items():
+        write(page, text)
+    for image in (ROOT / "benchmarks" / "results").glob("*.svg"):
+        target = PAGES / "benchmarks" / "results" / image.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, target)
+    if "--pages" not in arguments:
+        generator = Path(sys.executable).with_name("zensical")
+        subprocess.run([generator, "build", "--clean", "--strict"], cwd=ROOT, check=True)
+        for page in (ROOT / "build" / "site").rglob("*.html"):
+            if loaded := re.search(
+                r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
+            ):
+                raise SystemExit(f"{page} loads something from elsewhere: {loaded[0]}")
+
+
+def page_sources() -> dict[str, str]:
+    """Return the pages of the site that are files of the repository: the path of the file, and that of the page."""
+    own = {f"docs/{path.relative_to(DOCS)}": str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))}
+    return own | PAGES_OF_THE_ROOT | {example: page for example, page in example_pages() if "/" not in page[9:]}
+
+
+def example_pages() -> Iterator[tuple[str, str]]:
+    """Yield each example that has a page, and the page."""
+    for path in sorted((ROOT / "examples").iterdir()):
+        if path.is_dir() or path.suffix in {".py", ".yaml"}:
+            yield f"examples/{path.name}", f"examples/{path.name.replace('.', '-')}.md"
+
+
+def read(source: str) -> str:
+    """Return the Markdown of a page; a program, a plan file or a licence becomes a code block."""
+    path = ROOT / source
+    if path.is_dir():
+        files = sorted(each for each in path.iterdir() if each.suffix in {".py", ".toml"})
+        parts = [f"`{each.name}`\n\n{fenced(each)}" for each in files]
+        return "\n\n".join([f"# {source}", "A package with a plugin.", *parts])
+    if path.suffix in {".py", ".yaml"}:
+        return f"# {source}\n\n{fenced(path)}"
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".md":
+        return f"# {path.name.capitalize()}\n\n```text\n{text.rstrip()}\n```\n"
+    return text
+
+
+def fenced(path: Path) -> str:
+    """Return a file as a code block."""
+    language = {".py": "python", ".toml": "toml", ".yaml": "yaml"}[path.suffix]
+    return f"```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```"
+
+
+def write(page: str, text: str) -> None:
+    """Write a page below `build/docs`."""
+    target = PAGES / page
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+def relinked(text: str, source: str, page: str) -> str:
+    """Return a page whose links, which work between files of the repository, work between pages of the site.
+
+    Raises:
+        SystemExit: a link leads to a file that is not there, or is no page of the site.
+    """
+    pages = page_sources()
+
+    def target(link: re.Match[str]) -> str:
+        file = os.path.normpath(Path(source).parent / link[2])
+        if file.startswith("benchmarks/results/"):
+            there = file
+        elif file in pages:
+            there = pages[file]
+        elif file.startswith("docs/") and ((ROOT / file).is_file() or file.startswith("docs/reference/")):
+            there = file.removeprefix("docs/")  # an image, or a generated page
+        else:
+            raise SystemExit(f"{source}: the link to {link[2]} leads to {file}, which is no page of the site")
+        return f"{link[1]}{os.path.relpath(there, Path(page).parent)}{link[3] or ''}"
+
+    blocks = [match.span() for match in FENCE.finditer(text)]
+    edges = [0, *(edge for span in blocks for edge in span), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(edges)]
+    return "".join(piece if number % 2 else LINK.sub(target, piece) for number, piece in enumerate(pieces))
+
+
+def as_table(block: str) -> str:
+    """Return the diagram of the task states as a table: drawing it needs a program from elsewhere."""
+    if "stateDiagram" not in block:
+        return block
+    rows = {(str(state), str(event), str(follows)) for (state, event), follows in TRANSITIONS.items()}
+    lines = [f"| `{state}` | {event} | `{follows}` |" for state, event, follows in sorted(rows)]
+    return "\n".join(["| state | event | next state |", "|---|---|---|", *lines])
+
+
+def generated() -> dict[str, str]:
+    """Return the pages of the reference that follow from the code."""
+    return {
+        "reference/plan-file.md": plan_file(),
+        "reference/cli.md": command_line(),
+        "reference/records.md": records(),
+        "reference/telemetry.md": telemetry(),
+        **api(),
+    }
+
+
+# the plan file
+
+
+def plan_file() -> str:
+    """Return the reference of the plan file, from its JSON Schema."""
+    schema: dict[str, Any] = plan_schema()
+    parts = [(schema.get("title", "Plan"), schema), *sorted(schema.get("$defs", {}).items())]
+    text = [
+        "# Plan file",
+        (
+            "A plan file is YAML, or JSON where its name ends in `.json`. `replanning validate plan.yaml` names every problem "
+            "with its line and column; `replanning schema` prints the JSON Schema, from which this page is generated. "
+            "How to write one: [Plans in files](../how-to/plan-files.md)."
+        ),
+    ]
+    for name, part in parts:
+        if part.get("properties"):
+            text.append(f"## {name}")
+            text.append(sentence(part.get("description", "")))
+            text.append(properties(part))
+    return "\n\n".join(filter(None, text))
+
+
+def properties(part: Mapping[str, Any]) -> str:
+    """Return the properties of an object as a table."""
+    required = set(part.get("required", ()))
+    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for name, spec in part["properties"].items():
+        default = "required" if name in required else code(spec["default"]) if "default" in spec else ""
+        rows.append(f"| `{name}` | {type_of(spec)} | {default} | {cell(spec.get('description', ''))} |")
+    return "\n".join(rows)
+
+
+def type_of(spec: Mapping[str, Any]) -> str:
+    """Return the type that a part of a JSON Schema states, in words."""
+    if "$ref" in spec:
+        name = spec["$ref"].rsplit("/", 1)[-1]
+        return "any" if name == "JsonValue" else f"[{name}](#{name.lower()})"
+    if "enum" in spec or "const" in spec:
+        return ", ".join(f"`{value}`" for value in spec.get("enum", [spec.get("const")]))
+    for union in ("anyOf", "oneOf"):
+        if union in spec:
+            kinds = [type_of(each) for each in spec[union] if each.get("type") != "null"]
+            return " or ".join(dict.fromkeys(kinds))
+    if spec.get("type") == "array":
+        return f"list of {type_of(spec['items'])}" if "items" in spec else "list"
+    if spec.get("type") == "object":
+        inner = spec.get("additionalProperties")
+        return f"mapping to {type_of(inner)}" if isinstance(inner, Mapping) and inner else "mapping"
+    return str(spec.get("type", "any"))
+
+
+def code(value: object) -> str:
+    """Return a default value as code; nothing for none."""
+    shown = {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value
+    return "" if value is None or value in ({}, []) else f"`{shown}`"
+
+
+def cell(text: str) -> str:
+    """Return a text for a cell of a table, with `${…}` and the like as code."""
+    return re.sub(r"(\$?\{[^}\s]+\})", r"`\1`", " ".join(text.split()).replace("|", "\\|"))
+
+
+def sentence(text: str) -> str:
+    """Return a text on one line."""
+    return " ".join(text.split())
+
+
+# the command line
+
+
+def command_line() -> str:
+    """Return the reference of the command line, from its commands."""
+    import typer
+
+    text = [
+        "# Command line",
+        "`replanning --help` lists the commands, `replanning COMMAND --help` describes one. Every command takes `--json`.",
+        "Exit codes of `run`, `solve` and `resume`:",
+        (
+            "| code | meaning |\n|---|---|\n"
+            "| 0 | the run succeeded |\n"
+            "| 1 | the run failed or was aborted |\n"
+            "| 2 | wrong usage, plan, settings or store; nothing was run |\n"
+            "| 3 | the run is paused and can be resumed |\n"
+            "| 4 | the run waits until a person answers a question |\n"
+            "| 130 | the run was stopped at once by a second Ctrl-C; it can be resumed |"
+        ),
+        "The first Ctrl-C pauses a run: running tasks are finished, and the resume command is printed.",
+    ]
+    for panel, modules in COMMANDS.items():
+        text.append(f"## {panel}")
+        for name, module in modules.items():
+            group: Any = typer.main.get_group(import_module(f"replanning.cli.{module}").commands)
+            text += describe(f"replanning {name}", group.commands[name])
+    group = typer.main.get_group(app)
+    text += describe("replanning version", group.commands["version"])
+    return "\n\n".join(text)
+
+
+def describe(name: str, command: Any) -> Iterator[str]:
+    """Yield the description of a command, and of those in its group."""
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option"]
+    usage = [name, *("[OPTIONS]" if options else "",), *(usage_of(param) for param in arguments)]
+    yield f"### {name}"
+    if not getattr(command, "commands", None):
+        yield f"```text\n{' '.join(filter(None, usage))}\n```"
+    yield prose(command.help or "")
+    rows = [f"| `{usage_of(param)}` | {cell(param.help or '')} |" for param in arguments]
+    for param in options:
+        flags = ", ".join(f"`{flag}`" for flag in [*param.opts, *param.secondary_opts])
+        value = "" if param.is_flag else f" `{param.metavar or 'VALUE'}`".replace("|", "\\|")
+        variable = f" Variable `{param.envvar}`." if isinstance(param.envvar, str) else ""
+        rows.append(f"| {flags}{value} | {cell(param.help or '')}{variable} |")
+    if rows:
+        yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows])
+    examples = (command.epilog or "").partition("[bold]Examples[/bold]")[2].partition("[bold]")[0].split("\n\n")
+    lines = [line for line in examples if line.startswith("replanning ")]
+    if lines:
+        yield "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```"
+    for inner, each in getattr(command, "commands", {}).items():
+        yield from describe(f"{name} {inner}", each)
+
+
+def usage_of(param: Any) -> str:
+    """Return an argument as the usage line shows it."""
+    return str(param.metavar or param.name.upper()) + ("..." if param.nargs == -1 else "")
+
+
+def prose(text: str) -> str:
+    """Return help text as Markdown: marks of the terminal left out, angle brackets as they are."""
+    return re.sub(r"\[/?bold\]", "", text).replace("<", "&lt;")
+
+
+# the journal
+
+
+def records() -> str:
+    """Return the reference of the journal, from the classes of its records."""
+    text = [
+        "# Journal records",
+        (
+            f"A journal is a sequence of numbered records. This is format {JOURNAL_FORMAT}, which the first record of a journal "
+            "states; [Versions](../project/versions.md#journals) says which formats a release reads. "
+            "A record has these fields:"
+        ),
+        fields_of(Record),
+        "`replanning history RUN --json` prints the records of a run; in Python, `engine.history(run_id).records`.",
+        "## Bodies",
+    ]
+    for kind, body in BODY_TYPES.items():
+        text += [f"### {kind}", docstring(body), fields_of(body)]
+    text += ["## Triggers", "The trigger in `trigger-fired` has one of these kinds, or the kind of a plugin."]
+    for kind, trigger in sorted(trigger_types().items()):
+        text += [f"### {kind}", docstring(trigger), fields_of(trigger)]
+    return "\n\n".join(filter(None, text))
+
+
+def docstring(cls: type) -> str:
+    """Return the docstring of a class without its sections and examples."""
+    import inspect
+
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\nArgs:")[0]
+
+
+def fields_of(cls: type) -> str:
+    """Return the fields of a class as a table of names and types."""
+    hints = {
+        name: hint for each in reversed(cls.__mro__) for name, hint in vars(each).get("__annotations__", {}).items()
+    }
+    own = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", None) or hints
+    types = {name: str(getattr(hint, "__forward_arg__", hint)).replace("|", "\\|") for name, hint in hints.items()}
+    rows = [f"| `{name}` | `{types.get(name, 'object')}` |" for name in own if name != "kind"]
+    return "\n".join(["| field | type |", "|---|---|", *rows]) if rows else ""
+
+
+# spans and metrics
+
+
+def telemetry() -> str:
+    """Return the names of spans, attributes and metrics, in the groups of the module that defines them."""
+    source = Path(names.__file__).read_text(encoding="utf-8")
+    body = ast.parse(source).body
+    notes = {
+        node.target.id: ast.literal_eval(after.value)
+        for node, after in pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr)
+    }
+    text = [
+        "# Spans and metrics",
+        (
+            "How to send them: [Traces](../how-to/traces.md). A call of a language model follows the GenAI conventions of "
+            "OpenTelemetry. Arguments, outputs, reasons and questions are on spans only with `capture_content: true`."
+        ),
+    ]
+    for part in re.split(r"^# ", source, flags=re.MULTILINE)[1:]:
+        title, _, lines = part.partition("\n")
+        head, _, rest = title.partition(". ")
+        text += [f"## {head}", rest]
+        found = [
+            (getattr(names, name), notes.get(name, ""))
+            for name in re.findall(r"^([A-Z_]+): Final", lines, re.MULTILINE)
+        ]
+        rows = [(", ".join((value,) if isinstance(value, str) else value), note) for value, note in found]
+        text.append(
+            "\n".join(f"- `{name}`: {note}" if note else f"- `{name}`" for name, note in rows if head != "Metrics")
+        )
+    text.append("\n".join(f"- `{name}`: {note}" for name, note in metrics()))
+    return "\n\n".join(filter(None, text))
+
+
+def metrics() -> Iterator[tuple[str, str]]:
+    """Yield the metrics with their units and descriptions, as the exporter creates them."""
+    source = (ROOT / "replanning" / "telemetry" / "exporter.py").read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith("create_"):
+            kind = node.func.attr.removeprefix("create_")  # type: ignore[attr-defined]
+            name = getattr(names, node.args[0].attr)  # type: ignore[attr-defined]
+            texts = [
+                each.value
+                for each in [*node.args[1:], *(word.value for word in node.keywords)]
+                if isinstance(each, ast.Constant)
+            ]
+            yield name, f"{kind}, {texts[0]}: {texts[1]}" if len(texts) > 1 else f"{kind}, {texts[0]}"
+
+
+# the Python API
+
+
+def api() -> dict[str, str]:
+    """Return one page for each public module, with every public name once: at the first module that exports it."""
+    modules = dict(PACKAGES)
+    for family in ("integrations", "exporters"):
+        for path in sorted((ROOT / "replanning" / family).glob("[!_]*.py")):
+            modules[f"replanning.{family}.{path.stem}"] = f"`{path.stem}`"
+    pages, seen = {}, set[str]()
+    lines = ["# Python API", "Public are the names on these pages, and no others.", "| module | about |\n|---|---|"]
+    for module, title in modules.items():
+        exported = [name for name in public_names(module) if name not in seen]
+        if not exported:
+            continue
+        if not module.startswith(("replanning.integrations", "replanning.exporters")):
+            seen |= set(exported)
+        lines[-1] += f"\n| [`{module}`]({module}.md) | {title} |"
+        pages[f"reference/api/{module}.md"] = "\n\n".join(
+            [f"# {module}", *(f"::: {module}.{name}" for name in exported)]
+        )
+    return {"reference/api/index.md": "\n\n".join(lines), **pages}
+
+
+def public_names(module: str) -> list[str]:
+    """Return the public names of a module, from its source alone: some need packages that are not installed."""
+    base = ROOT / module.replace(".", "/")
+    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8")).body
+    for node in tree:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return [name for name in ast.literal_eval(node.value) if name not in {"JsonValue", "__version__"}]
+    defined = [node.name for node in tree if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [name for name in defined if not name.startswith("_")]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
