@@ -9,11 +9,11 @@ from types import NoneType, UnionType
 from typing import Any, Final, Generic, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 import anyio.to_thread
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from replanning.plan.document import Plan
-from replanning.plan.messages import require_instance
+from replanning.plan.messages import brief_repr, require_instance, validation_problems
 from replanning.plan.tasks import Retry, Task, ToolSpec
 from replanning.run.run import TaskContext, Work
 
@@ -54,8 +54,8 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         spec: its description.
 
     Raises:
-        PlanError: the fields are not those of a tool.
         TypeError: this is not a function, or its parameters are not known.
+        ValueError: a field is unknown or not valid; names every one.
     """
 
     def __init__(
@@ -94,7 +94,20 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             "parameters": {name: _type_name(self._hints[name]) for name in named},
             "optional": [name for name, each in named.items() if each.default is not inspect.Parameter.empty],
         }
-        self.spec: ToolSpec = ToolSpec.model_validate(described | fields)
+        problems = [
+            f"{name}: expected {expected}, got {brief_repr(value)}"
+            for name, value, kind, expected in (
+                ("idempotent", idempotent, bool, "true or false"),
+                ("retry", retry, Retry | None, "a Retry"),
+            )
+            if not isinstance(value, kind)
+        ]
+        try:
+            self.spec: ToolSpec = ToolSpec.model_validate(described | fields)
+        except ValidationError as error:
+            problems += map(str, validation_problems(error, ToolSpec))
+        if problems:
+            raise ValueError(f"tool {fields.get('name', described['name'])!r}: {'; '.join(problems)}")
         self._is_async = any(map(inspect.iscoroutinefunction, (inspect.unwrap(function), type(function).__call__)))
 
     def __repr__(self) -> str:

@@ -174,8 +174,10 @@ class Session:
         return as_object(self.run.redact_value(plain))
 
     def end(self) -> None:
-        """End the run, unless it has ended; it succeeds if no question, task of a plan or fact of the goal is open."""
+        """End the run unless it has ended or is to pause; it succeeds if no question, task of a plan or fact is open."""
         life, live = self.run._lifecycle, self.run.live
+        if life.ledger.pause is not None:
+            return
         left = [entry.id for entry in live if entry.counts_as_unsatisfied and _CALL_KEY not in entry.task.metadata]
         if questions := life.ledger.open_questions:
             life.finish("needs_human", f"a person must answer {join_names(questions, 5)} first")

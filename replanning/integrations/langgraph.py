@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # LangGraph runs on asyncio alone, and a session needs a task of its own
 import hashlib
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
-from urllib.parse import quote
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 
-from replanning import ReplanningEngine, ToolSpec
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Execute, Session
 from replanning.errors import ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning.integrations.frameworks import (
+    Capabilities,
+    check_arguments,
+    describe_tools,
+    missing_framework,
+    shown_questions,
+    thread_run,
+    tool_fields,
+)
 from replanning.plan.messages import join_names
 
 try:
@@ -35,8 +44,8 @@ try:
     from langgraph.prebuilt import ToolNode
     from langgraph.runtime import get_runtime
     from langgraph.types import Command, interrupt
-except ImportError as missing:
-    raise ImportError(f"langgraph 1.2 or later is needed ({missing}): pip install 'replanning[langgraph]'") from missing
+except ImportError as error:
+    raise missing_framework(__name__, "langgraph 1.2 or later", "langgraph", error) from error
 try:
     from langchain.agents.middleware import AgentMiddleware
 except ImportError:  # a ToolNode can be given the methods of the middleware without langchain
@@ -45,14 +54,15 @@ except ImportError:  # a ToolNode can be given the methods of the middleware wit
 _KEY: Final = "__replanning"
 """Key in the configuration for the run of the graph; keys that begin with `__` are not stored in checkpoints."""
 
-_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+_DEFAULT_NAME: Final = "LangGraph"
+"""Name of a graph that was compiled without one."""
 
 
 def replanned(
     graph: Any,
     engine: ReplanningEngine,
     *,
-    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    capabilities: Capabilities | None = None,
     objective: str = "",
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
@@ -65,59 +75,72 @@ def replanned(
         engine: decides what follows a failure.
         capabilities: by the name of a node or a tool, its capability, or fields of a `ToolSpec`. Those of the same
             capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
-        objective: the aim of a run; by default the name of the graph.
+        objective: the aim of a run; by default the name of the graph, or those of its nodes.
 
     Raises:
-        PlanError: a name or a field is not valid for a tool.
-        TypeError: this is not a compiled graph, or it is attached already.
-        ValueError: a node and a tool have the same name, or a capability names neither.
+        TypeError: this is not a compiled graph, it is attached already, or an argument is of another kind.
+        ValueError: a node and a tool have the same name, a capability names neither, a field is not valid for a tool, or
+            capabilities are stated of tools that are executed without a `ReplanningMiddleware`.
     """
+    check_arguments(engine, capabilities)
     if not isinstance(graph, CompiledStateGraph) or isinstance(graph, ReplannedGraph):
         raise TypeError(
             f"replanned: expected a compiled StateGraph that is not attached yet, got {type(graph).__name__}"
         )
-    specs: dict[str, ToolSpec] = {}
-    given = dict(capabilities or {})
-
-    def describe(name: str, kind: str, metadata: Mapping[str, Any] | None, **fields: Any) -> None:
-        if name in specs:
-            raise ValueError(f"two nodes or tools are called {name!r}; give one of them another name")
-        stated = given.pop(name, (metadata or {}).get("capability"))
-        fields |= stated if isinstance(stated, Mapping) else {"capability": stated}
-        specs[name] = ToolSpec.model_validate({"name": name, "kind": kind, **fields})
-
+    described: list[tuple[str, dict[str, object]]] = []
     bodies: dict[str, Any] = {}
+    detached: list[str] = []
     for name, node in graph.nodes.items():
         if isinstance(node.bound, ToolNode):
-            for tool in node.bound.tools_by_name.values():
-                describe(tool.name, "langchain", tool.metadata, **_described(tool))
+            tools = node.bound.tools_by_name.values()
+            described += [(tool.name, _described(tool)) for tool in tools]
+            if not _has_middleware(node.bound):
+                detached += [tool.name for tool in tools if tool.name in (capabilities or {})]
         elif name != START:
-            describe(name, "langgraph", node.metadata)
+            described.append((name, {"kind": "langgraph", "capability": (node.metadata or {}).get("capability")}))
             bodies[name] = node.bound
-    if given:
-        raise ValueError(f"capabilities: neither a node nor a tool is called {', '.join(map(repr, given))}")
+    named = Counter(name for name, _ in described)
+    if twice := [name for name, times in named.items() if times > 1]:
+        raise ValueError(f"two nodes or tools are called {', '.join(map(repr, twice))}; give one of them another name")
+    if detached:
+        raise ValueError(
+            f"capabilities: the calls of {', '.join(map(repr, detached))} would not be replanned; create the agent with "
+            "`middleware=[ReplanningMiddleware()]`, or give `ReplanningMiddleware().awrap_tool_call` to the `ToolNode`"
+        )
+    tools = describe_tools(dict(described), capabilities, noun="node or tool")
     nodes = {
         name: node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs}) if name in bodies else node
         for name, node in graph.nodes.items()
     }
-    attachment = _Attachment(engine, objective or graph.get_name(), tuple(specs.values()))
+    named_so = graph.get_name() != _DEFAULT_NAME
+    objective = objective or f"Run the graph {graph.get_name() if named_so else f'of {join_names(bodies, 5)}'}"
+    attachment = _Attachment(engine, objective, tools)
     return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
 
 
 def _described(tool: Any) -> dict[str, Any]:
-    """Return the fields of the description of a tool that its schema states."""
+    """Return the fields of the description of a tool."""
     function = convert_to_openai_tool(tool)["function"]
-    schema = function.get("parameters", {})
-    parameters = {name: each.get("type") for name, each in schema.get("properties", {}).items()}
-    return {
-        "description": " ".join(function.get("description", "").split()),
-        "parameters": {name: kind if kind in _TYPES else "any" for name, kind in parameters.items()},
-        "optional": [name for name in parameters if name not in schema.get("required", ())],
-    }
+    capability = (tool.metadata or {}).get("capability")
+    return tool_fields(
+        function.get("description"), function.get("parameters", {}), kind="langchain", capability=capability
+    )
 
 
-class _Left(Exception):
-    """Leaves a session paused."""
+def _has_middleware(node: Any) -> bool:
+    """Return whether calls of a `ToolNode` go through a `ReplanningMiddleware`; a wrapper of a user may call one, too."""
+    wrappers, seen = [node._wrap_tool_call, node._awrap_tool_call], set[int]()
+    owners: list[Any] = []
+    while wrappers:  # the factory of agents puts the methods of the middleware into functions within functions
+        wrapper = wrappers.pop()
+        if not callable(wrapper) or id(wrapper) in seen:
+            continue
+        seen.add(id(wrapper))
+        owners.append(getattr(wrapper, "__self__", None))
+        cells = getattr(wrapper, "__closure__", None) or ()
+        wrappers += [getattr(wrapper, "__wrapped__", None), *(cell.cell_contents for cell in cells)]
+    others = [each for each in owners if each is not None]
+    return any(isinstance(each, ReplanningMiddleware) for each in others) or bool(owners and not others)
 
 
 class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not followed
@@ -130,12 +153,12 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     def __init__(self, engine: ReplanningEngine, portal: anyio.from_thread.BlockingPortal | None = None) -> None:
         self.engine = engine
         self.portal = portal
-        self.is_paused = False
         self.session: Session
+        self.pause_reason = ""  # empty unless the run will be resumed
 
     def on_interrupt(self, event: object) -> None:
         """Note that this run will be resumed."""
-        self.is_paused = True
+        self.pause_reason = "the graph was interrupted"
 
     async def call(self, name: str, arguments: Mapping[str, object], execute: Execute, key: str) -> object:
         """Call a node or a tool, and put questions to a person through an interrupt.
@@ -164,14 +187,9 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     def _ask(self, question_id: str) -> bool:
         """Interrupt the graph with a question, and carry out the answer once the graph is resumed with it."""
-        question = next((each for each in self.engine.pending(self.session.run.id) if each.id == question_id), None)
-        if question is None:  # it was answered elsewhere
+        payload = next(iter(shown_questions(self.engine, self.session.run.id, [question_id])), None)
+        if payload is None:  # it was answered elsewhere
             return True
-        payload = {
-            "question": question_id,
-            "text": question.text,
-            "choices": [candidate.alternative.reason for candidate in question.candidates],
-        }
         while True:
             answer = interrupt(
                 payload
@@ -209,7 +227,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 class _Attachment:
     """Opens a session of the engine for each run of a graph."""
 
-    def __init__(self, engine: ReplanningEngine, objective: str, tools: tuple[ToolSpec, ...]) -> None:
+    def __init__(self, engine: ReplanningEngine, objective: str, tools: Sequence[FunctionTool[..., Any]]) -> None:
         self._engine = engine
         self._objective = objective
         self._tools = tools
@@ -221,16 +239,10 @@ class _Attachment:
             configurable = {**ensure_config()["configurable"], **configurable}
         run_id = None
         if thread := configurable.get("thread_id"):
-            prefix = "thread-" + quote(str(thread), safe="")
-            resumes = given is None or (isinstance(given, Command) and given.resume is not None)
-            if inner := configurable.get("checkpoint_ns"):  # a task of the other graph, which gives its input again
-                prefix += "-" + hashlib.blake2s(inner.encode(), digest_size=4).hexdigest()
-                resumes = True
-            run_id = f"{prefix}.{uuid.uuid4().hex[:8]}"
-            if resumes:
-                runs = (each for each in self._engine.store.runs() if each.run.rpartition(".")[0] == prefix)
-                last = next(runs, None)  # the newest
-                run_id = last.run if last and last.status in ("running", "paused", "needs_human") else run_id
+            inner = configurable.get("checkpoint_ns")  # of a task of the other graph, which gives its input again
+            part = hashlib.blake2s(inner.encode(), digest_size=4).hexdigest() if inner else ""
+            resumes = bool(inner) or given is None or (isinstance(given, Command) and given.resume is not None)
+            run_id = thread_run(self._engine, str(thread), part=part, resumes=resumes)
         return self._engine.session(self._objective, tools=self._tools, run_id=run_id)
 
     @asynccontextmanager
@@ -241,12 +253,11 @@ class _Attachment:
 
         async def own() -> None:
             try:
-                with suppress(_Left):
-                    async with self._session(graph, given, config) as run.session:
-                        ready.set()
-                        await left.wait()
-                        if run.is_paused:
-                            raise _Left
+                async with self._session(graph, given, config) as run.session:
+                    ready.set()
+                    await left.wait()
+                    if run.pause_reason:
+                        run.session.run.pause(run.pause_reason)
             finally:
                 ready.set()
 
@@ -262,8 +273,8 @@ class _Attachment:
             if owner.done():
                 await owner
             yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
-        except BaseException:
-            run.is_paused = True
+        except BaseException as error:
+            run.pause_reason = f"the graph raised {type(error).__name__}"
             with suppress(ReplanningError):  # the exception of the graph is the one to raise
                 await leave()
             raise
@@ -274,10 +285,10 @@ class _Attachment:
         """Open a session in an event loop in a thread of its own."""
         with anyio.from_thread.start_blocking_portal() as portal:
             run = _Run(self._engine, portal)
-            with suppress(_Left), portal.wrap_async_context_manager(self._session(graph, given, config)) as run.session:
+            with portal.wrap_async_context_manager(self._session(graph, given, config)) as run.session:
                 yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
-                if run.is_paused:
-                    raise _Left
+                if run.pause_reason:
+                    run.session.run.pause(run.pause_reason)
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed

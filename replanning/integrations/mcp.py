@@ -22,9 +22,9 @@ from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.environment import SystemClock
 from replanning.errors import CallFailed, NeedsHuman, NotRunning, PlanError, Problem, StoreError, ToolError
+from replanning.integrations.frameworks import check_arguments, missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
-from replanning.plan.messages import did_you_mean
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
 from replanning.plan.types import JsonObject
 from replanning.tools.call import inherited_variables
@@ -46,8 +46,7 @@ try:
 
     from replanning.tools.mcp_session import McpSession, ServerGone
 except ImportError as error:
-    missing = "replanning.integrations.mcp needs the package mcp 2.3 or newer: pip install 'replanning[mcp]'"
-    raise ImportError(missing) from error
+    raise missing_framework(__name__, "the package mcp 2.3 or newer", "mcp", error) from error
 
 __all__ = ["McpProxy", "open_proxy", "serve_stdio", "server_of_command"]
 
@@ -140,10 +139,9 @@ class McpProxy:
             for session in self._sessions:
                 starting.start_soon(session.start)
         self._tools = self._list_tools()
-        missing = [name for name in self._capabilities if name not in self._tools]
-        if missing and not self.unavailable:
-            hints = (f"there is no tool {name!r}{did_you_mean(name, self._tools)}" for name in missing)
-            raise PlanError([Problem("--capability", hint) for hint in hints])
+        unknown = unknown_names(self._capabilities, self._tools)
+        if unknown and not self.unavailable:
+            raise PlanError([Problem("capabilities", each) for each in unknown])
         name = version = ""
         instructions = None
         if len(self._sessions) == 1 and (client := self._sessions[0].client) is not None:
@@ -334,10 +332,6 @@ def _text_result(text: str, *, is_error: bool) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
 
-class ClientLeft(Exception):
-    """The client has left a run that the next client resumes."""
-
-
 @asynccontextmanager
 async def open_proxy(
     engine: ReplanningEngine,
@@ -368,6 +362,7 @@ async def open_proxy(
         RunOwned: another process owns this run.
         StoreError: the run was opened for other servers, or has ended, or the store fails.
     """
+    check_arguments(engine, capabilities)
     if not plan.mcp:
         raise PlanError([Problem("mcp", "expected at least one server")])
     proxy = McpProxy(plan, capabilities or {}, retry, os.environ if environ is None else environ, cwd or Path.cwd())
@@ -379,17 +374,16 @@ async def open_proxy(
             reasons = "; ".join(f"{name!r}: {reason}" for name, reason in proxy.unavailable.items())
             raise ToolError(f"no MCP server is there: {reasons}")
         goal = Plan(goal=Goal(objective=f"Answer calls of tools of {', '.join(plan.mcp)}"))
-        with suppress(ClientLeft):
-            async with engine.session(goal, tools=proxy.functions, run_id=run_id) as session:
-                if session.run.ended:
-                    raise StoreError(f"run {run_id!r} has ended ({session.run.result.status}); choose another id")
-                proxy.attach(session)
-                try:
-                    yield proxy
-                finally:
-                    proxy.attach(None)
-                if run_id is not None:
-                    raise ClientLeft("the client has left; the next one goes on with the run")
+        async with engine.session(goal, tools=proxy.functions, run_id=run_id) as session:
+            if session.run.ended:
+                raise StoreError(f"run {run_id!r} has ended ({session.run.result.status}); choose another id")
+            proxy.attach(session)
+            try:
+                yield proxy
+            finally:
+                proxy.attach(None)
+            if run_id is not None:
+                session.run.pause("the client has left; the next one goes on with the run")
     finally:
         proxy.close()
         group.cancel_scope.deadline = anyio.current_time() + CLOSE_TIMEOUT

@@ -14,16 +14,21 @@ import dataclasses
 import hashlib
 import inspect
 import json
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Session
 from replanning.errors import NeedsHuman, NotRunning, StoreError
+from replanning.integrations.frameworks import (
+    Capabilities,
+    check_arguments,
+    describe_tools,
+    missing_framework,
+    thread_run,
+    tool_fields,
+)
 
 try:
     from agents import (
@@ -59,14 +64,11 @@ try:
     if copy.copy(_probe).on_invoke_tool is _probe.on_invoke_tool:
         raise ImportError("a copy of a function tool does not handle failures by itself")
 except ImportError as error:
-    raise ImportError(
-        "replanning.integrations.openai_agents needs the OpenAI Agents SDK, and was tested with its version 0.24: "
-        f'pip install "replanning[openai-agents]" ({error})'
+    raise missing_framework(
+        __name__, "the OpenAI Agents SDK, and was tested with its version 0.24", "openai-agents", error
     ) from error
 
 AgentT = TypeVar("AgentT")
-
-_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 
 
 @asynccontextmanager
@@ -74,7 +76,7 @@ async def replanned(
     agent: AgentT,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    capabilities: Capabilities | None = None,
     agents: Sequence[Any] = (),
     objective: str = "",
     thread: str | None = None,
@@ -98,38 +100,27 @@ async def replanned(
         context: the context of the run, for the filters of MCP servers.
 
     Raises:
-        PlanError: a capability or a field is not valid for a tool.
         RunOwned: another process owns the session of this thread.
         StoreError: the session of this thread has another objective, or the store fails.
-        TypeError: this is not an agent.
-        ValueError: a capability names a tool that does not exist, or that is not attached.
+        TypeError: this is not an agent, or an argument is of another kind.
+        ValueError: capabilities name tools that do not exist or are not attached, or a field is not valid for a tool.
     """
-    copies = _Agents(capabilities or {}, context, agents, keyed=thread is not None)
+    check_arguments(engine, capabilities)
+    copies = _Agents(context, agents, keyed=thread is not None)
     wrapped = await copies.wrap(agent)
     for each in agents:
         await copies.wrap(each)
-    if unknown := sorted(set(capabilities or {}) - set(copies.described)):
-        raise ValueError(f"capabilities: no function tool that can be replanned is called {', '.join(unknown)}")
-    engine, run_id = engine or ReplanningEngine(), None
-    if thread is not None:
-        prefix = f"thread-{quote(thread, safe='')}"
-        last = next((each for each in engine.store.runs() if each.run.rpartition(".")[0] == prefix), None)  # the newest
-        goes_on = last is not None and last.status in ("running", "paused", "needs_human")
-        run_id = last.run if last and goes_on else f"{prefix}.{uuid.uuid4().hex[:8]}"
-    objective, tools = objective or f"Run of the agent {wrapped.name}", list(copies.described.values())
-    with suppress(_Interrupted):
-        async with engine.session(objective, tools=tools, run_id=run_id, passes=_PASSES) as session:
-            copies.session = session
-            try:
-                yield wrapped
-            finally:
-                copies.session = None
-            if not copies.finished:
-                raise _Interrupted
-
-
-class _Interrupted(Exception):
-    """The last run of the agent has no final output yet."""
+    tools = describe_tools(copies.described, capabilities, noun="attached function tool")
+    engine, objective = engine or ReplanningEngine(), objective or f"Run of the agent {wrapped.name}"
+    run_id = None if thread is None else thread_run(engine, thread)
+    async with engine.session(objective, tools=tools, run_id=run_id, passes=_PASSES) as session:
+        copies.session = session
+        try:
+            yield wrapped
+        finally:
+            copies.session = None
+        if not copies.finished:
+            session.run.pause("the agent has no final output yet")
 
 
 class _Halted(Exception):
@@ -157,18 +148,11 @@ class _Hooks(AgentHooks):  # type: ignore[misc] # its types may not be installed
 class _Agents:
     """Copies of agents, and the descriptions of their tools."""
 
-    def __init__(
-        self,
-        capabilities: Mapping[str, str | Mapping[str, object]],
-        context: object,
-        agents: Sequence[Any],
-        *,
-        keyed: bool,
-    ) -> None:
+    def __init__(self, context: object, agents: Sequence[Any], *, keyed: bool) -> None:
         self.session: Session | None = None
         self.finished = not keyed  # a resumed conversation has no final output yet
-        self.described: dict[str, DescribedTool[..., Any]] = {}
-        self._capabilities, self._context, self.keyed = capabilities, context, keyed
+        self.described: dict[str, dict[str, object]] = {}
+        self._context, self.keyed = context, keyed
         self._named = {each.name: each for each in agents}
         self.tools: dict[str, _Tool] = {}
         self._copies: dict[int, tuple[Any, Any]] = {}  # both are kept, so that an id names one agent
@@ -216,7 +200,11 @@ class _Agents:
         own[name] = tool = _Tool(self, original, own)
         self.tools.setdefault(name, tool)
         if original.is_enabled is not False and name not in self.described:
-            self.described[name] = _describe(original, self._capabilities.get(name, {}))
+            # One that needs approval stands in for another one only if a person agrees.
+            dangerous = bool(original.needs_approval)
+            self.described[name] = tool_fields(
+                original.description, original.params_json_schema, kind="function", dangerous=dangerous
+            )
         made = copy.copy(original)
         made.on_invoke_tool = tool
         made.timeout_seconds = None  # which is that of each attempt
@@ -341,22 +329,3 @@ def _heed(verdict: Any, tripwire: Exception) -> None:
         raise _Halted from tripwire
     if verdict.behavior["type"] != "allow":
         raise tripwire
-
-
-def _describe(tool: Any, stated: str | Mapping[str, object]) -> DescribedTool[..., Any]:
-    schema = tool.params_json_schema
-    properties = {name: each if isinstance(each, dict) else {} for name, each in schema.get("properties", {}).items()}
-    kinds = {name: each.get("type") for name, each in properties.items()}
-    required = set(schema.get("required", ())) - {name for name, each in properties.items() if "default" in each}
-    fields: dict[str, Any] = {
-        "name": tool.qualified_name,
-        "kind": "function",
-        "description": "".join(filter(str.isprintable, " ".join(tool.description.split()))),
-        "parameters": {
-            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
-        },
-        "optional": [name for name in properties if name not in required],
-        "dangerous": bool(tool.needs_approval),  # it stands in for another one only if a person agrees
-    }
-    fields |= {"capability": stated} if isinstance(stated, str) else stated
-    return DescribedTool(tool.on_invoke_tool, **fields)  # not called: the session is told how to execute it

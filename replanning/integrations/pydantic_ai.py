@@ -24,6 +24,13 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.errors import CallFailed, NeedsHuman, NoResult, StaleAnswer, UnknownQuestion, UnknownRun
+from replanning.integrations.frameworks import (
+    Capabilities,
+    check_arguments,
+    describe_tools,
+    missing_framework,
+    tool_fields,
+)
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
 from replanning.plan.types import RunId
@@ -42,22 +49,17 @@ try:
     )
     from pydantic_ai.messages import ModelResponse, ToolCallPart
     from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDenied
-    from pydantic_ai.toolsets import WrapperToolset
+    from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 
     _USED: Final = [getattr(AbstractCapability, name) for name in ("for_run", "wrap_run", "get_wrapper_toolset")]
     _MANAGER: Final = RunContext.__dataclass_fields__["tool_manager"]
 except (ImportError, AttributeError, KeyError) as error:
-    raise ImportError(
-        "replanning.integrations.pydantic_ai needs pydantic-ai, and was tested with 2.68: "
-        f'pip install "replanning[pydantic-ai]" ({error})'
-    ) from error
+    raise missing_framework(__name__, "pydantic-ai, and was tested with 2.68", "pydantic-ai", error) from error
 
 METADATA: Final = "replanning"
 """Key in the metadata of a tool, for fields of its description, and of a request for an approval, for the question."""
 
 _PASSES: Final = (CallDeferred, ApprovalRequired, SkipToolExecution, ToolRetryError, RunCancelled, UsageLimitExceeded)
-
-_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -79,11 +81,12 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
 
     def __init__(
         self,
-        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+        capabilities: Capabilities | None = None,
         *,
         engine: ReplanningEngine | None = None,
         approvals: bool | None = None,
     ) -> None:
+        check_arguments(engine, capabilities)
         self.engine = ReplanningEngine() if engine is None else engine
         self.capabilities = dict(capabilities or {})
         self.approvals = approvals
@@ -122,10 +125,6 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
         return result
 
 
-class _Deferred(Exception):
-    """The run of the agent stopped at calls that are decided or executed elsewhere."""
-
-
 class _AgentRun:
     """One run of an agent, and its session."""
 
@@ -134,21 +133,30 @@ class _AgentRun:
         self._tools: Sequence[FunctionTool[..., Any]] | None = None
         self._described, self._opened, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
         self._session: Session | None = None
-        self._left: Exception | None = None
+        self._pause = ""  # why the run may continue later; empty if it has ended
         self.failure: Exception | None = None
         self._asked = False  # a question was put as a request for an approval, perhaps by an earlier run
         self._resumed = False
         self._numbers = count(1)
         self._dispatched: set[str] = set()
 
-    def describe(self, tools: Mapping[str, Any]) -> None:
-        """Describe the tools of the first step of the run."""
+    def describe(self, tools: Mapping[str, Any], hidden: set[str]) -> None:
+        """Describe the tools of the first step of the run, in which those that are prepared may be hidden."""
         if self._tools is None:
-            self._tools = [
-                _describe(each, self._capabilities.get(name, {}))
-                for name, each in tools.items()
-                if each.tool_def.kind in ("function", "unapproved")
-            ]
+            capabilities = {name: each for name, each in self._capabilities.items() if name not in hidden - set(tools)}
+            definitions = {name: each.tool_def for name, each in tools.items()}
+            fields = {
+                name: tool_fields(
+                    each.description,
+                    each.parameters_json_schema,
+                    kind="function",
+                    dangerous=each.kind == "unapproved",  # it stands in for another one only if a person agrees
+                )
+                | (each.metadata or {}).get(METADATA, {})
+                for name, each in definitions.items()
+                if each.kind in ("function", "unapproved")
+            }
+            self._tools = describe_tools(fields, capabilities, noun="function tool")
             self._described.set()
 
     async def keep_session(self, ctx: Any) -> None:
@@ -166,20 +174,21 @@ class _AgentRun:
                 self._session = session
                 self._opened.set()
                 await self._ended.wait()
-                if self._left is not None:
-                    raise self._left
-                self._close_questions(session)
+                if self._pause:
+                    session.run.pause(self._pause)
+                else:
+                    self._close_questions(session)
         except Exception as error:  # noqa: BLE001 - the agent sees it
-            if error is not self._left:
-                self.failure = error
+            self.failure = error
         finally:
             self._opened.set()
 
     def end(self, failure: Exception | None, result: Any) -> None:
         """Let the session end; it is left paused if the run may continue later."""
-        self._left = failure
-        if failure is None and isinstance(getattr(result, "output", None), DeferredToolRequests):
-            self._left = _Deferred("the agent waits for the results of deferred calls")
+        if failure is not None:
+            self._pause = f"the agent raised {type(failure).__name__}"
+        elif isinstance(getattr(result, "output", None), DeferredToolRequests):
+            self._pause = "the agent waits for the results of deferred calls"
         self._ended.set()
         self._described.set()
 
@@ -278,34 +287,14 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
 
     async def get_tools(self, ctx: Any) -> Any:
         """Return the tools of a step."""
-        tools = await super().get_tools(ctx)
-        self.run.describe(tools)
+        tools, prepared = await super().get_tools(ctx), set[str]()
+        self.apply(lambda each: prepared.update(each.tools) if isinstance(each, FunctionToolset) else None)
+        self.run.describe(tools, prepared)
         return tools
 
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
         return await self.run.call(self, name, tool_args, ctx, tool)
-
-
-def _describe(tool: Any, stated: str | Mapping[str, object]) -> FunctionTool[..., Any]:
-    """Return the description of a tool for the engine."""
-    definition = tool.tool_def
-    schema = definition.parameters_json_schema
-    properties, required = schema.get("properties", {}), schema.get("required", ())
-    kinds = {name: each.get("type") if isinstance(each, dict) else None for name, each in properties.items()}
-    fields: dict[str, Any] = {
-        "name": definition.name,
-        "kind": "function",
-        "description": " ".join((definition.description or "").split()),
-        "parameters": {
-            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
-        },
-        "optional": [name for name in properties if name not in required],
-        "dangerous": definition.kind == "unapproved",  # it stands in for another one only if a person agrees
-    }
-    fields |= (definition.metadata or {}).get(METADATA, {})
-    fields |= {"capability": stated} if isinstance(stated, str) else stated
-    return FunctionTool(tool.toolset.call_tool, **fields)  # not called: the session is told how to execute it
 
 
 def _first_run(ctx: Any) -> str:

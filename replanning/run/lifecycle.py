@@ -1037,7 +1037,8 @@ class Lifecycle:
             if live.counts[_RUNNING]:
                 return
             decided = not self.is_replanning() and (live.complete or not self.settings.enabled)
-            if decided and not any(live.counts[state] for state in WAITING):  # nothing is left to be resumed
+            waits = self.open_ended or any(live.counts[state] for state in WAITING)
+            if decided and not waits:  # nothing is left to be resumed
                 self._handle_quiescence()
             else:
                 self.finish("paused", ledger.pause.reason)

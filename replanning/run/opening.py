@@ -458,6 +458,7 @@ async def run_services(
     failure: BaseException | None = None
     left = threading.Event()
     outcomes = OutcomeCollector(life)
+    program = "agent" if life.open_ended else "orchestrator"
     try:
         if life.end is None and past is not None:  # finish what the end of the earlier process has cut off
             waited = max(0.0, life.clock.now() - past.stopped_at)
@@ -497,13 +498,13 @@ async def run_services(
             try:
                 yield run
             except anyio.get_cancelled_exc_class():
-                _leave(life, "the orchestrator was cancelled")
+                _leave(life, f"the {program} was cancelled")
                 raise
             except BaseException as error:  # noqa: BLE001 - raised below, not in a group that the caller never opened
                 failure = error
-                _leave(life, f"the orchestrator raised {type(error).__name__}")
+                _leave(life, f"the {program} raised {type(error).__name__}")
             else:
-                _leave(life, "the orchestrator left before the end")
+                _leave(life, f"the {program} left before the end")
             if before_close is not None:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
                     await before_close()

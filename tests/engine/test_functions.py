@@ -78,6 +78,11 @@ async def test_what_is_no_tool(clock: VirtualClock) -> None:
         async with make_engine(clock=clock).session("x", tools=[forward, ToolSpec(name="forward")]):
             pass
     assert tool(forward)(1, b=2) == (1, 2)
+    wrong: dict[str, Any] = {"capabilty": "x", "cost": -1, "retry": 3, "idempotent": "yes"}
+    with pytest.raises(
+        ValueError, match=r"tool 'forward': idempotent: .*'yes'; retry: .* 3; cost: .*; .*mean 'capability'"
+    ):
+        tool(**wrong)(forward)
 
 
 async def test_other_function_of_the_same_name(clock: VirtualClock) -> None:

@@ -348,8 +348,34 @@ async def test_left_by_an_exception(clock: VirtualClock) -> None:
         async with engine_of(clock).session("find", tools=[echo]) as session:
             raise KeyError
     assert session.run.result.status == "paused"
+    assert session.run.result.reason == "the agent raised KeyError"
     with pytest.raises(NotRunning, match="paused"):
         await session.call(echo, 1)
+
+
+async def test_left_to_be_resumed(clock: VirtualClock) -> None:
+    """A session that is told to pause is paused with this reason although its calls are done, and can be resumed."""
+    engine = engine_of(clock)
+    for turn in range(2):
+        async with engine.session("echo", tools=[echo], run_id="thread") as session:
+            assert await session.call(echo, turn) == turn
+            session.run.pause("the agent waits for mail")
+        assert (session.run.result.status, session.run.result.reason) == ("paused", "the agent waits for mail")
+    async with engine.session("echo", tools=[echo], run_id="thread") as session, anyio.create_task_group() as group:
+        started = anyio.Event()
+
+        async def hang() -> None:
+            started.set()
+            await anyio.sleep_forever()
+
+        group.start_soon(session.call, hang)
+        await started.wait()
+        session.run.pause("the agent left during a call")
+        group.cancel_scope.cancel()
+    assert session.run.result.reason == "the agent left during a call"
+    async with engine.session("echo", tools=[echo], run_id="thread") as session:
+        pass
+    assert session.run.result.ok
 
 
 async def test_calls_are_no_replans(clock: VirtualClock) -> None:

@@ -234,6 +234,7 @@ async def test_interrupt_and_resume(tmp_path: Path, clock: VirtualClock) -> None
     store = SqliteStore(place)
     [run] = store.runs()
     assert run.status == "paused"
+    assert ReplanningEngine(store=store).history(run.run).reason == "the graph was interrupted"
     await attached().ainvoke(Command(resume="this"), on_thread("a/b"))
     result = await attached().ainvoke(Command(resume="that"), on_thread("a/b"))
     assert result["log"] == ["this", "that", "2 found"]
@@ -701,7 +702,7 @@ async def test_what_cannot_be_attached(clock: VirtualClock, monkeypatch: pytest.
     for wrong in (graph.builder, object(), replanned(graph, engine)):
         with pytest.raises(TypeError, match="compiled"):
             replanned(wrong, engine)
-    with pytest.raises(ValueError, match="'fly'"):
+    with pytest.raises(ValueError, match="there is no node or tool called 'fly'"):
         replanned(graph, engine, capabilities={"fly": "air"})
     builder = StateGraph(MessagesState)
     builder.add_node("archive", ToolNode([archive_tool]))
@@ -722,6 +723,38 @@ async def test_middleware_alone(clock: VirtualClock) -> None:
     agent = create_agent(model_of("archive"), [archive_tool], middleware=[ReplanningMiddleware()])
     with pytest.raises(RuntimeError, match="replanned"):
         await agent.ainvoke(QUESTION)
+
+
+async def test_agent_without_the_middleware(clock: VirtualClock) -> None:
+    """Capabilities of tools whose calls do not go through the middleware are refused; a wrapper of a user may call it."""
+    tools, engine = [search_tool, archive_tool], make_engine("repair", clock=clock)
+    for middleware in ([], [ToolRetryMiddleware()]):
+        agent: Any = create_agent(model_of("search"), tools, middleware=middleware)
+        with pytest.raises(
+            ValueError, match=r"'search', 'archive' would not be .*middleware=\[ReplanningMiddleware\(\)\]"
+        ):
+            replanned(agent, engine, capabilities=WEB)
+        assert replanned(agent, engine, capabilities={"model": "think"}) is not agent
+
+    async def wrapper(request: Any, handler: Any) -> Any:
+        return await ReplanningMiddleware().awrap_tool_call(request, handler)
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode(tools, awrap_tool_call=wrapper))
+    builder.add_edge(START, "tools")
+    called = {"messages": [next(model_of("search").messages)]}
+    result = await replanned(builder.compile(), engine, capabilities=WEB).ainvoke(called)
+    assert told(result) == [("search", "call-0", "q0 from the archive")]
+
+
+async def test_objective(clock: VirtualClock) -> None:
+    """The objective of a run is what is stated, or else the name of the graph, or else its nodes."""
+    engine, graph = make_engine("repair", clock=clock), graph_of(report)
+    named = graph.copy({"name": "Reporter"})
+    for each in (replanned(graph, engine), replanned(named, engine), replanned(graph, engine, objective="Find out")):
+        await each.ainvoke({"query": "a", "log": []})
+    objectives = [info.objective for info in engine.store.runs()]
+    assert objectives == ["Find out", "Run the graph Reporter", "Run the graph of search, archive, report"]
 
 
 async def test_fields_of_a_node(clock: VirtualClock) -> None:

@@ -285,7 +285,8 @@ async def test_resume(tmp_path: Path) -> None:
     for _ in range(2):
         async with proxied(engine=ReplanningEngine(["repair"], store=SqliteStore(place)), run_id="r") as (client, _):
             assert (await client.call_tool("archive", {"query": "x"})).structured_content == SUBSTITUTE
-    assert ReplanningEngine(store=SqliteStore(place)).history("r").status == "paused"
+    history = ReplanningEngine(store=SqliteStore(place)).history("r")
+    assert (history.status, history.reason) == ("paused", "the client has left; the next one goes on with the run")
     engine = ReplanningEngine(["repair"], store=SqliteStore(place))
     async with open_proxy(engine, plan(), run_id="r") as proxy:
         assert len(proxy.session.run.live) == 2

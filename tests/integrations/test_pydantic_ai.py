@@ -36,6 +36,7 @@ from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.instrumented import InstrumentationSettings
+from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import UsageLimits
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry
@@ -100,7 +101,9 @@ def agent_of(
     model: FunctionModel, tools: Sequence[Any], engine: ReplanningEngine | None, *others: Any, **options: Any
 ) -> Agent[Any, Any]:
     """An agent, attached to an engine if there is one."""
-    attached = [] if engine is None else [Replanned(WEB, engine=engine)]
+    names = {getattr(each, "name", "") or getattr(each, "__name__", "") for each in tools}
+    stated = {name: capability for name, capability in WEB.items() if name in names}
+    attached = [] if engine is None else [Replanned(stated, engine=engine)]
     return Agent(model, tools=tools, capabilities=[*others, *attached], **options)
 
 
@@ -471,8 +474,20 @@ async def test_stated_fields(clock: VirtualClock) -> None:
     agent = Agent(calling(ONE_SEARCH), tools=[search, dear, search_archive], capabilities=[attached])
     assert (await agent.run("find x")).output == FOUND
     assert len(attempts) == 5
-    with pytest.raises(ValueError, match="speed"):
-        await Agent(calling(ONE_SEARCH), tools=[search], capabilities=[Replanned({"search": {"speed": 1}})]).run("x")
+    for wrong, message in (({"search": {"speed": 1}}, "speed"), ({"serach": "web"}, "'serach'; did you mean 'search'")):
+        with pytest.raises(ValueError, match=message):
+            await Agent(calling(ONE_SEARCH), tools=[search], capabilities=[Replanned(wrong)]).run("x")
+
+
+async def test_tool_that_is_not_always_there(clock: VirtualClock) -> None:
+    """A capability may name a tool that the agent has and does not offer in this run."""
+
+    async def hide(ctx: RunContext[Any], definition: ToolDefinition) -> None:
+        return None
+
+    tools = [search, Tool(search_archive, prepare=hide)]
+    with pytest.raises(Down):
+        await agent_of(calling(ONE_SEARCH), tools, make_engine("repair", clock=clock)).run("find x")
 
 
 async def test_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:

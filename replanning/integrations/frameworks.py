@@ -1,0 +1,143 @@
+"""What integrations of agent frameworks share: descriptions of tools, runs of threads, and questions to a person."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.functions import FunctionTool
+from replanning.plan.messages import brief_repr, did_you_mean
+
+Capabilities = Mapping[str, str | Mapping[str, object]]
+"""By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
+
+_JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+
+
+def missing_framework(module: str, needs: str, extra: str, error: Exception) -> ImportError:
+    """Return the error of a module whose framework is missing, or lacks what the module relies on.
+
+    Args:
+        module: the module.
+        needs: the framework, and the version that was tested.
+        extra: the extra of `replanning` that installs it.
+        error: what is missing.
+    """
+    return ImportError(f'{module} needs {needs}: pip install "replanning[{extra}]" ({error})')
+
+
+def check_arguments(engine: object, capabilities: object) -> None:
+    """Check what every integration takes; an engine of None is one with its defaults.
+
+    Raises:
+        TypeError: this is not an engine, or these are not capabilities; names every offender.
+    """
+    wrong = []
+    if not isinstance(engine, ReplanningEngine | None):
+        wrong.append(f"engine: expected a ReplanningEngine, got {brief_repr(engine)}")
+    if not isinstance(capabilities, Mapping | None):
+        wrong.append(
+            f"capabilities: expected a mapping of names of tools to capabilities, got {brief_repr(capabilities)}"
+        )
+    else:
+        wrong += [
+            f"capabilities[{brief_repr(name)}]: expected a capability or a mapping of fields, got {brief_repr(value)}"
+            for name, value in (capabilities or {}).items()
+            if not isinstance(value, str | Mapping)
+        ]
+    if wrong:
+        raise TypeError("; ".join(wrong))
+
+
+def tool_fields(description: str | None, schema: Mapping[str, Any], **fields: object) -> dict[str, object]:
+    """Return the fields of the description of a tool.
+
+    Args:
+        description: what it does.
+        schema: the JSON schema of its arguments.
+        fields: further ones, such as `dangerous`.
+    """
+    properties = {
+        name: each if isinstance(each, Mapping) else {} for name, each in schema.get("properties", {}).items()
+    }
+    kinds = {name: each.get("type") for name, each in properties.items()}
+    required = {name for name in schema.get("required", ()) if "default" not in properties.get(name, {})}
+    return {
+        "description": "".join(filter(str.isprintable, " ".join((description or "").split()))),
+        "parameters": {
+            name: kind if isinstance(kind, str) and kind in _JSON_TYPES else "any" for name, kind in kinds.items()
+        },
+        "optional": [name for name in properties if name not in required],
+        **fields,
+    }
+
+
+def describe_tools(
+    tools: Mapping[str, Mapping[str, object]], capabilities: Capabilities | None, *, noun: str = "tool"
+) -> list[FunctionTool[..., Any]]:
+    """Return the tools of an agent as a session takes them, which must be told how to execute them.
+
+    Args:
+        tools: by name, the fields of their descriptions, see `tool_fields`.
+        capabilities: by the name of a tool, its capability or further fields; they override those of its description.
+        noun: what the capabilities may name.
+
+    Raises:
+        ValueError: capabilities name what does not exist, or a field is not valid; names every one.
+    """
+    stated = capabilities or {}
+    problems = unknown_names(stated, tools, noun)
+    described = []
+    for name, fields in tools.items():
+        own = stated.get(name, {})
+        merged: dict[str, Any] = {"name": name, **fields, **({"capability": own} if isinstance(own, str) else own)}
+        try:
+            described.append(FunctionTool(_executed_elsewhere, **merged))
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError(f"capabilities: {'; '.join(problems)}")
+    return described
+
+
+async def _executed_elsewhere(**_: object) -> object:
+    raise LookupError("this tool is executed by its framework")
+
+
+def unknown_names(capabilities: Capabilities, known: Collection[str], noun: str = "tool") -> list[str]:
+    """Return a problem for each name in capabilities that is unknown."""
+    hints = ((name, did_you_mean(str(name), known)) for name in capabilities if name not in known)
+    return [f"there is no {noun} called {name!r}{hint and f'; {hint}'}" for name, hint in hints]
+
+
+def thread_run(engine: ReplanningEngine, thread: str, *, part: str = "", resumes: bool = True) -> str:
+    """Return the id of the run for a thread, such as a conversation: its last run if that is unfinished, or a new one.
+
+    Args:
+        engine: has the store of the runs.
+        thread: the id of the thread.
+        part: the part of the thread that has runs of its own.
+        resumes: false for a new run in any case.
+    """
+    prefix = f"thread-{quote(thread, safe='')}{part and f'-{part}'}"
+    runs = engine.store.runs() if resumes else ()
+    last = next((each for each in runs if each.run.rpartition(".")[0] == prefix), None)  # the newest
+    if last is not None and last.status in ("running", "paused", "needs_human"):
+        return last.run
+    return f"{prefix}.{uuid.uuid4().hex[:8]}"
+
+
+def shown_questions(engine: ReplanningEngine, run_id: str, questions: Sequence[str]) -> list[dict[str, object]]:
+    """Return open questions as frameworks show them to people: their ids, texts, and the alternatives to choose from."""
+    return [
+        {
+            "question": each.id,
+            "text": each.text,
+            "choices": [candidate.alternative.reason for candidate in each.candidates],
+        }
+        for each in engine.pending(run_id)
+        if each.id in questions
+    ]

@@ -1,0 +1,100 @@
+"""What integrations share, without a framework: wrong arguments, descriptions of tools, and runs of threads."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+from replanning import Retry
+from replanning.integrations.frameworks import describe_tools, shown_questions, thread_run, tool_fields
+from replanning.testing import VirtualClock
+from tests.support.questions import asking
+from tests.support.runs import make_engine
+
+SCHEMA = {
+    "properties": {
+        "query": {"type": "string"},
+        "at": {"type": ["string", "null"]},
+        "limit": {"default": 2},
+        "all": True,
+    },
+    "required": ["query", "limit"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "attach"),
+    [
+        (
+            "langgraph",
+            "langgraph",
+            lambda module, engine, given: module.replanned(object(), engine, capabilities=given),
+        ),
+        ("pydantic_ai", "pydantic_ai", lambda module, engine, given: module.Replanned(given, engine=engine)),
+        ("openai_agents", "agents", lambda module, engine, given: module.replanned(1, engine, capabilities=given)),
+        ("mcp", "mcp", lambda module, engine, given: module.open_proxy(engine, object(), capabilities=given)),
+    ],
+)
+async def test_wrong_kinds(name: str, needs: str, attach: Any) -> None:
+    """What is no engine and what are no capabilities are named by one error, wherever an agent is attached."""
+    pytest.importorskip(needs)
+    module = importlib.import_module(f"replanning.integrations.{name}")
+    with pytest.raises(
+        TypeError, match=r"engine: .*, got 'repair'; capabilities\['a'\]: .* got 3; .*\['b'\].* got None"
+    ):
+        async with attach(module, "repair", {"a": 3, "ok": "web", "b": None}):
+            pass
+    with pytest.raises(TypeError, match=r"^capabilities: expected a mapping .*, got \['search'\]"):
+        async with attach(module, make_engine(), ["search"]):
+            pass
+
+
+def test_description() -> None:
+    """A tool is described by its schema, and by what is stated of it; every offender is named at once."""
+    fields = tool_fields("Search\n the  web.\x00", SCHEMA, dangerous=True)
+    [tool] = describe_tools({"search": fields}, {"search": {"capability": "web", "retry": Retry(max_attempts=2)}})
+    assert tool.spec.description == "Search the web."
+    assert tool.spec.parameters == {"query": "string", "at": "any", "limit": "any", "all": "any"}
+    assert (tool.spec.optional, tool.spec.capability) == (("at", "limit", "all"), "web")
+    assert (tool.spec.dangerous, tool.retry) == (True, Retry(max_attempts=2))
+    with pytest.raises(ValueError, match="capabilities") as raised:
+        describe_tools({"search": fields, "look": {}}, {"serach": "web", "look": {"capabilty": "web", "retry": 3}})
+    assert str(raised.value) == (
+        "capabilities: there is no tool called 'serach'; did you mean 'search'?; tool 'look': retry: expected a Retry, "
+        "got 3; capabilty: there is no field 'capabilty' here; did you mean 'capability'?"
+    )
+
+
+async def test_threads(clock: VirtualClock) -> None:
+    """A thread goes on with its last run while that is unfinished; its parts, and other threads, have their own runs."""
+    engine = make_engine(clock=clock)
+    run_id = thread_run(engine, "a/b")
+    assert run_id.startswith("thread-a%2Fb.")
+    async with engine.session("talk", run_id=run_id) as session:
+        session.run.pause("the agent waits")
+    assert thread_run(engine, "a/b") == run_id
+    assert run_id not in (
+        thread_run(engine, "a/b", resumes=False),
+        thread_run(engine, "a"),
+        thread_run(engine, "a/b", part="c"),
+    )
+    async with engine.session("talk", run_id=run_id):
+        pass
+    assert thread_run(engine, "a/b") != run_id
+
+
+async def test_questions(clock: VirtualClock) -> None:
+    """Questions that are open are shown with their choices."""
+
+    async def full() -> None:
+        raise OSError("disk full")
+
+    engine = asking(clock)
+    async with engine.session("save", tools=[full]) as session:
+        with pytest.raises(Exception, match="a person must answer") as raised:
+            await session.call(full)
+        questions: Any = raised.value
+        [shown] = shown_questions(engine, session.run.id, questions.questions)
+        assert shown["question"] == questions.questions[0]
+        assert shown["choices"]
+        assert shown_questions(engine, session.run.id, []) == []
