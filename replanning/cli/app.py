@@ -34,6 +34,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Run plans": {"demo": "run", "run": "run", "solve": "solve", "resume": "status", "pause": "status"},
     "Look at runs": {
         "status": "status",
+        "show": "show",
         "history": "history",
         "why": "history",
         "diff": "history",

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from replanning import PlanRun, TaskState
 from replanning.cli.app import console, escape_control
-from replanning.cli.narrator import Line, Narrator, display_name, usage_words
+from replanning.cli.narrator import Line, Narrator, usage_words
 from replanning.environment import Clock
-from replanning.history.wording import evaluation_line, pluralise
+from replanning.history.wording import display_name, evaluation_line, pluralise
 from replanning.journal import AttemptStarted, QuestionAsked, QuestionReminded
 from replanning.llm import FallbackLLM, LLMProvider
 from replanning.plan.tasks import Budget

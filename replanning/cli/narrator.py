@@ -7,9 +7,10 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from replanning import PlanEvaluation, Task, TaskState, ToolSpec, journal
+from replanning import PlanEvaluation, TaskState, ToolSpec, journal
 from replanning.history.wording import (
     HELD_FAILURE_TYPE,
+    display_name,
     edit_author,
     evaluation_line,
     goal_line,
@@ -31,12 +32,6 @@ _SIGNAL_REASONS: Final = frozenset(
 )
 
 _RULE: Final = re.compile(r"([-=_])\1{3,}")
-
-
-def display_name(task: Task) -> str:
-    """Return the name of a task to show to people: in planning mode, the name in the model's plan, or of the phase."""
-    notes = planning_notes(task)
-    return str(notes.get("phase") or notes.get("name") or task.id)
 
 
 class Line(NamedTuple):

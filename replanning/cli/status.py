@@ -63,6 +63,7 @@ from replanning.history.wording import (
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import CurrentRunStatus
 from replanning.live import TaskState
+from replanning.live.states import STUCK
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
@@ -179,14 +180,14 @@ def status(
         return
     if not runs:
         refuse(lookup.NO_RUNS)
-    rows: list[tuple[str, ...]] = [("RUN", "STATUS", "TASKS", "REVISION", "ASKS", "UPDATED")]
+    rows: list[tuple[str, ...]] = [("RUN", "STATUS", "PROGRESS", "REVISION", "ASKS", "UPDATED")]
     rows += [
         (printable_line(info.run), "unreadable", "", "", "", f"{_age(now, info.updated)} ago")
         if isinstance(report, str)
         else (
             printable_line(report.run),
             "process gone" if _is_abandoned(report) else report.status,
-            _task_counts(report),
+            _progress(report),
             str(report.revision),
             pluralise(len(report.questions), "question") if report.questions else "",
             f"{_age(now, report.updated)} ago",
@@ -242,16 +243,13 @@ def _status_lines(
     report: RunStatusReport, waiting: Sequence[PendingQuestion], place: str, now: float, how_to_resume: str
 ) -> Iterator[str]:
     abandoned = _is_abandoned(report)
-    name = f" {printable_line(report.name)!r}" if report.name else ""
-    reason = f": {printable_line(report.reason)}" if report.reason else ""
-    state = "was running when its process ended" if abandoned else f"is {report.status}"
     owner = printable_line(report.owner.partition(" (")[0]) if report.owner is not None else "none"
     gone = ", which is gone" if report.owner is not None and not report.owner_alive else ""
     budget = report.budget
     spent = [*usage_words(report.spent, budget), f"{report.spent.money:g} money", format_duration(report.elapsed)]
     spent[-2] += f" of {budget.money:g}" if budget.money is not None else ""
     spent[-1] += f" of {format_duration(budget.wall_clock)}" if budget.wall_clock is not None else ""
-    yield f"run {printable_line(report.run)}{name} {state}{reason}"
+    yield status_title(report)
     yield f"  goal      {printable_line(report.objective)}"
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
     yield f"  owner     {owner}{gone}"
@@ -281,8 +279,25 @@ def _status_lines(
         yield f"  go on     {how_to_resume}"
 
 
+def status_title(report: RunStatusReport) -> str:
+    """Return the id, the name and the status of a run as one line."""
+    name = f" {printable_line(report.name)!r}" if report.name else ""
+    reason = f": {printable_line(report.reason)}" if report.reason else ""
+    state = "was running when its process ended" if _is_abandoned(report) else f"is {report.status}"
+    return f"run {printable_line(report.run)}{name} {state}{reason}"
+
+
 def _is_abandoned(report: RunStatusReport) -> bool:
     return report.status == "running" and not report.owner_alive
+
+
+def _progress(report: RunStatusReport) -> str:
+    """Return how far a run is: its tasks that are done, run, and have failed, and the time that the rest will take."""
+    found, counts = report.evaluation, report.task_counts
+    words = [f"{found.done} of {found.total} done"]
+    words += [f"{counts[state]} {state.lower()}" for state in (*STUCK, TaskState.RUNNING) if counts.get(state)]
+    words += [f"about {format_duration(found.remaining_seconds)} left"] if found.remaining_seconds else []
+    return ", ".join(words)
 
 
 def _task_counts(report: RunStatusReport) -> str:

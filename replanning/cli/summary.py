@@ -11,11 +11,10 @@ from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.gate import is_phase_task
 from replanning.cli.lookup import command_line, question_words
-from replanning.cli.narrator import display_name
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
-from replanning.history.wording import edit_author, format_usage, pluralise, stale_line, trigger_line
+from replanning.history.wording import display_name, edit_author, format_usage, pluralise, stale_line, trigger_line
 from replanning.live.plan import LivePlan
 from replanning.plan.tasks import PLANNING_KEY, tool_name
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, TaskId

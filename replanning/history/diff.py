@@ -10,12 +10,17 @@ from typing import Final, NamedTuple
 from replanning.changes import AbortRun, CancelTask, PlanChange, ReorderTasks, RetryTask, SkipTask, dump_change
 from replanning.history.wording import change_line, printable_line
 from replanning.live.draft import display_fields
+from replanning.live.plan import LivePlan
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Goal, Task, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue
 
 _ACTS: Final = (RetryTask, SkipTask, CancelTask, ReorderTasks, AbortRun)
 """Changes that appear in the states of tasks, not or not only in the document."""
+
+
+_CONSEQUENCES: Final = ("depends_on", "fallbacks")
+"""Fields in which a replacement differs from its task without being told."""
 
 
 class FieldChange(NamedTuple):
@@ -36,6 +41,26 @@ class TaskChange(NamedTuple):
     fields: tuple[FieldChange, ...]
 
 
+class Replacement(NamedTuple):
+    """A task, the tasks that stand in its place, and the fields that differ if that is a single one."""
+
+    id: str
+    by: tuple[str, ...]
+    fields: tuple[FieldChange, ...]
+
+    def __str__(self) -> str:
+        changes = (f"{name} {_plain_text(old)} → {_plain_text(new)}" for name, old, new in self.fields)
+        return printable_line(": ".join(filter(None, (f"{self.id} → {', '.join(self.by)}", ", ".join(changes)))))
+
+
+def describe_replacement(old: Task, new: Sequence[Task]) -> Replacement:
+    """Return a replaced task with the tasks in its place; what follows from the replacement is no difference."""
+    fields: tuple[FieldChange, ...] = ()
+    if len(new) == 1:
+        fields = _field_changes(*(display_fields(task) | dict.fromkeys(_CONSEQUENCES) for task in (old, *new)))
+    return Replacement(old.id, tuple(task.id for task in new), fields)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
     """Differences between two revisions; its text has a line for each.
@@ -50,6 +75,7 @@ class PlanDiff:
         context: values of the context that differ.
         goal: fields of the goal that differ.
         acts: changes in between to the state of tasks: run again, skipped, cancelled, reordered.
+        replaced: tasks of the lower revision that were replaced, with those of the higher one in their place.
     """
 
     before: int
@@ -61,18 +87,21 @@ class PlanDiff:
     context: tuple[FieldChange, ...] = ()
     acts: tuple[PlanChange, ...] = ()
     goal: tuple[FieldChange, ...] = ()
+    replaced: tuple[Replacement, ...] = ()
 
     def __bool__(self) -> bool:
         return any((self.removed, self.added, self.changed, self.tools, self.context, self.goal, self.acts))
 
     def __str__(self) -> str:
-        lines = [f"- {_task_line(task)}" for task in self.removed]
-        lines += [f"+ {_task_line(task)}" for task in self.added]
+        undone = "undone: " if self.after < self.before else ""
+        lines = [f"~ {undone}{pair}" for pair in self.replaced]
+        told = {one for pair in self.replaced for one in ((pair.id, *pair.by) if len(pair.by) == 1 else (pair.id,))}
+        lines += [f"- {_task_line(task)}" for task in self.removed if task.id not in told]
+        lines += [f"+ {_task_line(task)}" for task in self.added if task.id not in told]
         lines += [f"~ {printable_line(f'{task.id}: {change}')}" for task in self.changed for change in task.fields]
         lines += [f"~ {printable_line(f'tool {tool.id}: {change}')}" for tool in self.tools for change in tool.fields]
         lines += [f"~ {printable_line(f'context.{change}')}" for change in self.context]
         lines += [f"~ {printable_line(f'goal.{change}')}" for change in self.goal]
-        undone = "undone: " if self.after < self.before else ""
         lines += [f"* {undone}{change_line(act)}" for act in self.acts]
         return "\n".join(lines)
 
@@ -88,10 +117,13 @@ class PlanDiff:
             "context": [change._asdict() for change in self.context],
             "goal": [change._asdict() for change in self.goal],
             "acts": [dump_change(act) for act in self.acts],
+            "replaced": [_item_change_json(pair) for pair in self.replaced],
         }
 
 
-def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange]) -> PlanDiff:
+def diff_plans(
+    before: Plan, after: Plan, *, numbers: tuple[int, int], between: Sequence[PlanChange], live: LivePlan
+) -> PlanDiff:
     """Return the differences between two plans.
 
     Args:
@@ -99,9 +131,15 @@ def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: 
         after: the plan at the second.
         numbers: the numbers of the revisions.
         between: the changes from the lower to the higher revision, in order.
+        live: the live plan at the higher revision.
     """
     old = {task.id: task for task in before.tasks}
     new = {task.id: task for task in after.tasks}
+    replaced = tuple(
+        describe_replacement(entry.task, leaves)
+        for entry in map(live.entry, new if numbers[1] < numbers[0] else old)
+        if (leaves := [leaf.task for leaf in live.leaves(entry) if leaf is not entry and not leaf.removed])
+    )
     return PlanDiff(
         *numbers,
         removed=tuple(task for task_id, task in old.items() if task_id not in new),
@@ -111,6 +149,7 @@ def diff_plans(before: Plan, after: Plan, *, numbers: tuple[int, int], between: 
         context=_field_changes(before.context, after.context),
         goal=_field_changes(_json_document(before.goal), _json_document(after.goal)),
         acts=tuple(change for change in between if isinstance(change, _ACTS)),
+        replaced=replaced,
     )
 
 
@@ -137,9 +176,13 @@ def _field_changes(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -
     return tuple(FieldChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
-def _item_change_json(thing: TaskChange) -> JsonObject:
-    return {"id": thing.id, "fields": [change._asdict() for change in thing.fields]}
+def _item_change_json(thing: TaskChange | Replacement) -> JsonObject:
+    return {**thing._asdict(), "fields": [change._asdict() for change in thing.fields]}
 
 
 def _value_text(value: JsonValue) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _plain_text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else _value_text(value)

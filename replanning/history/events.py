@@ -56,6 +56,7 @@ class ReplanEvent:
         after: the revision that they made; None if nothing was applied.
         outcome: `success` or `failure` of the applied changes; `unknown` until it shows.
         duration: seconds from taking up the triggers to the decision, without waiting for a person.
+        decided_at: the time of the last decision; None if the process died before one was made.
         question: the question to a person about it.
         spent: usage of providers for it, such as calls of language models.
     """
@@ -77,6 +78,7 @@ class ReplanEvent:
     duration: float = 0.0
     question: QuestionEntry | None = None
     spent: Usage = field(default_factory=Usage)
+    decided_at: float | None = None
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

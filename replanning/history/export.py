@@ -95,6 +95,7 @@ def event_json(event: ReplanEvent) -> JsonObject:
         "executed": event.executed,
         "result": event.outcome,
         "duration": event.duration,
+        "decided": None if event.decided_at is None else format_iso_time(event.decided_at),
         "waited": event.waited,
         "question": None if question is None else dict(asdict(question)),
         "spent": dict(asdict(event.spent)),

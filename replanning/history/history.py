@@ -258,7 +258,7 @@ class ReplanHistory:
             if live.revision in (first, last) and live.revision not in plans:
                 plans[live.revision] = live.document()
             if last in plans:
-                return diff_plans(plans[before], plans[after], numbers=(before, after), between=between)
+                return diff_plans(plans[before], plans[after], numbers=(before, after), between=between, live=live)
             if isinstance(following, PlanRevised) and live.revision >= first:
                 between += following.changes
         raise self._unknown_revision(last)
@@ -338,6 +338,7 @@ class ReplanHistory:
                     chosen=_chosen_candidate(undecided, body.chosen),
                     duration=undecided.duration + body.duration,
                     question=question,
+                    decided_at=at,
                 )
                 self._store_event(decided)
             case PlanRevised():
@@ -364,6 +365,7 @@ class ReplanHistory:
                     changes=body.changes,
                     before=body.parent,
                     after=body.number,
+                    decided_at=at,
                 )
                 self._store_event(applied)
             case OutcomeRecorded() if (event := self._events.get(body.replan)) is not None:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 from typing import Final
 
+from replanning.changes import ReplaceTask
+from replanning.history.diff import describe_replacement
 from replanning.history.events import Calibration, GoalEdit, PlanEdit, QuestionEntry, ReplanEvent, ReplanMetrics
 from replanning.history.history import ReplanHistory
 from replanning.history.wording import (
@@ -220,7 +222,7 @@ def calibration_lines(calibration: Calibration, title: str = "calibration") -> l
 
 
 def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = None) -> dict[int, str]:
-    """Return the diff of each revision over the tasks concerned, with states: lines with `-` before and `+` after.
+    """Return the diff of each revision over the tasks concerned: what replaced what, then `-` before and `+` after.
 
     Args:
         history: the history; its journal is replayed once.
@@ -231,7 +233,9 @@ def revision_diffs(history: ReplanHistory, revisions: Collection[int] | None = N
         if revisions is not None and len(diffs) == len(revisions):
             break
         if isinstance(following, PlanRevised) and (revisions is None or following.number in revisions):
-            lines = (line for line in live.diff(following.changes).split("\n") if line)
+            replaced = (c for c in following.changes if isinstance(c, ReplaceTask) and c.task_id in live)
+            pairs = [f"~ {describe_replacement(live.entry(c.task_id).task, c.tasks)}" for c in replaced]
+            lines = [*pairs, *filter(None, live.diff(following.changes).split("\n"))]
             diffs[following.number] = "\n".join(line[:2] + printable_line(line[2:]) for line in lines)
     return diffs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
@@ -178,12 +178,20 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
         UnknownRun: the store no longer has the run.
         JournalCorrupt: its journal cannot be read.
     """
-    opened, live, ledger, first, last = replay_records(store.read(info.run))
+    return status_report(replay_records(store.read(info.run)), store, info, now)
+
+
+def status_report(replayed: ReplayedRun, store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
+    """Return the status of a run whose journal was replayed."""
+    opened, live, ledger, first, last = replayed
     ended = ledger.run_end
     until = last if ended is not None else now
     counts: Counter[TaskState] = Counter(
         e.state for e in live if not e.removed and e.state is not TaskState.REPLACED_BY_REPLAN
     )
+    evaluation = PlanEvaluator().evaluate(PlanView(live), mean_durations(store))
+    if ended is not None and ended.status in ("succeeded", "failed", "aborted"):  # nothing is left that takes time
+        evaluation = replace(evaluation, remaining_seconds=None)
     return RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
@@ -192,7 +200,7 @@ def run_status(store: RunStore, info: RunInfo, now: float) -> RunStatusReport:
         reason="" if ended is None else ended.reason,
         revision=live.revision,
         task_counts={state: counts[state] for state in TaskState if counts[state]},
-        evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
+        evaluation=evaluation,
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
         running_tasks=tuple(
             RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING

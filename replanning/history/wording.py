@@ -19,7 +19,7 @@ from replanning.changes import (
 )
 from replanning.decision.confidence import PlanEvaluation
 from replanning.journal.records import TaskFailed, TriggerEvent, Usage
-from replanning.plan.tasks import PLANNING_KEY, Goal, Task
+from replanning.plan.tasks import PLANNING_KEY, Goal, Task, planning_notes
 from replanning.plan.types import TaskId
 
 MAX_LINE_CHARS: Final = 300
@@ -68,6 +68,12 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def display_name(task: Task) -> str:
+    """Return the name of a task to show to people: in planning mode, the name in the model's plan, or of the phase."""
+    notes = planning_notes(task)
+    return str(notes.get("phase") or notes.get("name") or task.id)
 
 
 def edit_author(changes: Sequence[PlanChange]) -> str:

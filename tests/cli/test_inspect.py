@@ -237,7 +237,7 @@ def test_why() -> None:
     assert re.findall(r"^\S.*", text, re.MULTILINE)[1:] == ["Cause", "Traceback", "Candidates", "Decision", "Plan"]
     assert "self-assessment 0.90, past success" in text
     found = data("why", "1")
-    assert (found["executed"], found["rule"], found["diff"][0]) == (True, "confident", "- a [FAILED]")
+    assert (found["executed"], found["rule"], found["diff"][:2]) == (True, "confident", ["~ a → a~2", "- a [FAILED]"])
     for words, code, message in (
         (["9"], 1, "has no revision 9; it has revisions 0 to 2"),
         (["one", "r9"], 1, "has no replan 'r9'; the last ones are: r1, r2"),
@@ -254,7 +254,8 @@ def test_diff() -> None:
     assert call("diff").splitlines()[0] == "run one: revision 0 → 2"
     assert call("diff", "one", "2").splitlines()[0] == "run one: revision 1 → 2"
     back = call("diff", "one", "2", "0")
-    assert {line[:3] for line in back.splitlines()[1:]} == {"- a", "- b", "+ a", "+ b", "~ c"}
+    assert back.splitlines()[1:3] == ["~ undone: a → a~2", "~ undone: b → b~2"]
+    assert {line[:3] for line in back.splitlines()[3:]} == {"~ c"}
     assert call("diff", "1", "1").splitlines()[1] == "no difference"
     assert [task["id"] for task in data("diff")["added"]] == ["a~2", "b~2"]
     assert "revisions 0 to 2" in call("diff", "one", "0", "3", code=1)

@@ -86,6 +86,7 @@ async def test_why_on_one_screen() -> None:
         "  outcome: success",
         "",
         "Plan",
+        "  ~ b → b~2",
         '  - b: depends_on: ["a"] [FAILED]',
         '  + b~2: depends_on: ["a"] [PENDING]',
         "    c: waiting for b~2 instead of b",
@@ -201,4 +202,4 @@ async def test_document() -> None:
     assert "| ✔ | replace b by b\\~2 \\(scripted\\: scripted\\) | 0.81 | 0.90 | 0.50 | 1.00 | 1.00 |" in text
     assert text.count("| ✘ |") == 2
     assert "- **Executed**: yes, outcome: success" in text
-    assert '```diff\n- b: depends_on: ["a"] [FAILED]\n+ b~2: depends_on: ["a"] [PENDING]\n' in text
+    assert '```diff\n~ b → b~2\n- b: depends_on: ["a"] [FAILED]\n+ b~2: depends_on: ["a"] [PENDING]\n' in text

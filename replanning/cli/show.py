@@ -1,0 +1,151 @@
+"""The pictures of a run: the command `show`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from itertools import accumulate
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from replanning.cli.app import DEFAULT_STORE, JsonOption, Program, StoreOption, console, epilog, print_json
+from replanning.cli.lookup import command_line, existing_store, find_run, question_words
+from replanning.cli.status import status_title
+from replanning.environment import SystemClock
+from replanning.history.overview import Repair, RepairStep, RunOverview, fold_rows, read_overview, task_table
+from replanning.history.wording import evaluation_line, format_duration, format_iso_time, pluralise, printable_line
+from replanning.plan.messages import spoken_id
+from replanning.plan.types import JsonObject
+
+commands = Program()
+
+MIN_ROWS: Final = 16
+"""Lines of tasks that a terminal shows, however low it is."""
+
+MIN_STEPS: Final = 20
+"""Lines about repairs that a terminal shows, the newest, however low it is."""
+
+_REPAIR_STYLES: Final = {"failed": "red", "timed out": "red", "waits": "yellow", "applied": "magenta"}
+
+_epilog = partial(epilog, codes="0 done · 1 there is no such run · 2 wrong usage, file or store")
+
+NewestRunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default the newest."
+    ),
+]
+
+
+@commands.command(
+    epilog=_epilog(
+        "replanning show    the newest run",
+        "replanning show 20250131 --all",
+        "replanning show --json | jq '.tasks[] | select(.state == \"FAILED\")'",
+    )
+)
+def show(
+    run: NewestRunArgument = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List every task and repair; a file or pipe always gets all.")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the tasks of a run, what replaced what, and how each repair came about.
+
+    A task has a sign and a word for its state, its tool, the number of its attempts if there were several, the time of the
+    last one, and what it waits for. ⟳ load → load~2 is a task that was replaced; its replacement follows it with ↳. Below
+    that, each repair is told in steps: what failed, the trigger that it fired, the decision and who made it, and what was
+    applied, with times since the start of the run. On a terminal, tasks that are alike are folded into one line.
+    """
+    clock = SystemClock()
+    with existing_store(store) as opened:
+        overview = read_overview(opened, find_run(opened, run), clock.now())
+    if as_json:
+        print_json(_overview_json(overview))
+    else:
+        _print_overview(overview, store, everything=everything)
+
+
+def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:
+    """Print an overview; on a terminal so that it fits, and otherwise in full, one line for each task and step."""
+    out, report = console(), overview.status
+    everything = everything or not out.is_terminal
+    if not out.is_terminal:
+        out.width = 10_000  # nothing is cut or wrapped
+    out.print(status_title(report), style="bold")
+    out.print(f"  goal      {printable_line(report.objective)}")
+    out.print(f"  progress  {evaluation_line(report.evaluation)}")
+    if overview.tasks:
+        out.print()
+        limit = len(overview.tasks) if everything else max(MIN_ROWS, out.height - 8)
+        print_table(out, task_table(fold_rows(overview.tasks, limit)))
+    repairs = overview.repairs
+    if not everything:
+        left = max(MIN_STEPS, out.height)
+        sizes = accumulate(len(repair.steps) + 2 for repair in reversed(repairs))
+        repairs = repairs[-max(1, sum(size <= left for size in sizes)) :]
+    if len(repairs) < len(overview.repairs):
+        earlier = pluralise(len(overview.repairs) - len(repairs), "earlier repair")
+        out.print(f"\n… {earlier}; --all tells them", style="dim")
+    for repair in repairs:
+        made = f" → revision {repair.revision}" if repair.revision is not None else ""
+        outcome = f", {repair.outcome}" if repair.outcome else ""
+        out.print(f"\n{printable_line(repair.title)}{made}{outcome}", style="bold")
+        print_table(out, _steps_table(repair, report.started))
+    for question in report.questions:
+        run, number = question_words(question.id)
+        out.print(f"\n{spoken_id(question.id)} waits: {command_line(place, 'approve', run, number)}", style="yellow")
+
+
+def _steps_table(repair: Repair, started: float) -> Table:
+    """Return the steps of a repair with their times since the start of the run, each time once."""
+    table, last = Table.grid(padding=(0, 2)), ""
+    table.add_column(justify="right", no_wrap=True, min_width=11)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for step in repair.steps:
+        when = "" if step.at is None else f"+{format_duration(max(0.0, step.at - started))}"
+        style = _REPAIR_STYLES.get(step.word, "")
+        table.add_row(
+            Text(when if when != last else "", "dim"), Text(step.word, style), Text(printable_line(step.text))
+        )
+        last = when
+    return table
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table without the spaces that fill its last column."""
+    with out.capture() as captured:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _overview_json(overview: RunOverview) -> JsonObject:
+    report = overview.status
+
+    def step_json(step: RepairStep) -> JsonObject:
+        at = None if step.at is None else format_iso_time(step.at)
+        return {"at": at, "after": step.at and round(step.at - report.started, 3), "step": step.word, "text": step.text}
+
+    return {
+        "run": report.run,
+        "name": report.name,
+        "objective": report.objective,
+        "status": report.status,
+        "reason": report.reason,
+        "revision": report.revision,
+        "evaluation": asdict(report.evaluation),
+        "started": format_iso_time(report.started),
+        "updated": format_iso_time(report.updated),
+        "owner_alive": report.owner_alive,
+        "tasks": [{**asdict(row), "seconds": row.seconds and round(row.seconds, 3)} for row in overview.tasks],
+        "repairs": [{**asdict(repair), "steps": list(map(step_json, repair.steps))} for repair in overview.repairs],
+    }

@@ -1,0 +1,196 @@
+"""Pictures of runs on the command line: tasks, what replaced what, and how each repair came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Settings, Task
+from replanning.journal import SqliteStore
+from replanning.testing import VirtualClock
+from tests.support.cli import REPAIRED, REPAIRED_TASKS, Gate, Started, Terminal, cli, write_plan
+from tests.support.runs import Proposer, again, environment, plan
+
+STORE = "runs/history.db"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make_run(
+    run_id: str,
+    tasks: Sequence[Task],
+    *broken: str,
+    propose: Callable[[ReplanRequest], list[Alternative]] = again,
+    stop_after: int | None = None,
+    **fields: Any,
+) -> None:
+    """A run of these tasks, each of which takes a second, and some of which are broken."""
+
+    async def play() -> None:
+        async with VirtualClock() as clock:
+            store, settings = SqliteStore(STORE), Settings.model_validate({"triggers": ["task-failed"]})
+            engine = ReplanningEngine(
+                [Proposer(propose)], store=store, environment=environment(clock), settings=settings
+            )
+            done = 0
+            async with engine.open(plan(*tasks, **fields), run_id=run_id) as run:
+                async for task in run.ready():
+                    async with run.attempt(task):
+                        await clock.sleep(1.0)
+                        done += 1
+                        if done == stop_after:
+                            run.pause("that is enough")
+                        if task.id in broken:
+                            raise ValueError(f"{task.id} is \x1b[2Jbroken")
+            store.close()
+
+    anyio.run(play)
+
+
+def call(*words: str, **more: Any) -> str:
+    """Return the output of a command about the store."""
+    done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
+    return done.stdout + done.stderr
+
+
+def shown(*words: str, columns: int = 80, lines: int = 24) -> str:
+    """Return what `show` draws on a terminal without colours."""
+    with Terminal(
+        Path.cwd(), "show", *words, REPLANNING_STORE=STORE, COLUMNS=f"{columns}", LINES=f"{lines}", NO_COLOR="1"
+    ) as terminal:
+        text = terminal.end().replace("\r\n", "\n")
+    return text.replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "").replace("\x1b[1;", "\x1b[")
+
+
+def chain_of(*ids: str) -> list[Task]:
+    """Tasks that each depend on the one before, with a tool."""
+    return [Task(id=i, tool="load-small", depends_on=ids[max(0, n - 1) : n]) for n, i in enumerate(ids)]
+
+
+def test_tasks_and_repairs() -> None:
+    """Each task has a line with state, tool and time, a replacement below its task, and each repair its steps with times."""
+    make_run("one", chain_of("load-1", "load-2", "load-3"), "load-2", stop_after=3)
+    assert [line.rstrip() for line in call("show").splitlines()] == [
+        "run one is paused: that is enough",
+        "  goal      test",
+        "  progress  2 of 3 tasks done (67%), about 1.5 s left",
+        "",
+        "  task       state    tool       tries time",
+        "✓ load-1     done     load-small        1 s",
+        "⟳ load-2     replaced load-small        1 s → load-2~2",
+        "✓ ↳ load-2~2 done     load-small        1 s",
+        "○ load-3     ready    load-small",
+        "",
+        "replan 1 → revision 1, success",
+        "       +2 s  failed   load-2: ValueError: load-2 is \\x1b[2Jbroken",
+        "             trigger  task-failed",
+        "             decided  execute by policy (scripted, confidence 0.81): scripted",
+        '             applied  load-2 → load-2~2: arguments none → {"instead_of": "load-2"}',
+    ]
+
+
+def test_as_json() -> None:
+    """As JSON there are all tasks with what they wait for, and the repairs with their steps and who decided."""
+    make_run("one", chain_of("a", "b", "c", "d"), "b", stop_after=3)
+    found = json.loads(call("show", "--json"))
+    tasks = {task["id"]: task for task in found["tasks"]}
+    assert [(i, task["state"]) for i, task in tasks.items()][:3] == [
+        ("a", "DONE"),
+        ("b", "REPLACED_BY_REPLAN"),
+        ("b~2", "DONE"),
+    ]
+    assert (tasks["b"]["replaced_by"], tasks["b~2"]["replaces"], tasks["d"]["waits_for"]) == (["b~2"], "b", ["c"])
+    (repair,) = found["repairs"]
+    assert (repair["by"], repair["revision"]) == ("policy", 1)
+    assert [(step["step"], step["after"]) for step in repair["steps"]] == [
+        ("failed", 2.0),
+        ("trigger", 2.0),
+        ("decided", 2.0),
+        ("applied", 2.0),
+    ]
+
+
+def test_sixty_tasks_fit_a_terminal() -> None:
+    """On a terminal of 80 columns neighbours that are alike are one line with their number; `--all` and a pipe list all."""
+    make_run(
+        "long",
+        chain_of(*(f"load-{n}-der-größten-Tabelle-日本語" for n in range(60))),
+        "load-30-der-größten-Tabelle-日本語",
+        stop_after=40,
+    )
+    text = shown()
+    assert "✓ 30 tasks" in text
+    assert "waiting" in text
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= 80
+    assert shown("--all").count("load-small") >= 61
+    assert sum("load-small" in line for line in call("show").splitlines()) == 61
+
+
+def test_two_thousand_tasks() -> None:
+    """Of thousands of tasks, those that failed are shown first, and all others are one line for each state."""
+    tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 1000}",) if n >= 1000 else ()) for n in range(2000)]
+    make_run("big", tasks, *(f"t{n}" for n in range(0, 300, 30)), propose=lambda request: [], stop_after=600)
+    text = shown()
+    assert len(text.splitlines()) <= 48
+    for line in ("✗ t0 ", "✗ t270 ", "✓ 590 tasks", "○ 990 tasks", "· 410 tasks"):
+        assert line in text
+    assert len(call("show").splitlines()) > 2000
+
+
+def test_hostile_names() -> None:
+    """Control characters and marks that turn the direction of writing never reach the terminal."""
+    make_run("evil", [Task(id="a\u202e</b>[red]", name="x")], "a\u202e</b>[red]")
+    text = shown()
+    assert "a\\u202e</b>[red]" in text
+    assert "\u202e" not in text
+    assert "\x1b[2J" not in text
+
+
+def test_asking_and_edits() -> None:
+    """A repair that waits for a person says so, with the command that answers; an edit by hand is told as such."""
+    doubtful = lambda request: [again(request)[0].model_copy(update={"confidence": 0.4})]  # noqa: E731 - short
+    make_run("asks", chain_of("a", "b"), "a", propose=doubtful)
+    text = call("show")
+    assert "? a" in text
+    assert "waits for question 1" in text
+    assert "asked    question 1:" in text
+    assert "question 1 waits: replanning approve asks 1" in text
+
+
+def test_run_of_another_process(folder: Path) -> None:
+    """A run that another process is executing is shown as it is now: what runs, for how long, and what waits for it."""
+    gate = Gate(folder / "gate")
+    write_plan(
+        folder,
+        {**REPAIRED, "wait": gate.command},
+        f"{REPAIRED_TASKS.rstrip()}\n    id: held, tool: wait, depends_on: [last]",
+    )
+    with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
+        started.until("held started")
+        text = cli(folder, "show").stdout
+        for part in ("run now is running", "▶ held", "→ pack~2", "tool absent → present"):
+            assert part in text
+        assert "4 of 5 tasks" not in text
+        gate.open()
+        started.end()
+    assert "run now is succeeded" in cli(folder, "show", "now").stdout
+
+
+def test_no_run() -> None:
+    """Without a run, the command says what to do and ends with 1 or 2, as the others do."""
+    assert "run a plan first" in call("show", code=2)
+    SqliteStore(STORE).close()
+    assert "run a plan first" in call("show", code=1)
+    make_run("one", chain_of("a"))
+    assert "did you mean 'one'" in call("show", "onn", code=1)
