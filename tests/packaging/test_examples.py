@@ -38,6 +38,7 @@ def run(*command: object, python: Path | str = sys.executable, folder: Path | No
 
 
 ATTACHED = [
+    ("agent_framework_agent", "agent_framework", "found changelog, from the archive"),
     ("openai_agents_agent", "agents", "['changelog, from the archive'] found"),
     ("langgraph_agent", "langchain", "'changelog, from the archive', 'found'"),
     ("pydantic_ai_agent", "pydantic_ai", "found changelog, from the archive"),

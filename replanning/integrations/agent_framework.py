@@ -1,0 +1,365 @@
+"""Microsoft Agent Framework: `Agent(…, middleware=[Replanned({"search": "web", "search_archive": "web"})])`.
+
+Tested with agent-framework-core 1.23 and agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
+
+What is lost: a tool that appears only in a later step of a run is not replaced. Function middleware that a context provider
+adds does not see a tool that stands in for another one. The plan of Magentic is text: see `planned`.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 # the framework runs on asyncio alone, and a session needs a task of its own
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from pydantic_core import to_jsonable_python
+
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.session import Session
+from replanning.errors import CallFailed, NeedsHuman, NoResult, NotRunning, StaleAnswer, StoreError, UnknownQuestion
+from replanning.integrations.frameworks import (
+    Capabilities,
+    check_arguments,
+    describe_tools,
+    missing_framework,
+    shown_questions,
+    tool_fields,
+)
+
+try:
+    from agent_framework import (
+        AgentMiddleware,
+        ChatMiddleware,
+        Content,
+        FunctionInvocationContext,
+        FunctionMiddleware,
+        FunctionTool,
+        MiddlewareFailure,
+        MiddlewareTermination,
+        MiddlewareType,
+        ResponseStream,
+        UserInputRequiredException,
+    )
+    from agent_framework.exceptions import ToolException
+
+    if "tools" not in inspect.signature(FunctionInvocationContext).parameters:
+        raise ImportError("a function middleware does not see the tools of the agent")
+except ImportError as error:
+    raise missing_framework(
+        "replanning.integrations.agent_framework",
+        "the Microsoft Agent Framework (tested with agent-framework-core 1.23)",
+        "agent-framework",
+        error,
+    ) from error
+
+METADATA: Final = "replanning"
+"""Key in the additional properties of a tool, for fields of its description, and of a request for an approval, for the
+questions; and the beginning of the key in the state of an `AgentSession` for the run that it continues."""
+
+
+class _Refused(Exception):
+    """The framework refused the arguments of a call, or put it to a person, before the tool was executed."""
+
+
+_PASSES: Final = (MiddlewareTermination, MiddlewareFailure, UserInputRequiredException, _Refused)
+
+
+class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be installed
+    """Middleware of an agent: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
+
+    Each run of the agent that calls a tool is a session of the engine. A run that ends with a request to the user, or with an
+    exception, leaves its session paused; the next run with the same `AgentSession` resumes it.
+
+    Args:
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
+            capability can stand in for one another. The `additional_properties` of a tool may state fields, too, under
+            `replanning`.
+        engine: the engine; by default one with its defaults.
+        objective: what the agent is for; by default its name.
+        approvals: whether a question to a person becomes a request for the approval of the call; by default if one of the
+            tools requires approval. Without an `AgentSession`, and otherwise, the agent sees the exception of its tool.
+
+    Raises:
+        TypeError: an argument has another type.
+    """
+
+    def __init__(
+        self,
+        capabilities: Capabilities | None = None,
+        *,
+        engine: ReplanningEngine | None = None,
+        objective: str = "",
+        approvals: bool | None = None,
+    ) -> None:
+        check_arguments(engine, capabilities)
+        self.engine = ReplanningEngine() if engine is None else engine
+        self.capabilities = dict(capabilities or {})
+        self.objective = objective
+        self.approvals = approvals
+
+    async def process(self, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
+        """Run the agent, with its calls of tools as those of a session."""
+        run = _AgentRun(self, context)
+        try:
+            await call_next()
+        except BaseException as error:
+            await run.fail(error)
+            raise
+        if isinstance(context.result, ResponseStream):
+            context.result = run.follow(context.result)
+        else:
+            await run.end(context.result)
+
+
+class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
+    """One run of an agent, and its session, which is open from the first call of a tool until the run ends."""
+
+    def __init__(self, attachment: Replanned, context: Any) -> None:
+        self._attachment, self._engine = attachment, attachment.engine
+        name = context.agent.name or ""
+        self._objective = attachment.objective or (f"Run of the agent {name}" if name else "Run of an agent")
+        self._agent_session, self._state_key = context.session, f"{METADATA} {name}".rstrip()
+        self._resumed: str | None = None
+        if context.session is not None and (left := context.session.state.pop(self._state_key, None)):
+            known = next((each for each in self._engine.store.runs() if each.run == left), None)
+            if known is None or known.status in ("running", "paused", "needs_human"):
+                self._resumed = str(left)
+        self._run_id = self._resumed
+        self._session: Session | None = None
+        self._opened, self._left = anyio.Event(), anyio.Event()
+        self._owner: asyncio.Task[None] | None = None
+        self._pause_reason, self._asks = "", False
+        given = context.client_kwargs.get("middleware", ())
+        given = [each for each in given if not isinstance(each, _AgentRun)]  # of an earlier turn of the same loop
+        client = getattr(context.agent, "client", None)
+        self._others = [*getattr(client, "function_middleware", ()), *filter(_is_function_middleware, given)]
+        context.client_kwargs["middleware"] = [*given, self]
+
+    async def _open(self, tools: Sequence[Any]) -> Session:
+        """Open the session in a task of its own, because any task may close a stream."""
+        if self._owner is None:
+            self._owner = asyncio.create_task(self._own(tools))
+        await self._opened.wait()
+        if self._session is None:
+            await self._owner
+            raise NotRunning("the run of the agent has ended")
+        return self._session
+
+    async def _own(self, tools: Sequence[Any]) -> None:
+        functions = [each for each in tools if isinstance(each, FunctionTool) and not each.declaration_only]
+        asks = self._attachment.approvals
+        if asks is None:
+            asks = not tools or any(each.approval_mode == "always_require" for each in functions)
+        try:
+            described = describe_tools(
+                {each.name: _fields(each) for each in functions}, self._attachment.capabilities if tools else None
+            )
+            opened = self._engine.session(self._objective, tools=described, run_id=self._run_id, passes=_PASSES)
+            async with opened as session:
+                self._run_id, self._session = session.run.id, session
+                self._asks = asks and self._agent_session is not None
+                self._opened.set()
+                await self._left.wait()
+                if self._pause_reason:
+                    session.run.pause(self._pause_reason)
+                else:
+                    self._withdraw_questions()
+        finally:
+            self._session = None
+            self._opened.set()
+
+    def _withdraw_questions(self) -> None:
+        """Withdraw the questions that became requests for an approval: the agent ended without an answer."""
+        for question in self._engine.pending(self._run_id) if self._asks else ():
+            with suppress(StaleAnswer, UnknownQuestion):
+                self._engine.answer(question.id, "reject", comment="the agent went on without it")
+
+    def follow(self, stream: Any) -> Any:
+        """Return a stream with the same updates and response, which ends the session when it ends or is closed."""
+
+        async def updates() -> AsyncIterator[Any]:
+            try:
+                async for update in stream:
+                    yield update
+                response = await stream.get_final_response()
+            except BaseException as error:
+                await self.fail(error)
+                raise
+            finally:
+                await stream.close()
+            await self.end(response)
+
+        return ResponseStream(updates(), finalizer=lambda _: stream.get_final_response())
+
+    async def end(self, response: Any) -> None:
+        """End the session, or leave it paused if the agent waits for its user."""
+        if getattr(response, "user_input_requests", ()):
+            self._pause_reason = "the agent waits for its user"
+        if self._resumed and not self._pause_reason:
+            await self._open(())  # to end it, although no tool may have been called
+        await self._leave()
+
+    async def fail(self, error: BaseException) -> None:
+        """Leave the session paused after an exception of the agent, which is the one to raise."""
+        self._pause_reason = f"the agent raised {type(error).__name__}"
+        with suppress(Exception):
+            await self._leave()
+
+    async def _leave(self) -> None:
+        try:
+            if self._owner is not None:
+                self._left.set()
+                with anyio.CancelScope(shield=True):
+                    await self._owner
+        finally:
+            if self._pause_reason and self._run_id is not None and self._agent_session is not None:
+                self._agent_session.state[self._state_key] = self._run_id
+
+    async def process(self, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
+        """Call a tool, or what replaces it."""
+        try:
+            session = await self._open(context.tools or (context.function,))
+        except Exception as error:
+            raise MiddlewareFailure(f"the session of the agent cannot be opened: {error}") from error
+        try:
+            await self._call(session, context, call_next)
+        except (NotRunning, StoreError) as error:
+            raise MiddlewareFailure(f"the session of the agent has stopped: {error}") from error
+        except _Refused as refused:
+            if refused.__cause__ is not None:
+                raise refused.__cause__  # noqa: B904 - as the framework raised it, with its own cause
+
+    async def _call(self, session: Session, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
+        name, arguments, outputs = context.function.name, context.arguments, list[tuple[object, object]]()
+        approved = "approval_response" in context.metadata
+        # Only a call that a person is asked about is made again, by the next run, under the same id.
+        is_keyed = self._asks or context.function.approval_mode == "always_require"
+        key = context.metadata.get("function_call_occurrence_id", "") if is_keyed else ""
+        seen = {each.id for each in self._engine.pending(session.run.id)} if approved else set[str]()
+        once, executed = approved, False
+
+        async def execute(other: str, values: Mapping[str, object]) -> object:
+            nonlocal executed
+            executed = True
+            if other == name and values is arguments:
+                result = await _execute(context, arguments, call_next)
+            else:
+                result = await self._stand_in(context, other, values)
+            outputs.append((_journaled(result), result))
+            return outputs[-1][0]
+
+        while True:
+            try:
+                output = await session.invoke(name, arguments, execute=execute, key=key, once=once)
+            except NeedsHuman as error:
+                if not seen.issuperset(error.questions):
+                    if not self._asks:
+                        raise error.__cause__ or error  # noqa: B904 - as the tool raised it
+                    context.result = self._request(session, context, arguments, error.questions)
+                    return
+                for question_id in error.questions:
+                    seen.discard(question_id)
+                    self._engine.answer(question_id, "approve", by="the approval of the call")
+            except CallFailed as error:
+                if executed or not once or isinstance(error.__cause__, NoResult):
+                    raise
+                once = False  # it was given up in the run that this one continues
+            else:
+                context.arguments = arguments
+                results = [result for journaled, result in outputs if journaled is output]
+                context.result = results[-1] if results else _restored(output)
+                return
+
+    def _request(self, session: Session, context: Any, arguments: Any, questions: Sequence[str]) -> Any:
+        """Return a request for the approval of a call, with the questions that the engine asks."""
+        shown = shown_questions(self._engine, session.run.id, questions)
+        call_id = context.metadata["call_id"]
+        occurrence = context.metadata.get("function_call_occurrence_id", call_id)
+        plain = to_jsonable_python(arguments, serialize_unknown=True)
+        call = Content.from_function_call(call_id, context.function.name, arguments=plain, id=occurrence)
+        return Content.from_function_approval_request(occurrence, call, additional_properties={METADATA: shown})
+
+    async def _stand_in(self, context: Any, name: str, arguments: Mapping[str, object]) -> Any:
+        """Execute a tool with arguments that the model did not choose, with the function middleware of the agent."""
+        tool = next(each for each in context.tools or (context.function,) if getattr(each, "name", None) == name)
+        own = FunctionInvocationContext(
+            tool,
+            dict(arguments),
+            session=context.session,
+            metadata={"call_id": context.metadata.get("call_id")},
+            kwargs=context.kwargs,
+            tools=context.tools,
+            parent_service_session_state_keys=context.parent_service_session_state_keys,
+        )
+
+        async def go_on(index: int) -> None:
+            if index == len(self._others):
+                own.result = await tool.invoke(
+                    arguments=own.arguments, context=own, tool_call_id=context.metadata.get("call_id")
+                )
+                return
+            middleware = self._others[index]
+            await getattr(middleware, "process", middleware)(own, partial(go_on, index + 1))
+
+        try:
+            await go_on(0)
+        except MiddlewareTermination as error:
+            raise ToolException(f"middleware stopped the call of {name!r}: {error}") from error
+        if _is_request(own.result):
+            raise ToolException(f"middleware put the call of {name!r} to a person")
+        return own.result
+
+
+async def _execute(context: Any, arguments: Any, call_next: Callable[[], Awaitable[None]]) -> Any:
+    """Execute a tool as the model called it."""
+    context.arguments = arguments
+    try:
+        await call_next()
+    except Exception as error:
+        if type(error).__module__ == FunctionTool.__module__:  # arguments that the tool does not take
+            raise _Refused from error
+        raise
+    if _is_request(context.result):
+        raise _Refused
+    return context.result
+
+
+def _is_request(result: object) -> bool:
+    return isinstance(result, Content) and result.type == "function_approval_request"
+
+
+def _is_function_middleware(middleware: Any) -> bool:
+    if isinstance(middleware, FunctionMiddleware | ChatMiddleware):
+        return isinstance(middleware, FunctionMiddleware)
+    marker = getattr(middleware, "_middleware_type", None)  # of the decorators
+    first = next(iter(inspect.signature(middleware).parameters.values())).annotation
+    return marker is MiddlewareType.FUNCTION or FunctionInvocationContext.__name__ in str(first)
+
+
+def _journaled(result: object) -> object:
+    """Return a result of a tool as the journal records it: the text, or JSON of its contents."""
+    if not isinstance(result, list) or not all(isinstance(each, Content) for each in result):
+        return result
+    if len(result) == 1 and result[0].type == "text":
+        return result[0].text
+    return [each.to_dict() for each in result]
+
+
+def _restored(output: object) -> Any:
+    """Return the result of a tool that was recorded; None is that of a call that was skipped."""
+    if isinstance(output, list) and all(isinstance(each, dict) and "type" in each for each in output):
+        return [Content.from_dict(each) for each in output]
+    return FunctionTool.parse_result(output)
+
+
+def _fields(tool: Any) -> dict[str, object]:
+    """Return the fields of the description of a tool, which it may state itself."""
+    # One that requires approval stands in for another one only if a person agrees.
+    dangerous = tool.approval_mode == "always_require"
+    fields = tool_fields(tool.description, tool.parameters(), kind="function", dangerous=dangerous)
+    own = (tool.additional_properties or {}).get(METADATA, {})
+    return {**fields, **({"capability": own} if isinstance(own, str) else own)}

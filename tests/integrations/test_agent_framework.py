@@ -1,0 +1,562 @@
+"""Agents of the Microsoft Agent Framework with a scripted model: with an engine and without one."""
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+pytest.importorskip("agent_framework", reason="agent-framework-core is not installed")
+
+from agent_framework import (
+    Agent,
+    AgentSession,
+    BaseChatClient,
+    ChatMiddlewareLayer,
+    ChatResponse,
+    ChatResponseUpdate,
+    Content,
+    ContextProvider,
+    FunctionInvocationContext,
+    FunctionInvocationLayer,
+    FunctionMiddleware,
+    FunctionTool,
+    MCPStdioTool,
+    Message,
+    MiddlewareFailure,
+    MiddlewareTermination,
+    ResponseStream,
+    UserInputRequiredException,
+    WorkflowBuilder,
+    function_middleware,
+    tool,
+)
+from opentelemetry import trace
+
+from replanning import Answer, ReplanningEngine
+from replanning.changes import AbortRun
+from replanning.errors import NotRunning, RunOwned
+from replanning.integrations.agent_framework import Replanned
+from replanning.journal import SqliteStore
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.runs import alternative, make_engine
+from tests.support.tracing import Spans
+
+WEB = {"search": "web", "search_archive": "web"}
+SERVER = Path(__file__).parents[1] / "support" / "mcp_plain_server.py"
+
+
+@pytest.fixture(scope="module", params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The one event loop that the framework knows."""
+    return str(request.param)
+
+
+class Model(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):  # type: ignore[misc]
+    """A chat client whose answers are given: texts, exceptions, or calls of tools; it says what it was shown."""
+
+    def __init__(self, *steps: Any) -> None:
+        super().__init__(function_invocation_configuration={"include_detailed_errors": True})
+        self.steps = [*steps, "done"]
+        self.shown: list[Sequence[Any]] = []
+
+    def _inner_get_response(self, *, messages: Any, stream: bool, options: Any, **kwargs: Any) -> Any:
+        self.shown.append(messages)
+        step = self.steps.pop(0)
+        contents = [Content.from_text(step)] if isinstance(step, str) else step
+
+        async def updates() -> Any:
+            if isinstance(step, Exception):
+                raise step
+            for content in contents:
+                yield ChatResponseUpdate(role="assistant", contents=[content])
+
+        async def response() -> Any:
+            if isinstance(step, Exception):
+                raise step
+            return ChatResponse(messages=[Message(role="assistant", contents=contents)])
+
+        return ResponseStream(updates(), finalizer=ChatResponse.from_updates) if stream else response()
+
+
+def call(name: str, number: int = 0, **arguments: object) -> Any:
+    """A call of a tool by the model."""
+    return Content.from_function_call(f"call-{number}", name, arguments=json.dumps(arguments or {"query": "x"}))
+
+
+def calls(*names: str) -> Model:
+    """A model that calls these tools at once, then is done."""
+    return Model([call(name, number) for number, name in enumerate(names)])
+
+
+@tool
+async def search(query: str) -> str:
+    """Search."""
+    raise ConnectionError(f"no answer about {query}")
+
+
+@tool
+def search_archive(query: str) -> str:
+    """Search the archive."""
+    return f"{query}, from the archive"
+
+
+@tool(approval_mode="always_require")
+def delete(query: str) -> str:
+    """Delete."""
+    return f"{query} is deleted"
+
+
+def repairing(clock: VirtualClock, **options: Any) -> ReplanningEngine:
+    """An engine with the embedded provider."""
+    return make_engine("repair", clock=clock, **options)
+
+
+def statuses(engine: ReplanningEngine) -> list[str]:
+    """How the runs of an engine stand."""
+    return [info.status for info in engine.store.runs()]
+
+
+def tracing(spans: Spans) -> Any:
+    """A function that gives the framework a tracer."""
+    return lambda *_, **__: spans.provider.get_tracer("app")
+
+
+def shape(contents: Any) -> list[tuple[object, ...]]:
+    """What contents say, without ids."""
+    return [
+        (each.type, each.name, str(each.arguments), each.text or str(each.result), str(each.exception))
+        for each in contents
+    ]
+
+
+def outputs(response: Any) -> list[str]:
+    """What the model was told by tools."""
+    contents = [content for message in response.messages for content in message.contents]
+    return [str(each.result) for each in contents if each.type == "function_result"]
+
+
+async def play(agent: Any, stream: bool = False, text: Any = "x?", **options: Any) -> Any:
+    """Run an agent, and return its response."""
+    if not stream:
+        return await agent.run(text, **options)
+    updates = agent.run(text, stream=True, **options)
+    assert [update async for update in updates]
+    return await updates.get_final_response()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_substitute(stream: bool, clock: VirtualClock) -> None:
+    """A tool that fails is replaced by another of its capability, and the model sees the result of that one."""
+    engine = repairing(clock)
+    agent = Agent(calls("search"), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    response = await play(agent, stream)
+    assert outputs(response) == ["x, from the archive"]
+    assert response.text == "done"
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_retry(clock: VirtualClock) -> None:
+    """A tool that fails in a way that may pass is tried again; its own properties may say how it is described."""
+    attempts = 0
+
+    @tool(additional_properties={"replanning": {"idempotent": True}})
+    async def flaky(query: str, times: int = 2) -> list[object]:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise TimeoutError("slow")
+        return [query * times]
+
+    agent = Agent(calls("flaky"), tools=[flaky], middleware=[Replanned(engine=repairing(clock))])
+    assert outputs(await agent.run("x?")) == ['["xx"]']
+    assert attempts == 3
+
+
+@tool
+def picture(query: str) -> list[Any]:
+    """Return a picture and its title."""
+    return [Content.from_text(query), Content.from_uri("https://example.org/x.png", media_type="image/png")]
+
+
+@tool
+def nothing(query: str, unit: int = 1) -> None:
+    """Return nothing."""
+
+
+@tool
+def broken(query: str) -> None:
+    """Fail in a way that does not pass."""
+    raise LookupError(f"nothing about {query}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: calls("search_archive", "picture", "nothing"),
+        lambda: calls("broken"),
+        lambda: calls("unknown"),
+        lambda: Model([call("nothing", unit="y")], [call("nothing", query="x", unit=[])]),
+        lambda: Model(ConnectionError("no model")),
+        lambda: Model([call("broken")], ConnectionError("no model")),
+    ],
+    ids=["success", "failure", "unknown tool", "wrong arguments", "no model", "no model after a failure"],
+)
+async def test_as_before(model: Any, stream: bool, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no way on, updates, messages, exceptions and spans are those of the framework alone."""
+    seen: list[list[object]] = []
+    for attached in ([], [Replanned(engine=repairing(clock))]):
+        spans = Spans()
+        monkeypatch.setattr(trace, "get_tracer", tracing(spans))
+        made = model()
+        agent = Agent(made, name="a", tools=[broken, search_archive, picture, nothing], middleware=attached)
+        said: list[object] = []
+        try:
+            if stream:
+                updates = agent.run("x?", stream=True)
+                said += [shape(update.contents) async for update in updates]
+                said.append((await updates.get_final_response()).text)
+            else:
+                said += [shape(message.contents) for message in (await agent.run("x?")).messages]
+        except Exception as error:  # noqa: BLE001 - compared
+            said += [type(error), str(error)]
+        shown = [shape(message.contents) for messages in made.shown for message in messages]
+        seen.append([*said, shown, [span.name for span in spans.finished]])
+    assert seen[0] == seen[1]
+
+
+async def test_parallel_calls(clock: VirtualClock) -> None:
+    """Calls that the model makes at once are executed at once, and each has its own result."""
+    started = 0
+    both = anyio.Event()
+
+    @tool
+    async def meet(query: str) -> str:
+        nonlocal started
+        started += 1
+        if started == 2:
+            both.set()
+        await both.wait()
+        return query
+
+    engine = repairing(clock)
+    model = calls("meet", "search", "meet")
+    agent = Agent(model, tools=[meet, search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    assert outputs(await agent.run("x?")) == ["x", "x, from the archive", "x"]
+    assert statuses(engine) == ["succeeded"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "raised", [MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])]
+)
+async def test_control_flow(raised: Exception, stream: bool, clock: VirtualClock) -> None:
+    """Exceptions that are control flow of the framework do what they do without an engine."""
+
+    @function_middleware
+    async def controlling(context: Any, call_next: Any) -> None:
+        context.result = "enough"
+        raise raised
+
+    class Providing(ContextProvider):  # type: ignore[misc]
+        async def before_run(self, *, context: Any, **_: Any) -> None:
+            context.extend_middleware("test", [controlling])
+
+    seen = []
+    for attached in ([], [Replanned(WEB, engine=repairing(clock))]):
+        agent = Agent(
+            calls("search"), tools=[search, search_archive], middleware=attached, context_providers=[Providing("test")]
+        )
+        try:
+            response = await play(agent, stream)
+            seen.append([outputs(response), response.text])
+        except MiddlewareFailure as error:
+            seen.append([error])
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_approval(stream: bool, tmp_path: Path) -> None:
+    """A run that requests an approval pauses its session; the next one resumes it, and executes the call once."""
+    executed: list[str] = []
+
+    @tool(approval_mode="always_require")
+    def pay(query: str) -> str:
+        executed.append(query)
+        return f"{query} is paid"
+
+    def engine() -> ReplanningEngine:
+        return ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"))
+
+    def agent(*steps: Any) -> Any:
+        return Agent(Model(*steps), tools=[pay, search_archive], middleware=[Replanned(engine=engine())])
+
+    session = AgentSession()
+    stopped = await play(agent([call("search_archive")], [call("pay", 1)]), stream, session=session)
+    assert statuses(engine()) == ["paused"]
+    answer = stopped.user_input_requests[0].to_function_approval_response(True)
+    saved = json.dumps(session.to_dict())
+    with pytest.raises(ConnectionError):  # after the payment
+        await play(
+            agent(ConnectionError("no model")), stream, answer, session=AgentSession.from_dict(json.loads(saved))
+        )
+    assert statuses(engine()) == ["paused"]
+    session = AgentSession.from_dict(json.loads(saved))
+    response = await play(agent(), stream, answer, session=session)
+    assert outputs(response)[-1:] == ["x is paid"]
+    assert executed == ["x"]
+    assert statuses(engine()) == ["succeeded"]
+    await play(agent([call("search_archive", 2)]), stream, session=session)
+    assert statuses(engine()) == ["succeeded"] * 2
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_question(approved: bool, clock: VirtualClock) -> None:
+    """A question of the engine is a request for an approval of the call, which is carried out, or withdrawn."""
+    engine = repairing(clock)
+    tools, capabilities = [search, delete], {"search": "web", "delete": "web"}
+    agent = Agent(calls("search"), tools=tools, middleware=[Replanned(capabilities, engine=engine)])
+    session = agent.create_session()
+    [request] = (await agent.run("x?", session=session)).user_input_requests
+    [question] = request.additional_properties["replanning"]
+    assert (question["question"], statuses(engine)) == (engine.pending()[0].id, ["paused"])
+    agent.client.steps = ["done"]
+    response = await agent.run(request.to_function_approval_response(approved), session=session)
+    assert outputs(response) == (["x is deleted"] if approved else outputs(response))
+    assert (response.text, engine.pending(), statuses(engine)) == ("done", [], ["succeeded"])
+
+
+async def test_question_that_is_no_approval(clock: VirtualClock) -> None:
+    """A question goes to the gate, or the agent sees the exception of its tool, and the question stays open."""
+    capabilities = {"search": "web", "delete": "web"}
+    for gate, expected in ((ScriptedGate([Answer("approve")]), "x is deleted"), (None, "no answer about x")):
+        engine = repairing(clock, gate=gate)
+        attached = Replanned(capabilities, engine=engine, approvals=None if gate else False)
+        agent = Agent(calls("search"), tools=[search, delete], middleware=[attached])
+        [output] = outputs(await agent.run("x?", session=agent.create_session()))
+        assert expected in output
+        assert len(engine.pending()) == (gate is None)
+
+
+async def test_question_after_an_approval(clock: VirtualClock) -> None:
+    """A call that was approved and fails may be put to a person again."""
+
+    @tool(approval_mode="always_require", name="search")
+    def risky(query: str) -> str:
+        raise ConnectionError("no answer")
+
+    engine = repairing(clock)
+    attached = Replanned({"search": "web", "delete": "web"}, engine=engine)
+    agent = Agent(calls("search"), tools=[risky, delete], middleware=[attached])
+    session = agent.create_session()
+    response = await agent.run("x?", session=session)
+    for _ in range(2):
+        [request] = response.user_input_requests
+        response = await agent.run(request.to_function_approval_response(True), session=session)
+    assert (outputs(response), response.text) == (["x is deleted"], "done")
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_function_middleware(clock: VirtualClock) -> None:
+    """Function middleware sees a call once, and a tool that stands in for another one as a call of its own, which it may stop."""
+    seen: list[tuple[str, object]] = []
+
+    class Watching(FunctionMiddleware):  # type: ignore[misc]
+        async def process(self, context: Any, call_next: Any) -> None:
+            seen.append((context.function.name, dict(context.arguments)))
+            await call_next()
+
+    @function_middleware
+    async def forbidding(context: Any, call_next: Any) -> None:
+        if context.function.name == "delete":
+            raise MiddlewareTermination("forbidden")
+        await call_next()
+
+    async def asking(context: FunctionInvocationContext, call_next: Any) -> None:
+        await call_next()
+        context.result = [Content.from_text(context.result[0].text.upper())]
+
+    for other, expected in ((delete, "stopped the call of 'delete'"), (search_archive, "X, FROM THE ARCHIVE")):
+        seen.clear()
+        tools = [search, other]
+        stated: Any = {"search": "web", other.name: {"capability": "web", "dangerous": False}}
+        attached = Replanned(stated, engine=repairing(clock))
+        agent = Agent(calls("search"), tools=tools, middleware=[attached, Watching(), forbidding, asking])
+        assert expected in outputs(await agent.run("x?"))[0]
+        assert {name for name, _ in seen} == {each.name for each in tools}
+        assert [name for name, _ in seen].count("search") == 1
+
+
+@pytest.mark.parametrize("how", ["cancel", "close", "leave"])
+async def test_cancellation(how: str, clock: VirtualClock) -> None:
+    """A run that is cancelled, or whose stream is closed, leaves its session paused."""
+    started = anyio.Event()
+
+    @tool
+    async def endless(query: str) -> str:
+        started.set()
+        await anyio.sleep_forever()
+        return query
+
+    engine = repairing(clock)
+    model = Model([call("search_archive")], [call("endless")]) if how == "cancel" else calls("search_archive")
+    agent = Agent(model, tools=[endless, search_archive], middleware=[Replanned(engine=engine)])
+    if how == "cancel":
+        async with anyio.create_task_group() as group:
+            group.start_soon(agent.run, "x?")
+            await started.wait()
+            group.cancel_scope.cancel()
+    else:
+        stream = agent.run("x?", stream=True)
+        async for update in stream:
+            if update.contents[0].type == "function_result":
+                break
+        await (stream.close() if how == "close" else stream.__aiter__().close())
+    assert statuses(engine) == ["paused"]
+
+
+async def test_concurrent_runs(clock: VirtualClock) -> None:
+    """Runs of one agent at the same time have sessions of their own."""
+    engine = repairing(clock)
+    agent = Agent(Model(), tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    agent.client.steps = [[call("search")], [call("search")], "done", "done"]
+    found = []
+
+    async def run() -> None:
+        found.append(outputs(await agent.run("x?")))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        group.start_soon(run)
+    assert found == [["x, from the archive"]] * 2
+    assert statuses(engine) == ["succeeded"] * 2
+
+
+async def test_mcp_tools(clock: VirtualClock) -> None:
+    """Tools of MCP servers are attached, and stand in for functions."""
+    server = MCPStdioTool("server", sys.executable, args=[str(SERVER)])
+    stated = {"find": "web", "search": "web"}
+    function = FunctionTool(name="find", func=search.func)
+    async with Agent(
+        calls("find"), tools=[server, function], middleware=[Replanned(stated, engine=repairing(clock))]
+    ) as a:
+        assert outputs(await a.run("x?")) == ["done"]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+async def test_agents_as_tools(inner: bool, clock: VirtualClock) -> None:
+    """An agent that is a tool is replaced like any other; its own tools are, too, if it is attached itself."""
+    engine = repairing(clock)
+    attached = [Replanned(WEB, engine=engine)]
+    child = Agent(calls("search") if inner else Model(PermissionError("no key")), name="child",
+                  tools=[search, search_archive], middleware=attached if inner else [])  # fmt: skip
+    backup = FunctionTool(name="backup", func=lambda task: f"{task}, by hand", input_model=child.as_tool().parameters())
+    stated = {"child": "expert", "backup": "expert"}
+    parent = Agent(
+        Model([call("child", task="x")]),
+        name="parent",
+        tools=[child.as_tool(propagate_session=True), backup],
+        middleware=[Replanned(stated, engine=engine)],
+    )
+    session = parent.create_session()
+    assert outputs(await parent.run("x?", session=session)) == ["done" if inner else "x, by hand"]
+    assert statuses(engine) == ["succeeded"] * (2 if inner else 1)
+    assert not [key for key in session.state if key.startswith("replanning")]
+
+
+async def test_workflow(clock: VirtualClock) -> None:
+    """An agent in a workflow has its sessions as elsewhere."""
+    engine = repairing(clock)
+    agent = Agent(calls("search"), name="a", tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    workflow = WorkflowBuilder(start_executor=agent, output_from=[agent]).build()
+    [response] = (await workflow.run("x?")).get_outputs()
+    assert outputs(response) == ["x, from the archive"]
+    assert statuses(engine) == ["succeeded"]
+
+
+async def test_trace(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of tools are below those of attempts, which are below the run and the agent: one trace."""
+    spans = Spans()
+    monkeypatch.setattr(trace, "get_tracer", tracing(spans))
+    engine = repairing(clock, tracer_provider=spans.provider)
+    agent = Agent(calls("search"), name="a", tools=[search, search_archive], middleware=[Replanned(WEB, engine=engine)])
+    for stream in (False, True):
+        agent.client.steps = [[call("search")], "done"]
+        await play(agent, stream)
+    by_id = {span.id: span for span in spans.flat}
+    for span in spans.flat:
+        if span.name == "execute_tool search_archive":
+            names, above = [], span
+            while above.parent:
+                above = by_id[above.parent]
+                names.append(above.name)
+            assert names == ["replanning.attempt", "replanning.run", "invoke_agent a"]
+    assert len(spans.traces) == 2
+    assert len(spans.named("execute_tool search_archive")) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_session_that_cannot_go_on(stream: bool, clock: VirtualClock) -> None:
+    """A session that was aborted, that another process owns, or whose tools do not exist ends the run of the agent."""
+    engine = make_engine(lambda request: [alternative(AbortRun(reason="enough"))], clock=clock)
+    agent = Agent(Model([call("search")], [call("search", 1)]), tools=[search], middleware=[Replanned(engine=engine)])
+    with pytest.raises(MiddlewareFailure) as raised:
+        await play(agent, stream)
+    assert isinstance(raised.value.__cause__, NotRunning)
+    assert statuses(engine) == ["aborted"]
+
+    agent = Agent(calls("search"), tools=[search], middleware=[Replanned({"serch": "web", "find": "web"})])
+    with pytest.raises(MiddlewareFailure, match=r"no tool called 'serch'.*search.*no tool called 'find'") as raised:
+        await play(agent, stream)
+    assert isinstance(raised.value.__cause__, ValueError)
+
+    engine = repairing(clock)
+    agent = Agent(calls("search"), tools=[search], middleware=[Replanned(engine=engine, objective="busy")])
+    session = agent.create_session()
+    async with engine.session("busy") as busy:
+        session.state["replanning"] = busy.run.id
+        with pytest.raises(MiddlewareFailure) as raised:
+            await play(agent, stream, session=session)
+        assert isinstance(raised.value.__cause__, RunOwned)
+
+
+@pytest.mark.filterwarnings("ignore:.*add_tools is experimental")
+async def test_tools_of_a_later_step(clock: VirtualClock) -> None:
+    """A tool that another one adds to the agent is tried again, but not replaced."""
+
+    @tool
+    async def load(query: str, ctx: FunctionInvocationContext) -> str:
+        ctx.add_tools([search])
+        return "loaded"
+
+    agent = Agent(
+        Model([call("load")], [call("search", 1)]),
+        tools=[load, search_archive],
+        middleware=[Replanned(engine=repairing(clock))],
+    )
+    [_, output] = outputs(await agent.run("x?"))
+    assert "no answer about x" in output
+
+
+def test_wrong_arguments() -> None:
+    """Arguments of another type are refused where the agent is attached."""
+    for wrong in ({"capabilities": ["search"]}, {"engine": "engine"}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            Replanned(**wrong)
+
+
+def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework, or with one that works in another way, the module names the extra that installs it."""
+    monkeypatch.delitem(sys.modules, "replanning.integrations.agent_framework")
+    with monkeypatch.context() as patch:
+        patch.setattr("agent_framework.FunctionInvocationContext", type("Older", (), {}))
+        with pytest.raises(ImportError, match=r"replanning\[agent-framework\].*does not see the tools"):
+            import_module("replanning.integrations.agent_framework")
+    monkeypatch.setitem(sys.modules, "agent_framework", None)
+    with pytest.raises(ImportError, match=r"replanning\[agent-framework\]"):
+        import_module("replanning.integrations.agent_framework")
