@@ -291,7 +291,8 @@ class PlanRun:
                 was done before, and its output was not recorded.
             Exception: no alternative is left after this exception of the work.
             NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer.
-            NotRunning: the run has ended, or somebody else performs the task.
+            NotRunning: the run ended before the task was done or given up, or another process has taken it over; or somebody
+                else performs the task.
             UnknownTask: there never was such a task.
         """
         require_async("work", work)
@@ -319,12 +320,13 @@ class PlanRun:
                 asked = join_names(questions, 5)
                 text = f"a person must answer {asked} before task {task_id!r} can go on; perform it again after that"
                 raise NeedsHuman(text, questions, root.id) from error
+            given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
+            end = life.end
+            if not given_up or life.ledger.pause is not None or (end is not None and end.status == "paused"):
+                stopping = life.stopping if end is None else f"the run is {end.status} ({end.reason})"
+                raise NotRunning(f"task {task_id!r} cannot be performed: {stopping}") from error
             if error is not None:
                 raise error
-            given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
-            if not given_up:
-                self._require_running(f"task {task_id!r} cannot be performed")
-                raise NotRunning(f"task {task_id!r} cannot be performed: {life.stopping}")
             reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
             raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}")
         finally:

@@ -353,6 +353,28 @@ async def test_left_by_an_exception(clock: VirtualClock) -> None:
         await session.call(echo, 1)
 
 
+async def test_failure_that_nobody_decides(clock: VirtualClock) -> None:
+    """A call that fails while its session is to pause says so instead of giving up, and is repaired after a resume."""
+    pauses = [True, False]
+
+    async def find() -> None:
+        if pauses.pop(0):
+            session.run.pause("enough for today")
+        raise OSError("no answer")
+
+    async def find_elsewhere() -> str:
+        return "found"
+
+    engine, tools = engine_of(clock), [tool(capability="x")(find), tool(capability="x")(find_elsewhere)]
+    async with engine.session("find", tools=tools, run_id="thread") as session:
+        with pytest.raises(NotRunning, match="enough for today") as raised:
+            await session.invoke("find", {}, key="1")
+    assert isinstance(raised.value.__cause__, OSError)
+    async with engine.session("find", tools=tools, run_id="thread") as session:
+        assert await session.invoke("find", {}, key="1") == "found"
+    assert pauses == [False]
+
+
 async def test_left_to_be_resumed(clock: VirtualClock) -> None:
     """A session that is told to pause is paused with this reason although its calls are done, and can be resumed."""
     engine = engine_of(clock)

@@ -16,22 +16,20 @@ from typing import Any, Final
 import pytest
 
 from replanning import Environment, Plan, ReplanningEngine, Task, TaskContext, TaskState
-from replanning.errors import RunOwned, StoreError
+from replanning.errors import RunOwned
 from replanning.journal import (
     AttemptStarted,
     AttemptSucceeded,
-    Lease,
     ProcessStarted,
     QuestionAnswered,
     Record,
     RunEnded,
     RunResumed,
-    RunStore,
     SqliteStore,
 )
 from replanning.orchestrators import SwarmOrchestrator
 from replanning.tools import ToolExecutor
-from tests.support.crash import PATIENCE, STORES, Process, check_kept, journal, text
+from tests.support.crash import PATIENCE, STORES, Process, check_kept, journal, spin, suspend, taken_over, text
 from tests.support.resume import RUN, cut
 from tests.support.runs import make_engine, perform, plan
 
@@ -110,13 +108,6 @@ def live_a_while(process: Process, kind: str, folder: Path, rng: Random, *, resu
         if count <= 0:
             break
     spin(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
-
-
-def spin(seconds: float) -> None:
-    """Let so much time pass, to the microsecond."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
 
 
 def nobody_else_gets_it(process: Process, kind: str, folder: Path) -> None:
@@ -242,28 +233,6 @@ def test_living_owner_is_believed(kind: str, tmp_path: Path) -> None:
         process.process.kill()
         process.finish()
         store.acquire(RUN, "another", later, 30.0)
-
-
-def suspend(process: Process) -> None:
-    """Stop a process where it is."""
-    process.process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.process.pid, os.WSTOPPED)
-
-
-def taken_over(store: RunStore, process: Process) -> Lease:
-    """Take the run of a process that is suspended; one that holds the file locked is suspended a little later."""
-    end = time.perf_counter() + PATIENCE
-    while True:
-        try:
-            return store.acquire(RUN, "another", Environment().clock.now(), 30.0)
-        except RunOwned:
-            assert time.perf_counter() < end
-        except StoreError as error:
-            if "kept the file locked" not in str(error):
-                raise
-            process.process.send_signal(signal.SIGCONT)
-            spin(0.01)
-            suspend(process)
 
 
 # Processes that tools started

@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self
 
-from replanning.errors import UnknownRun
-from replanning.journal import JsonlStore, Record, SqliteStore, dump_body
+from replanning import Environment
+from replanning.errors import RunOwned, StoreError, UnknownRun
+from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore, dump_body
 from tests.support.invariants import invariant_violations
 from tests.support.resume import RUN
 
@@ -75,3 +77,32 @@ def check_kept(records: Sequence[Record], before: Sequence[Record]) -> None:
     old, new = list(map(text, before)), list(map(text, records))
     assert new[: len(old)] == old, "what was on record is not any more"
     assert not records or invariant_violations(records) == []
+
+
+def spin(seconds: float) -> None:
+    """Let so much time pass, to the microsecond."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def suspend(process: Process) -> None:
+    """Stop a process where it is."""
+    process.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.process.pid, os.WSTOPPED)
+
+
+def taken_over(store: RunStore, process: Process) -> Lease:
+    """Take the run of a process that is suspended; one that holds the file locked is suspended a little later."""
+    end = time.perf_counter() + PATIENCE
+    while True:
+        try:
+            return store.acquire(RUN, "another", Environment().clock.now(), 30.0)
+        except RunOwned:
+            assert time.perf_counter() < end
+        except StoreError as error:
+            if "kept the file locked" not in str(error):
+                raise
+            process.process.send_signal(signal.SIGCONT)
+            spin(0.01)
+            suspend(process)
