@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,14 +48,15 @@ def written(text: str, folder: Path = RESULTS) -> str:
         ValueError: a marker names no benchmark, or has no end.
     """
     for name in re.findall(r"<!-- benchmarks:([\w-]+) -->", text):
-        if name not in _TABLES:
-            raise ValueError(f"benchmarks:{name} is none of {', '.join(_TABLES)}")
+        if name not in {*_TABLES, "summary"}:
+            raise ValueError(f"benchmarks:{name} is none of {', '.join(_TABLES)}, summary")
         begin, end = f"<!-- benchmarks:{name} -->\n", f"<!-- /benchmarks:{name} -->"
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
             raise ValueError(f"the marker benchmarks:{name} has no end: write {end} below it")
-        text = f"{before}{begin}\n{_TABLES[name](_read(folder, name))}\n\n{end}{after}"
+        table = _summary(folder) if name == "summary" else _TABLES[name](_read(folder, name))
+        text = f"{before}{begin}\n{table}\n\n{end}{after}"
     return text
 
 
@@ -135,6 +137,43 @@ def _trivial(rows: Sequence[planbench.Row]) -> str:
         f"{sum(row.early for row in repair)} of them early and changed {sum(row.false_interventions for row in repair)}. From "
         f"trigger to decision it took {times} (p50 / p99)."
     )
+
+
+def _summary(folder: Path) -> str:
+    """The figures that matter most, each with what it is compared with and why it matters."""
+    rows = _planbench_rows(_read(folder, "planbench"))
+    shares = {row.strategy: f"{row.percent:.1f} %" for row in rows if row.file == rows[0].file}
+    outcomes = TypeAdapter(list[outages.Row]).validate_python(_read(folder, "tools"))
+    can, cannot = ([row for row in outcomes if row.recoverable is wanted] for wanted in (True, False))
+    runs = TypeAdapter(list[workflows.Row]).validate_python(_read(folder, "workflows"))
+    report = Report.from_json(_read(folder, "speed"))
+    micros = {figure.name: f"{figure.value:.0f} µs" for figure in report.figures if figure.size is None}
+    own = report.peers[0]
+    others = ", ".join(f"{peer.name} {peer.times:.1f} ×" for peer in report.peers[1:])
+    lines = [
+        "| figure | result | compared with | why it matters |",
+        "|---|---|---|---|",
+        (
+            f"| published plans recovered after an event (PlanBench, {rows[0].instances}) | {shares['repair']}, without a model "
+            f"| GPT-4's replans alone {shares['gpt4']}; retrying the step {shares['retry']} | the run goes on instead of ending |"
+        ),
+        (
+            f"| outages of one or two tools in plans like agents' | {sum(row.succeeded for row in can)}/{len(can)} recovered, "
+            f"{sum(row.proven for row in cannot)}/{len(cannot)} proven hopeless | what the tools that are left allow "
+            "| no way is missed, and nothing hopeless is tried for long |"
+        ),
+        (
+            f"| real workflows in which 5 % of the tasks fail | {sum(row.finished for row in runs)}/{len(runs)} finished, "
+            f"{sum(row.repeated for row in runs)} tasks repeated | {statistics.median(row.makespan for row in runs):.2f} × the time "
+            "without faults | finished work is kept |"
+        ),
+        (
+            f"| from a failure to the repaired plan, p50 | {micros['trigger to revision, 1,000 tasks, p50']} at 1,000 tasks "
+            f"| {micros['the same at 100,000 tasks, p50']} at 100,000 tasks | large plans are repaired as fast |"
+        ),
+        f"| cost of a task, every tenth replaced | {own.value:.0f} µs | {others} | it can stay on |",
+    ]
+    return "\n".join(lines)
 
 
 def _workflows(data: object) -> str:

@@ -165,7 +165,8 @@ def test_plots_are_svg_with_names_as_text():
 
 def test_the_pages_show_the_results():
     """The tables and plots of the pages are those of the committed results."""
-    for name, page in (("planbench", "README.md"), ("planning", "benchmarks/README.md")):
+    shown = [(name, "benchmarks/README.md") for name in ("planbench", "tools", "workflows", "speed", "planning")]
+    for name, page in [("summary", "README.md"), *shown]:
         text = (ROOT / page).read_text(encoding="utf-8")
         assert readme.written(text) == text, "run `python -m benchmarks readme`"
         assert f"<!-- benchmarks:{name} -->" in text

@@ -1,4 +1,4 @@
-"""The coding task of the README as written: the command, the file of tools, and a model that reads what tools print."""
+"""The coding task of the page about planning mode as written: the command, the file of tools, and a model that reads what tools print."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests.support.cli import ENVIRONMENT, SCRIPT, Terminal, planning_server
 from tests.support.coding import Failure, draw_failing_test, mender, repository
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = re.search(r"^\$ replanning (solve --goal .* fix-12)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
 DOCUMENT = ROOT / "docs" / "how-to" / "planning.md"
+PAGE = DOCUMENT.read_text("utf-8") if DOCUMENT.exists() else ""
+EXAMPLE = re.search(r"^\$ replanning (solve --goal .* fix-12)$", PAGE, re.MULTILINE)
 BLOCK = re.compile(r"(?<=<!-- recording -->\n\n```\n).*?(?=```\n)", re.DOTALL)
 STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]|\r")
 VARYING = re.compile(r"\d+\.\d+ ?s|\d+ tokens|[\d.]+ money|(?:0x|… )[0-9a-f]+>")
@@ -28,7 +29,7 @@ PLAN = """◆ the plan:
 
 
 def solve(folder: Path, seed: int, bugs: int, more: str = "") -> tuple[str, list[Failure]]:
-    """Run the README's command in a repository; return what the terminal shows, and the bugs."""
+    """Run the page's command in a repository; return what the terminal shows, and the bugs."""
     assert EXAMPLE is not None
     drawn = draw_failing_test(repository(folder), seed, bugs, more)
     (folder / "tools.yaml").write_bytes((ROOT / "examples" / "coding-tools.yaml").read_bytes())

@@ -27,14 +27,6 @@ def run(folder: Path, *command: str | Path) -> str:
     return done.stdout
 
 
-def block(language: str) -> str:
-    """The first code block of the README in that language, as a reader copies it."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert found, f"the README shows no {language}"
-    return found[1]
-
-
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family in PLUGINS for name in PLUGINS[family].split()])
 def test_plugin_is_found(family: str, name: str) -> None:
     """Each plugin of our own is found through its entry point and comes from the installed package."""
@@ -54,10 +46,11 @@ def test_demo_runs_anywhere(tmp_path: Path) -> None:
     run(tmp_path, SCRIPT, "demo")
 
 
-@pytest.mark.slow
 def test_readme_runs_as_it_is(tmp_path: Path) -> None:
-    """The first Python program of the README runs as it stands, beside the first plan it shows."""
-    (tmp_path / "plan.yaml").write_text(block("yaml"), encoding="utf-8")
-    (tmp_path / "program.py").write_text(block("python"), encoding="utf-8")
-
-    run(tmp_path, sys.executable, "program.py")
+    """Each Python program of the README runs as it stands, and prints what the README says."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```python\n(.*?)^```\n+```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert programs, "the README shows no program with its output"
+    for program, output in programs:
+        (tmp_path / "program.py").write_text(program, encoding="utf-8")
+        assert run(tmp_path, sys.executable, "program.py") == output
