@@ -1,0 +1,264 @@
+"""Magentic orchestration of the Microsoft Agent Framework: `async with replanned(StandardMagenticManager(agent)) as manager:`.
+
+Tested with agent-framework-orchestrations 1.4. See docs/integrations/agent_framework.md.
+
+What is lost: the plan of a ledger is text, and the progress ledger does not say which of its steps are done. They are tasks
+that are done together, when the manager says that the request is satisfied.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 # the framework runs on asyncio alone, and a session needs a task of its own
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from typing import Any, Final
+
+import anyio
+
+from replanning.changes import AddTask, RemoveTask
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.session import Session
+from replanning.errors import NotRunning, StoreError
+from replanning.integrations.frameworks import (
+    Capabilities,
+    check_arguments,
+    describe_tools,
+    missing_framework,
+    tool_fields,
+)
+from replanning.plan.document import Plan
+from replanning.plan.tasks import Goal, Task
+
+try:
+    from agent_framework_orchestrations import MagenticManagerBase, MagenticProgressLedgerItem
+except ImportError as error:
+    raise missing_framework(
+        "replanning.integrations.magentic",
+        "Magentic of the Microsoft Agent Framework (tested with agent-framework-orchestrations 1.4)",
+        "magentic",
+        error,
+    ) from error
+
+STATE: Final = "replanning"
+"""Key in the checkpoints of the manager for the run that they continue."""
+
+_STEP: Final = re.compile(r"(\s*)(?:[-*•]|\d+[.)])\s+(.+)")
+
+_SCHEMA: Final = {"properties": {"instruction": {"type": "string"}}, "required": ["instruction"]}
+
+_MAX_STEP_CHARS: Final = 500
+
+
+class NoProgress(Exception):
+    """The manager says that a round made no progress, or that the team is in a loop."""
+
+
+@asynccontextmanager
+async def replanned(
+    manager: Any, engine: ReplanningEngine | None = None, *, capabilities: Capabilities | None = None
+) -> AsyncIterator[Any]:
+    """A manager whose plan is that of a session, and whose rounds are calls of participants, which may be replaced.
+
+    The steps of the plan are tasks; when the manager plans anew, they are replaced. A round without progress is a failure of
+    the participant: the engine may have another participant of the same capability speak next. The session succeeds when the
+    request is satisfied. It is `paused` if an exception leaves the block, and a workflow that is restored from a checkpoint
+    resumes it.
+
+    Args:
+        manager: the manager, such as a `StandardMagenticManager`; it makes the plans, and decides what the engine does not.
+        engine: the engine; by default one with its defaults.
+        capabilities: by the name of a participant, its capability, or the fields that `replanning.tool` takes.
+
+    Raises:
+        StoreError: the session cannot be ended.
+        TypeError: an argument has another type.
+    """
+    check_arguments(engine, capabilities)
+    if not isinstance(manager, MagenticManagerBase):
+        raise TypeError(f"manager: expected a MagenticManagerBase, got {type(manager).__name__}")
+    made = _Manager(manager, engine or ReplanningEngine(), capabilities)
+    try:
+        yield made
+    except BaseException as error:
+        with suppress(Exception):  # the one of the block is the one to raise
+            await made.leave(f"the block raised {type(error).__name__}")
+        raise
+    await made.leave("")
+
+
+class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not be installed
+    """Manager that gives its plans and rounds to a session."""
+
+    def __init__(self, manager: Any, engine: ReplanningEngine, capabilities: Capabilities | None) -> None:
+        super().__init__(
+            max_stall_count=manager.max_stall_count,
+            max_reset_count=manager.max_reset_count,
+            max_round_count=manager.max_round_count,
+        )
+        self.task_ledger_full_prompt = manager.task_ledger_full_prompt
+        self._manager, self._engine, self._capabilities = manager, engine, capabilities
+        self._session: Session | None = None
+        self._opened, self._left = anyio.Event(), anyio.Event()
+        self._owner: asyncio.Task[None] | None = None
+        self._round: asyncio.Task[None] | None = None
+        self._requests = asyncio.Queue[tuple[str, str] | None]()  # a participant and its instruction; None at the end
+        self._replies = asyncio.Queue[str | NoProgress]()
+        self._saved: dict[str, Any] = {}
+        self._reason = self._pause_reason = ""
+        self._failure: Exception | None = None
+
+    async def plan(self, magentic_context: Any) -> Any:
+        """Create a plan, whose steps are the tasks of the session."""
+        message = await self._manager.plan(magentic_context)
+        goal = Goal(objective=magentic_context.task[: 4 * _MAX_STEP_CHARS])
+        plan = Plan(goal=goal, tasks=self._steps(message))
+        self._saved = {"plan": plan.model_dump(mode="json", exclude_unset=True), "run": None}
+        await self._open(magentic_context.participant_descriptions)
+        return message
+
+    async def replan(self, magentic_context: Any) -> Any:
+        """Create another plan, whose steps replace those that are not done."""
+        session = await self._open(magentic_context.participant_descriptions)
+        await self._end_round()
+        message = await self._manager.replan(magentic_context)
+        if session is not None:
+            left = [RemoveTask(task_id=each.id) for each in self._open_steps(session)]
+            added = [AddTask(task=each) for each in self._steps(message, session)]
+            session.run.apply([*left, *added], reason=self._reason or "the manager plans anew")
+        return message
+
+    async def create_progress_ledger(self, magentic_context: Any) -> Any:
+        """Create a progress ledger, whose next speaker may be a participant that replaces the last one."""
+        session = await self._open(magentic_context.participant_descriptions)
+        ledger = await self._manager.create_progress_ledger(magentic_context)
+        if session is None:
+            return ledger
+        is_stalled = ledger.is_in_loop.answer or not ledger.is_progress_being_made.answer
+        self._reason = (ledger.is_in_loop if ledger.is_in_loop.answer else ledger.is_progress_being_made).reason
+        request = None
+        if self._round is not None:
+            text = magentic_context.chat_history[-1].text if magentic_context.chat_history else ""
+            self._replies.put_nowait(NoProgress(self._reason or "no progress") if is_stalled else text)
+            request = await self._next_request()
+        if ledger.is_request_satisfied.answer:
+            await self._end_round()
+            for step in self._open_steps(session):
+                session.run.succeeded(session.run.started(step.id), ledger.is_request_satisfied.reason)
+            return ledger
+        if request is None and ledger.next_speaker.answer in magentic_context.participant_descriptions:
+            self._round = asyncio.create_task(
+                self._speak(session, ledger.next_speaker.answer, str(ledger.instruction_or_question.answer))
+            )
+            request = await self._next_request()
+        if request is None:
+            return ledger
+        speaker, instruction = request
+        return dataclasses.replace(
+            ledger,
+            next_speaker=MagenticProgressLedgerItem(ledger.next_speaker.reason, speaker),
+            instruction_or_question=MagenticProgressLedgerItem(ledger.instruction_or_question.reason, instruction),
+        )
+
+    async def prepare_final_answer(self, magentic_context: Any) -> Any:
+        """Prepare the final answer."""
+        return await self._manager.prepare_final_answer(magentic_context)
+
+    def on_checkpoint_save(self) -> dict[str, Any]:
+        """Return the state of the manager, with the run of its session."""
+        return {**self._manager.on_checkpoint_save(), STATE: self._saved}
+
+    def on_checkpoint_restore(self, state: dict[str, Any]) -> None:
+        """Restore the state of the manager, whose session is resumed."""
+        self._saved = state.get(STATE) or {}
+        self._manager.on_checkpoint_restore(state)
+
+    async def _open(self, participants: Mapping[str, str]) -> Session | None:
+        """Return the session; there is none if the checkpoint of another manager was restored."""
+        if self._failure is not None:
+            raise self._failure
+        if self._owner is None and self._saved:
+            self._owner = asyncio.create_task(self._own(participants))
+        if self._owner is not None:
+            await self._opened.wait()
+            if self._session is None:
+                await self._owner
+        return self._session
+
+    async def _own(self, participants: Mapping[str, str]) -> None:
+        try:
+            fields = {name: tool_fields(text, _SCHEMA, kind="participant") for name, text in participants.items()}
+            tools = describe_tools(fields, self._capabilities, noun="participant")
+            plan = Plan.model_validate(self._saved["plan"])
+            async with self._engine.session(plan, tools=tools, run_id=self._saved["run"]) as session:
+                self._session, self._saved["run"] = session, session.run.id
+                self._opened.set()
+                await self._left.wait()
+                if self._pause_reason:
+                    session.run.pause(self._pause_reason)
+        except Exception as error:
+            self._failure = error
+            raise
+        finally:
+            self._session = None
+            self._opened.set()
+
+    async def leave(self, pause_reason: str) -> None:
+        """End the session, or leave it paused."""
+        self._pause_reason = pause_reason
+        with anyio.CancelScope(shield=True):
+            await self._end_round()
+            if self._owner is not None:
+                self._left.set()
+                await self._owner
+
+    async def _speak(self, session: Session, speaker: str, instruction: str) -> None:
+        """Have a participant speak, or one that replaces it; the orchestrator sends it the request."""
+
+        async def execute(name: str, arguments: Mapping[str, object]) -> object:
+            self._requests.put_nowait((name, str(arguments["instruction"])))
+            reply = await self._replies.get()
+            if isinstance(reply, NoProgress):
+                raise reply
+            return reply
+
+        try:
+            await session.invoke(speaker, {"instruction": instruction}, execute=execute)
+        except (NotRunning, StoreError) as error:
+            self._failure = error
+        except Exception:  # noqa: BLE001, S110 - no alternative is left, and the manager decides
+            pass
+        finally:
+            self._requests.put_nowait(None)
+
+    async def _next_request(self) -> tuple[str, str] | None:
+        request = await self._requests.get()
+        if request is None:
+            self._round = None
+        if self._failure is not None:
+            raise self._failure
+        return request
+
+    async def _end_round(self) -> None:
+        """Give up the round that goes on: the orchestrator does not ask the participant, or does not wait for it."""
+        if self._round is not None:
+            self._round.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._round
+            self._round = None
+            self._requests, self._replies = asyncio.Queue(), asyncio.Queue()
+
+    def _open_steps(self, session: Session) -> list[Any]:
+        return [each for each in session.run.live if each.id.startswith("step-") and each.counts_as_unsatisfied]
+
+    def _steps(self, message: Any, session: Session | None = None) -> list[Task]:
+        """Return the steps of a plan: the items of its list, at the outermost level, or else its text."""
+        plan = getattr(getattr(self._manager, "task_ledger", None), "plan", message)
+        items = [match.groups() for line in plan.text.splitlines() if (match := _STEP.match(line))]
+        outermost = min((len(indent) for indent, _ in items), default=0)
+        names = [text for indent, text in items if len(indent) == outermost] or [plan.text]
+        known = () if session is None else [each.id for each in session.run.live]
+        free = (f"step-{number}" for number in count(1) if f"step-{number}" not in known)
+        return [Task(id=next(free), name=" ".join(name.split())[:_MAX_STEP_CHARS] or "plan") for name in names]
