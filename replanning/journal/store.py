@@ -293,7 +293,8 @@ def is_locked(error: StoreError) -> bool:
     return isinstance(cause, BlockingIOError) or getattr(cause, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 
-_STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
+STATUS_RECORDS: Final = (RunOpened, RunResumed, RunEnded)
+"""Records that change the status of a run."""
 
 _MAX_UNCHECKED_CHARS: Final = 400
 """Longest JSON text that cannot exceed a reader's limits on nesting and on digits of numbers."""
@@ -392,7 +393,7 @@ def run_title(body: RecordBody | None) -> tuple[str, str]:
 
 def status_after(body: RecordBody) -> CurrentRunStatus | None:
     """Return the status of a run after this record, or None if the record does not change it."""
-    if not isinstance(body, _STATUS_RECORDS):
+    if not isinstance(body, STATUS_RECORDS):
         return None
     return body.status if isinstance(body, RunEnded) else "running"
 

@@ -1,0 +1,126 @@
+"""A real PostgreSQL server for tests, with its programs from the PATH or from where Debian's package puts them."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+
+def missing_part() -> str:
+    """What the server or its client lacks here; empty if nothing."""
+    if find_spec("psycopg") is None or find_spec("psycopg_pool") is None:
+        return 'needs psycopg: pip install "replanning[postgres]"'
+    if _program("initdb") is None:
+        return "needs a PostgreSQL server: apt install postgresql"
+    return ""
+
+
+def _program(name: str) -> str | None:
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name), reverse=True
+    )
+    return next(
+        filter(None, (shutil.which(name, path=path) for path in (os.environ["PATH"], *map(str, folders)))), None
+    )
+
+
+class Server:
+    """A server on a port of this machine; as root it is run by the user `postgres`, because it refuses to run as root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.user = "postgres" if os.geteuid() == 0 else None
+        if self.user:
+            account = pwd.getpwnam(self.user)
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        self._run(
+            "initdb",
+            "--no-sync",
+            "--auth=trust",
+            "--username=replanning",
+            "--encoding=UTF8",
+            "--locale=C",
+            "-D",
+            "data",
+        )
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.start()
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[Self]:
+        """A server in a folder of its own, until the block is left."""
+        folder = Path(tempfile.mkdtemp(prefix="replanning-postgres-"))
+        folder.chmod(0o755)  # so that the other user may enter it
+        try:
+            server = cls(folder)
+            try:
+                yield server
+            finally:
+                server.kill()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        path = _program(program)
+        assert path
+        done = subprocess.run(
+            [path, *arguments],
+            cwd=self.folder,
+            user=self.user,
+            group=self.user,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not done.returncode, done.stderr + done.stdout
+
+    def start(self) -> None:
+        """Start the server, and wait until it takes connections."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        self._run("pg_ctl", "start", "-w", "-D", "data", "-l", "log", "-o", options)
+
+    def kill(self) -> None:
+        """Kill the server at once, as a power failure would."""
+        self._run("pg_ctl", "stop", "-m", "immediate", "-D", "data")
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the server."""
+        parent = int((self.folder / "data/postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [parent, *map(int, children)]
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """While the block runs the server takes requests and answers none."""
+        stopped = self.pids
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
+    def address(self, schema: str) -> str:
+        """Return the address of a schema, which is made if it does not exist."""
+        import psycopg
+
+        with psycopg.connect(self._base, autocommit=True) as database:
+            database.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        return f"{self._base}?options=-csearch_path%3D{schema}"
+
+    @property
+    def _base(self) -> str:
+        return f"postgresql://replanning@127.0.0.1:{self.port}/postgres"
