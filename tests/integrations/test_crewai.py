@@ -1,0 +1,699 @@
+"""Crews of CrewAI with a scripted model: with an engine and without one. `make test-frameworks` runs these tests."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+os.environ |= {
+    "CREWAI_DISABLE_TELEMETRY": "true",
+    "CREWAI_DISABLE_VERSION_CHECK": "true",
+    "CREWAI_TRACING_ENABLED": "false",
+}
+pytest.importorskip("crewai", reason="CrewAI is not installed here; make test-frameworks runs these tests")
+
+from crewai import Agent, BaseLLM, Crew, Process, Task
+from crewai.agent.planning_config import PlanningConfig
+from crewai.events.event_bus import crewai_event_bus
+from crewai.events.types.crew_events import CrewKickoffCompletedEvent, CrewKickoffStartedEvent
+from crewai.events.types.task_events import TaskCompletedEvent, TaskFailedEvent, TaskStartedEvent
+from crewai.events.types.tool_usage_events import (
+    ToolFailureDetectedEvent,
+    ToolUsageErrorEvent,
+    ToolUsageFinishedEvent,
+    ToolUsageStartedEvent,
+)
+from crewai.hooks import HookAborted, register_before_tool_call_hook, unregister_before_tool_call_hook
+from crewai.tools import BaseTool, tool
+from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailurePolicy
+from pydantic import Field
+
+from replanning import Answer, ReplanningEngine, Retry
+from replanning.changes import SkipTask
+from replanning.integrations.crewai import replanned
+from replanning.journal import PlanningNoted
+from replanning.testing import ScriptedGate
+from tests.support.runs import alternative, make_engine
+from tests.support.tracing import Spans
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of the framework, by itself
+
+
+@pytest.fixture(scope="module", params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """The one event loop that the framework knows."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def storage(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CrewAI keeps the outputs of tasks in a folder."""
+    monkeypatch.setenv("CREWAI_STORAGE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+class ScriptedModel(BaseLLM):  # type: ignore[misc] # its types may not be installed
+    """Model that gives these answers, one for each request; calls are functions or text."""
+
+    answers: list[Any]
+    functions: bool = True
+    seen: list[Any] = Field(default_factory=list)
+
+    def call(self, messages: Any, tools: Any = None, *args: Any, **options: Any) -> Any:
+        self.seen.append(json.loads(json.dumps(messages)))
+        return self.answers.pop(0)
+
+    async def acall(self, *args: Any, **options: Any) -> Any:
+        return self.call(*args, **options)
+
+    def supports_function_calling(self) -> bool:
+        return self.functions
+
+
+def call_of(name: str, number: int = 0, **arguments: Any) -> Any:
+    """A call of a function by the model."""
+    text = json.dumps(arguments or {"query": "x"})
+    return {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def calls(*names: str, functions: bool = True, done: str = "done", **arguments: Any) -> ScriptedModel:
+    """A model that calls these tools, one after the other, then is done."""
+    answers: list[Any] = [[call_of(name, **arguments)] for name in names]
+    if not functions:
+        text = json.dumps(arguments or {"query": "x"})
+        answers = [f"Thought: try\nAction: {name}\nAction Input: {text}" for name in names]
+    answer = done if functions else f"Thought: enough\nFinal Answer: {done}"
+    return ScriptedModel(model="scripted", answers=[*answers, answer], functions=functions)
+
+
+@tool
+def search(query: str) -> str:
+    """Search."""
+    raise PermissionError(f"no key to ask about {query}")
+
+
+@tool
+def search_archive(query: str) -> str:
+    """Search the archive."""
+    return f"{query}, from the archive"
+
+
+@tool
+def echo(query: str) -> str:
+    """Say it again."""
+    return query * 2
+
+
+WEB = {"search": "web", "search_archive": "web"}
+
+
+def agent_of(model: Any, *tools: Any, **fields: Any) -> Any:
+    """An agent with these tools."""
+    stated = {"role": "helper", "goal": "help", "backstory": "-", **fields}
+    return Agent(llm=model, tools=list(tools), **stated)
+
+
+def crew_of(model: Any, *tools: Any, **fields: Any) -> Any:
+    """A crew of one agent with these tools, and one task."""
+    agent = agent_of(model, *tools)
+    return Crew(agents=[agent], tasks=[Task(description="find it", expected_output="it", agent=agent)], **fields)
+
+
+def results(model: Any) -> list[str]:
+    """The results of tools, as the model sees them last."""
+    last = model.seen[-1]
+    told = [message["content"] for message in last if message["role"] == "tool"]
+    said = [message["content"] for message in last if message["role"] == "assistant" and message["content"]]
+    return told + [text.partition("Observation: ")[2] for text in said if "Observation: " in text]
+
+
+def repairing(**options: Any) -> ReplanningEngine:
+    """An engine with the embedded provider."""
+    return make_engine("repair", **options)
+
+
+def statuses(engine: ReplanningEngine) -> list[str]:
+    """How the runs of an engine stand."""
+    return [info.status for info in engine.store.runs()]
+
+
+FUNCTIONS = pytest.mark.parametrize("functions", [True, False], ids=["functions", "text"])
+
+EVENTS = (
+    CrewKickoffStartedEvent,
+    CrewKickoffCompletedEvent,
+    TaskStartedEvent,
+    TaskCompletedEvent,
+    TaskFailedEvent,
+    ToolUsageStartedEvent,
+    ToolUsageFinishedEvent,
+    ToolUsageErrorEvent,
+    ToolFailureDetectedEvent,
+)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Any]]:
+    """What the events say, in the order in which they were emitted."""
+    seen, shown = list[Any](), list[Any]()
+    with crewai_event_bus.scoped_handlers():
+        for kind in EVENTS:
+            crewai_event_bus.register_handler(kind, lambda _, event: seen.append(event))
+        yield shown
+        crewai_event_bus.flush()
+    names = ("type", "tool_name", "tool_args", "error", "from_cache", "failure", "run_attempts")
+    for event in sorted(seen, key=lambda each: each.emission_sequence):
+        output = getattr(event, "output", "")
+        shown.append([*(str(getattr(event, name, None)) for name in names), str(getattr(output, "raw", output))])
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "kickoff": lambda crew: anyio.to_thread.run_sync(crew.kickoff),
+    "kickoff_async": lambda crew: crew.kickoff_async(),
+    "akickoff": lambda crew: crew.akickoff(),
+}
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("way", WAYS)
+async def test_substitute(way: str, functions: bool) -> None:
+    """A tool that fails is replaced by another of its capability, however the crew is run."""
+    model, engine = calls("search", functions=functions), repairing()
+    with replanned(crew_of(model, search, search_archive), engine, capabilities=WEB) as crew:
+        output = await WAYS[way](crew)
+    assert (results(model), output.raw) == (["x, from the archive"], "done")
+    assert output.tasks_output[0].tool_failures == []
+    assert statuses(engine) == ["succeeded"]
+    assert crew.agents[0].tools == crew.tasks[0].tools == [search, search_archive]
+
+
+def test_without_an_event_loop() -> None:
+    """A crew is attached in a program that has no event loop."""
+    model = calls("search")
+    with replanned(crew_of(model, search, search_archive), capabilities=WEB) as crew:
+        assert crew.kickoff().raw == "done"
+    assert results(model) == ["x, from the archive"]
+
+
+@FUNCTIONS
+def test_retry(functions: bool) -> None:
+    """A tool that fails in a way that may pass is tried again, and the model sees the result."""
+    attempts = []
+
+    @tool
+    def flaky(query: str) -> Any:
+        """Fail twice."""
+        attempts.append(query)
+        if len(attempts) < 3:
+            return ToolFailure(message="busy", retryable=True)
+        return query * 2
+
+    model = calls("flaky", functions=functions)
+    retry = {"flaky": {"retry": Retry(delay=0)}}
+    with replanned(crew_of(model, flaky), repairing(), capabilities=retry) as crew:
+        crew.kickoff()
+    assert (results(model), attempts) == (["xx"], ["x", "x", "x"])
+
+
+@tool(result_as_answer=True)
+def answer(query: str) -> str:
+    """Answer."""
+    return f"{query} is the answer"
+
+
+@tool(max_usage_count=1)
+def once(query: str) -> str:
+    """Do it once."""
+    return f"{query} once"
+
+
+class Shout(BaseTool):  # type: ignore[misc] # its types may not be installed
+    """A tool that is a class, and async."""
+
+    name: str = "Shout it out"
+    description: str = "Shout."
+
+    async def _run(self, query: str, times: int = 1) -> str:
+        return query.upper() * times
+
+
+@tool
+def refuse(query: str) -> Any:
+    """Report a failure."""
+    return ToolFailure(message=f"no {query}", code="E1")
+
+
+@tool
+def strict(query: str) -> str:
+    """Fail, and end the crew."""
+    raise LookupError(f"nothing about {query}")
+
+
+strict.tool_failure_policy = ToolFailurePolicy.RAISE
+
+PLAYS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "twice": (["echo", "echo"], {}),
+    "answer": (["answer"], {}),
+    "once": (["once", "once"], {"query": "a"}),
+    "class": (["shout_it_out"], {"query": "a"}),
+    "unknown": (["nothing"], {}),
+    "missing": (["echo"], {"other": 1}),
+    "wrong": (["echo"], {"query": [1]}),
+    "failing": (["search"], {}),
+    "reported": (["refuse"], {}),
+    "strict": (["strict"], {}),
+}
+
+
+@FUNCTIONS
+@pytest.mark.parametrize("play", PLAYS)
+def test_same_as_without(play: str, functions: bool) -> None:
+    """Without a failure, or a way on, all is that of the framework alone: outputs, messages, events, counts and cache."""
+    names, arguments = PLAYS[play]
+    tools = [echo, answer, once, Shout(), search, refuse, strict]
+
+    def run(attached: bool) -> list[object]:
+        model = calls(*names, functions=functions, **arguments)
+        crew = crew_of(model, *tools, cache=True)
+        crew.agents[0].cache = True
+        seen: list[object] = []
+        with recorded() as events:
+            try:
+                if attached:
+                    with replanned(crew, repairing()):
+                        output = crew.kickoff()
+                else:
+                    output = crew.kickoff()
+                seen += [output.raw, [str(each) for each in output.tasks_output[0].tool_failures]]
+            except Exception as error:  # noqa: BLE001 - compared
+                seen += [type(error), str(error)]
+        task_id = str(crew.tasks[0].id)
+        counts = [each.current_usage_count for each in tools]
+        text = json.dumps([*map(str, seen), model.seen]).replace(task_id, "TASK")
+        return [text, events, counts, crew.tasks[0].used_tools, crew.tasks[0].tools_errors]
+
+    assert run(attached=True) == run(attached=False)
+
+
+def bodies(engine: ReplanningEngine) -> list[Any]:
+    """What is on record of the last run."""
+    return [record.body for record in engine.store.read(engine.store.runs()[0].run)]
+
+
+def done(engine: ReplanningEngine) -> dict[str, object]:
+    """The outputs of the tasks and calls that were done."""
+    return {body.task: body.output for body in bodies(engine) if body.kind == "attempt-succeeded"}
+
+
+def test_tasks_of_the_crew() -> None:
+    """The tasks of the crew are tasks of the session, which has failed if one was begun but not done."""
+    model, engine = calls("strict", "echo"), repairing()
+    crew = crew_of(model, echo, strict)
+    with replanned(crew, engine), pytest.raises(ToolExecutionFailedError):
+        crew.kickoff()
+    assert (statuses(engine), done(engine)) == (["failed"], {})
+    with replanned(crew, engine):
+        crew.kickoff()
+        model.answers.append("again")
+        crew.kickoff()
+    assert (statuses(engine), done(engine)) == (
+        ["succeeded", "failed"],
+        {"find-it": "done", "echo-2": "xx", "find-it-2": "again"},
+    )
+
+
+def test_exception_and_resumed_session() -> None:
+    """An exception that leaves the block pauses the session, which the next block may resume; the task is begun anew."""
+    model, engine = calls("strict", "echo"), repairing()
+    crew = crew_of(model, echo, strict)
+    with pytest.raises(ToolExecutionFailedError), replanned(crew, engine, thread="r"):
+        crew.kickoff()
+    assert (statuses(engine), crew.agents[0].tools) == (["paused"], [echo, strict])
+    with replanned(crew, engine, thread="r"):
+        crew.kickoff()
+    assert (statuses(engine), done(engine)) == (["succeeded"], {"echo-3": "xx", "find-it": "done"})
+
+
+def test_planning() -> None:
+    """A crew that plans before its tasks shows its planner the same tools, and the planning is a task like others."""
+    plan = json.dumps({"list_of_plans_per_task": [{"task_number": 1, "task": "find it", "plan": " by search"}]})
+
+    def run(engine: ReplanningEngine | None) -> list[Any]:
+        model = calls("search_archive")
+        planner = ScriptedModel(model="scripted", answers=[plan])
+        crew = crew_of(model, search, search_archive, planning=True, planning_llm=planner)
+        with replanned(crew, engine) if engine else nullcontext():
+            crew.kickoff()
+        return [planner.seen, model.seen]
+
+    engine = repairing()
+    assert run(engine) == run(None)
+    planned, *others = done(engine).items()
+    assert planned[1] == plan
+    assert others == [("search_archive-3", "x, from the archive"), ("find-it-by-search", "done")]
+
+
+def test_agent_that_plans() -> None:
+    """The steps of an agent that plans its work are on record, and the tools that they call are replaced."""
+    steps = {"plan": "1", "steps": [{"step_number": 1, "description": "look", "tool_to_use": "search"}], "ready": True}
+    answers = [json.dumps(steps), [call_of("search")], "found", "enough"]
+    model, engine = ScriptedModel(model="scripted", answers=answers), repairing()
+    crew = crew_of(model, search, search_archive)
+    crew.agents[0].planning_config = PlanningConfig(reasoning_effort="low", max_attempts=1)
+    with replanned(crew, engine, capabilities=WEB):
+        assert crew.kickoff().raw == "enough"
+    (note,) = [body for body in bodies(engine) if isinstance(body, PlanningNoted)]
+    assert (note.type, note.data["step_description"], note.data["success"]) == ("plan_step_completed", "look", True)
+    assert done(engine)["search-2~2"] == "x, from the archive"
+
+
+def test_hierarchical_process() -> None:
+    """The tools of a coworker to whom the manager delegates are replaced."""
+    model = calls("search", done="found")
+    delegated: Any = {"task": "look", "context": "-", "coworker": "helper"}
+    manager, engine = calls("delegate_work_to_coworker", **delegated), repairing()
+    agent = agent_of(model, search, search_archive)
+    task = Task(description="find it", expected_output="it")
+    crew = Crew(agents=[agent], tasks=[task], process=Process.hierarchical, manager_llm=manager)
+    with replanned(crew, engine, capabilities=WEB):
+        assert crew.kickoff().raw == "done"
+    assert (results(model), results(manager)) == (["x, from the archive"], ["found"])
+    assert (statuses(engine), done(engine)["find-it"]) == (["succeeded"], "done")
+
+
+def test_copies_of_a_crew() -> None:
+    """The runs of `kickoff_for_each` are one session, in which each has its tasks."""
+    model, engine = calls("search", "search"), repairing()
+    model.answers.insert(1, "first")
+    crew = crew_of(model, search, search_archive)
+    with replanned(crew, engine, capabilities=WEB):
+        assert [output.raw for output in crew.kickoff_for_each([{}, {}])] == ["first", "done"]
+    assert statuses(engine) == ["succeeded"]
+    assert {"find-it", "find-it-2"} < done(engine).keys()
+
+
+async def test_copies_at_once() -> None:
+    """Copies of a crew that run at the same time share the session."""
+    barrier = threading.Barrier(2, timeout=20)
+
+    @tool
+    def meet(query: str) -> str:
+        """Wait for the other one."""
+        barrier.wait()
+        return query
+
+    model, engine = (
+        ScriptedModel(model="scripted", answers=[[call_of("meet")], [call_of("meet")], "a", "a"]),
+        repairing(),
+    )
+    with replanned(crew_of(model, meet), engine) as crew:
+        assert [output.raw for output in await crew.kickoff_for_each_async([{}, {}])] == ["a", "a"]
+    assert (statuses(engine), sorted(map(str, done(engine).values()))) == (["succeeded"], ["a", "a", "x", "x"])
+
+
+def test_calls_at_once() -> None:
+    """Calls that the model makes at once are executed at once, and each has its own result."""
+    barrier = threading.Barrier(2, timeout=20)
+
+    @tool
+    def meet(query: str) -> str:
+        """Wait for the other one."""
+        barrier.wait()
+        return query
+
+    called = [call_of("meet", 0, query="a"), call_of("search", 1), call_of("meet", 2, query="b")]
+    model = ScriptedModel(model="scripted", answers=[called, "done"])
+    with replanned(crew_of(model, meet, search, search_archive), repairing(), capabilities=WEB) as crew:
+        crew.kickoff()
+    assert results(model) == ["a", "x, from the archive", "b"]
+
+
+def test_tasks_at_once() -> None:
+    """Tasks with `async_execution` run in threads, with their tools attached."""
+    engine = repairing()
+    models = [calls("search", done=each) for each in "ab"]
+    agents = [agent_of(model, search, search_archive, role=f"helper {n}") for n, model in enumerate(models)]
+    tasks = [
+        Task(description=f"find {n}", expected_output="it", agent=agent, async_execution=not n)
+        for n, agent in enumerate(agents)
+    ]
+    with replanned(Crew(agents=agents, tasks=tasks), engine, capabilities=WEB) as crew:
+        assert [each.raw for each in crew.kickoff().tasks_output] == ["a", "b"]
+    assert [results(model) for model in models] == [["x, from the archive"]] * 2
+    assert {"find-0": "a", "find-1": "b"}.items() <= done(engine).items()
+
+
+def test_streaming() -> None:
+    """A crew that streams is used within the block like any other."""
+    model, engine = calls("search"), repairing()
+    with replanned(crew_of(model, search, search_archive, stream=True), engine, capabilities=WEB) as crew:
+        streaming = crew.kickoff()
+        for _ in streaming:
+            pass
+        assert streaming.result.raw == "done"
+    assert (results(model), statuses(engine)) == (["x, from the archive"], ["succeeded"])
+
+
+def test_own_tools_come_first() -> None:
+    """Where two agents have tools of one name, each uses its own, also as a substitute."""
+    models, agents = [], []
+    for number in range(2):
+
+        @tool("Find")
+        def find(query: str, number: int = number) -> str:
+            """Find."""
+            raise PermissionError(str(number))
+
+        @tool("Look up")
+        def look_up(query: str, own: int = number) -> str:
+            """Look it up."""
+            return f"{query} by {own}"
+
+        models.append(calls("find"))
+        agents.append(agent_of(models[-1], find, look_up, role=f"helper {number}"))
+    tasks = [Task(description=f"find {each.role}", expected_output="it", agent=each) for each in agents]
+    web = {"Find": "web", "look_up": "web"}
+    with replanned(Crew(agents=agents, tasks=tasks), repairing(), capabilities=web) as crew:
+        crew.kickoff()
+    assert [results(model) for model in models] == [["x by 0"], ["x by 1"]]
+
+
+@FUNCTIONS
+def test_defaults_of_a_tool(functions: bool) -> None:
+    """A substitute gets the arguments that the model chose, without the defaults of the tool that it stands in for."""
+
+    @tool("search")
+    def paged(query: str, page: int = 1) -> str:
+        """Search."""
+        raise PermissionError("no key")
+
+    model = calls("search", functions=functions)
+    with replanned(crew_of(model, paged, search_archive), repairing(), capabilities=WEB) as crew:
+        crew.kickoff()
+    assert results(model) == ["x, from the archive"]
+
+
+def test_limits_of_use() -> None:
+    """Each execution counts against the limit of its tool; a tool whose limit is spent is no substitute."""
+
+    @tool(max_usage_count=1)
+    def limited(query: str) -> str:
+        """Do it once."""
+        return f"{query} once"
+
+    model = calls("search", "search")
+    with replanned(
+        crew_of(model, search, limited), repairing(), capabilities={"search": "web", "limited": "web"}
+    ) as crew:
+        output = crew.kickoff()
+    assert results(model)[0] == "x once"
+    assert results(model)[1].startswith("Tool 'limited' has reached its usage limit")
+    assert (search.current_usage_count, limited.current_usage_count) == (2, 1)
+    assert len(output.tasks_output[0].tool_failures) == 1
+
+
+def test_failure_that_a_tool_reports() -> None:
+    """A failure that a tool returns is replaced like one that it raises, and the crew has no record of it."""
+    model = calls("refuse")
+    web = {"refuse": "web", "search_archive": "web"}
+    with replanned(crew_of(model, refuse, search_archive), repairing(), capabilities=web) as crew:
+        assert crew.kickoff().tasks_output[0].tool_failures == []
+    assert results(model) == ["x, from the archive"]
+
+
+def test_timeout() -> None:
+    """A tool that hangs is replaced after its timeout."""
+    woken = threading.Event()
+
+    @tool("search")
+    def hang(query: str) -> str:
+        """Hang."""
+        woken.wait(20)
+        return "too late"
+
+    model = calls("search")
+    stated: Any = {**WEB, "search": {"capability": "web", "timeout": 0.05, "idempotent": True}}
+    with replanned(crew_of(model, hang, search_archive), repairing(), capabilities=stated) as crew:
+        crew.kickoff()
+        woken.set()
+    assert results(model) == ["x, from the archive"]
+
+
+def test_person() -> None:
+    """A person agrees through the gate; without one the model sees the failure of the tool, and the question stays."""
+    stated: Any = {**WEB, "search_archive": {"capability": "web", "dangerous": True}}
+    for gate in (ScriptedGate([Answer("approve")]), None):
+        model, engine = calls("search"), repairing(gate=gate)
+        with replanned(crew_of(model, search, search_archive), engine, capabilities=stated) as crew:
+            crew.kickoff()
+            assert len(engine.pending()) == (gate is None)
+        assert results(model) == ["x, from the archive" if gate else "Error executing tool: no key to ask about x"]
+        assert statuses(engine) == ["succeeded" if gate else "needs_human"]
+
+
+def test_skipped_call() -> None:
+    """About a call that is skipped, the model is told None."""
+    model = calls("search")
+    engine = make_engine(lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0], reason="-"))])
+    with replanned(crew_of(model, search), engine) as crew:
+        crew.kickoff()
+    assert results(model) == ["None"]
+
+
+def test_hooks() -> None:
+    """A call that a hook blocks is no call of the session, and a tool that stops the crew on purpose is not replaced."""
+
+    @tool("stop")
+    def stop(query: str) -> str:
+        """Stop."""
+        raise HookAborted("enough")
+
+    def block(context: Any) -> bool | None:
+        return False if context.tool_name == "search" else None
+
+    model, engine = calls("search", "stop"), repairing()
+    register_before_tool_call_hook(block)
+    try:
+        with replanned(
+            crew_of(model, search, stop, search_archive), engine, capabilities={**WEB, "stop": "web"}
+        ) as crew:
+            crew.kickoff()
+    finally:
+        unregister_before_tool_call_hook(block)
+    assert results(model) == ["Tool execution blocked by hook. Tool: search", "Error executing tool: enough"]
+    assert done(engine) == {"find-it": "done"}
+
+
+async def test_cancellation() -> None:
+    """A crew that is cancelled ends, although its tool hangs, and leaves the session paused."""
+    begun, woken = anyio.Event(), threading.Event()
+
+    @tool("search")
+    def hang(query: str) -> str:
+        """Hang."""
+        anyio.from_thread.run_sync(begun.set, token=token)
+        woken.wait(20)
+        return query
+
+    token = anyio.lowlevel.current_token()
+    model, engine = calls("search"), repairing()
+    crew = crew_of(model, hang)
+    async with anyio.create_task_group() as group:
+
+        async def run() -> None:
+            with replanned(crew, engine):
+                await crew.akickoff()
+
+        group.start_soon(run)
+        await begun.wait()
+        group.cancel_scope.cancel()
+    woken.set()
+    assert (statuses(engine), crew.agents[0].tools) == (["paused"], [hang])
+
+
+def test_one_trace() -> None:
+    """Spans of a tool are below those of its attempt, and the session is below the span of the program."""
+    spans = Spans()
+    tracer = spans.provider.get_tracer("app")
+
+    @tool("search_archive")
+    def traced(query: str) -> str:
+        """Search the archive."""
+        with tracer.start_as_current_span("within"):
+            return query
+
+    engine = repairing(tracer_provider=spans.provider)
+    crew = crew_of(calls("search"), search, traced)
+    with tracer.start_as_current_span("request"), replanned(crew, engine, capabilities=WEB):
+        crew.kickoff()
+    assert len(spans.traces) == 1
+    by_id = {span.id: span for span in spans.flat}
+    [span] = [each for each in spans.flat if each.name == "within"]
+    above = []
+    while span.parent:
+        span = by_id[span.parent]
+        above.append(span.name)
+    assert above == ["replanning.attempt", "replanning.run", "request"]
+
+
+async def test_single_agent() -> None:
+    """An agent without a crew is attached in the same way."""
+    for way in (lambda agent: anyio.to_thread.run_sync(agent.kickoff, "x?"), lambda agent: agent.kickoff_async("x?")):
+        model, engine = calls("search"), repairing()
+        with replanned(agent_of(model, search, search_archive), engine, capabilities=WEB) as agent:
+            assert (await way(agent)).raw == "done"
+        assert (results(model), statuses(engine)) == (["x, from the archive"], ["succeeded"])
+
+
+def test_saved_crew() -> None:
+    """What CrewAI saves of an attached crew has the tools of the user."""
+    crew = crew_of(calls("search"), Shout())
+    saved = [each.model_dump(mode="json") for each in crew.agents[0].tools]
+    shown = repr(crew.agents[0].tools)
+    with replanned(crew):
+        assert [each.model_dump(mode="json") for each in crew.agents[0].tools] == saved
+        assert repr(crew.agents[0].tools) == shown
+
+
+def test_wrong_arguments() -> None:
+    """What cannot be attached is refused before anything is changed."""
+    crew = crew_of(calls("search"), search)
+    with pytest.raises(TypeError, match="not list"), replanned([crew]):
+        pass
+    with (
+        pytest.raises(ValueError, match="no tool called 'serach'; did you mean 'search'"),
+        replanned(crew, capabilities={"serach": "web"}),
+    ):
+        pass
+    with pytest.raises(ValueError, match="capabilty"), replanned(crew, capabilities={"search": {"capabilty": "web"}}):
+        pass
+    with replanned(crew), pytest.raises(ValueError, match="attached already"), replanned(crew):
+        pass
+    assert crew.agents[0].tools == [search]
+
+
+def test_example() -> None:
+    """The example runs as it is, and says what the substitute found."""
+    example = Path(__file__).parents[2] / "examples" / "crewai_agent.py"
+    ran = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.endswith("found changelog, from the archive\n"), ran.stderr
+
+
+def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework the module names the extra that installs it."""
+    monkeypatch.delitem(sys.modules, "replanning.integrations.crewai")
+    monkeypatch.setitem(sys.modules, "crewai", None)
+    with pytest.raises(ImportError, match=r"replanning\[crewai\]"):
+        import_module("replanning.integrations.crewai")
