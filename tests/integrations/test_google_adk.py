@@ -1,16 +1,49 @@
 """Agents of Google ADK with a scripted model: with an engine and without one. `make test-frameworks` runs these tests."""
 
+import asyncio  # noqa: TID251 # the framework's own event loop
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("google.adk", reason="Google ADK is not installed here; make test-frameworks runs these tests")
 
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, RunConfig, SequentialAgent
+from google.adk.agents.run_config import StreamingMode
+from google.adk.apps import App, ResumabilityConfig
 from google.adk.models import BaseLlm, LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
+from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
+from google.adk.tools.base_toolset import BaseToolset
 from google.genai import types
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from replanning import Alternative, Answer, ReplanningEngine, ReplanRequest, Retry
+from replanning.changes import ReplaceTask
+from replanning.errors import StoreError
+from replanning.integrations.google_adk import Replanned
+from replanning.journal import SqliteStore
+from replanning.testing import ScriptedGate, VirtualClock
+from tests.support.runs import alternative, make_engine
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The `plugins` argument is deprecated"),  # by its own AgentTool
+    pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*ResumabilityConfig:UserWarning"),
+]
+
+DOUBT = 0.6
+
+REJECTED = "This tool call is rejected."
+
+WEB = {"search": "web", "search_archive": "web"}
 
 
 @pytest.fixture(scope="module", params=["asyncio"])
@@ -20,13 +53,21 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 class ScriptedModel(BaseLlm):  # type: ignore[misc] # its types may not be installed
-    """Model that gives these answers, one for each request."""
+    """Model that gives these answers, one for each request, and notes the results of tools that it sees."""
 
     model: str = "scripted"
     answers: list[Any]
+    seen: list[Any]
 
     async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncIterator[Any]:
-        yield LlmResponse(content=types.Content(role="model", parts=self.answers.pop(0)))
+        last = llm_request.contents[-1].parts
+        self.seen.append([part.function_response.response for part in last if part.function_response] or last[0].text)
+        answer = self.answers.pop(0)
+        if stream:
+            for part in answer:
+                if part.text:
+                    yield LlmResponse(content=types.Content(role="model", parts=[part]), partial=True)
+        yield LlmResponse(content=types.Content(role="model", parts=answer))
 
 
 def call(name: str, **arguments: object) -> Any:
@@ -34,14 +75,696 @@ def call(name: str, **arguments: object) -> Any:
     return types.Part(function_call=types.FunctionCall(name=name, args=arguments))
 
 
-async def test_a_scripted_model() -> None:
-    """A scripted model calls a tool of an agent and sees its result."""
+def text(words: str) -> Any:
+    """Words, as a part of an answer."""
+    return types.Part(text=words)
+
+
+def search(query: str) -> str:
+    """Search the web."""
+    raise ConnectionError("the service is down")
+
+
+def search_archive(query: str) -> str:
+    """Search the archive."""
+    return f"{query}, from the archive"
+
+
+def agent(*answers: list[Any], tools: list[Any], **fields: Any) -> Any:
+    """An agent whose model gives these answers."""
+    return LlmAgent(name="assistant", model=ScriptedModel(answers=list(answers), seen=[]), tools=tools, **fields)
+
+
+def attached(engine: ReplanningEngine, capabilities: Any = None, **options: Any) -> Replanned:
+    """The plugin, for the two tools that search by default."""
+    return Replanned(WEB if capabilities is None else capabilities, engine=engine, **options)
+
+
+class Chat:
+    """One session of the framework with an agent."""
+
+    def __init__(self, root: Any, *plugins: Any, resumable: bool = False) -> None:
+        app = App(
+            name="app",
+            root_agent=root,
+            plugins=list(plugins),
+            resumability_config=ResumabilityConfig(is_resumable=True) if resumable else None,
+        )
+        self.runner = InMemoryRunner(app=app)
+        self.root = root
+        self.session: Any = None
+
+    async def send(self, *parts: Any, **options: Any) -> list[Any]:
+        """Send a message; return the events."""
+        if self.session is None:
+            self.session = await self.runner.session_service.create_session(app_name="app", user_id="u")
+        message = types.Content(role="user", parts=list(parts)) if parts else None
+        stream = self.runner.run_async(user_id="u", session_id=self.session.id, new_message=message, **options)
+        return [event async for event in stream]
+
+    @property
+    def seen(self) -> list[Any]:
+        """What the model saw, request by request."""
+        seen: list[Any] = self.root.model.seen
+        return seen
+
+
+def shape(events: list[Any]) -> list[Any]:
+    """What events say, without ids and times."""
+    return [
+        (
+            event.author,
+            event.partial,
+            [
+                part.text
+                or (part.function_call and (part.function_call.name, part.function_call.args))
+                or (part.function_response and (part.function_response.name, part.function_response.response))
+                for part in (event.content.parts if event.content else ())
+            ],
+            event.actions.model_dump(exclude_defaults=True, exclude={"requested_tool_confirmations"}),
+        )
+        for event in events
+    ]
+
+
+def status(engine: ReplanningEngine, number: int = 0) -> str:
+    """The status of a run in the store, the newest of them first."""
+    return str(engine.store.runs()[number].status)
+
+
+def confirmation(events: list[Any], **response: Any) -> Any:
+    """The answer to the request for a confirmation among events, as a part of a message."""
+    [request] = [c for event in events for c in event.get_function_calls() if c.name == "adk_request_confirmation"]
+    return types.Part(function_response=types.FunctionResponse(id=request.id, name=request.name, response=response))
+
+
+def doubtful(request: ReplanRequest) -> list[Alternative]:
+    """The archive instead, which a person must approve."""
+    task_id = request.triggers[0].tasks[0]
+    new = {"id": request.view.unused_id(task_id), "tool": "search_archive", "depends_on": ()}
+    other = request.view.task(task_id).task.model_copy(update=new)
+    return [alternative(ReplaceTask(task_id=task_id, tasks=(other,)), confidence=DOUBT, reason="the archive has it")]
+
+
+async def test_same_without_failures(clock: VirtualClock) -> None:
+    """An agent whose tools do not fail has the same events with an engine: calls at once, state, transfers, streaming."""
+
+    async def look(query: str, tool_context: ToolContext) -> dict[str, str]:
+        tool_context.state[f"seen {query}"] = True
+        return {"found": query}
+
+    def leave(tool_context: ToolContext) -> None:
+        tool_context.actions.transfer_to_agent = "helper"
+
+    told = []
+    for engine in (None, make_engine("repair", clock=clock)):
+        helper = LlmAgent(
+            name="helper",
+            model=ScriptedModel(answers=[[call("look", query="c")], [text("it is"), text(" done")]], seen=[]),
+            tools=[look],
+        )
+        calls = [call("look", query="a"), call("look", query="b"), call("missing")]
+        root = agent(calls, [call("leave")], tools=[look, leave], sub_agents=[helper])
+        chat = Chat(root, *([] if engine is None else [Replanned({"look": "web"}, engine=engine)]))
+        told.append(shape(await chat.send(text("go"), run_config=RunConfig(streaming_mode=StreamingMode.SSE))))
+    assert told[0] == told[1]
+    assert len(told[0]) == 9
+    assert {"seen a": True, "seen b": True} in [actions["state_delta"] for *_, actions in told[0]]
+
+
+async def test_substitute(clock: VirtualClock) -> None:
+    """A tool that fails is replaced, and the model sees the result of the other one as that of the tool it called."""
+    engine = make_engine("repair", clock=clock)
+    chat = Chat(agent([call("search", query="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    events = await chat.send(text("find a"))
+    assert chat.seen == ["find a", [{"result": "a, from the archive"}]]
+    assert events[1].content.parts[0].function_response.name == "search"
+    [run] = engine.store.runs()
+    assert (run.run, run.objective, run.status) == (events[0].invocation_id, "find a", "succeeded")
+    assert len(engine.history(run.run).events) == 1
+
+
+async def test_retry(clock: VirtualClock) -> None:
+    """An error that may pass is tried again after a while; fields of a tool may stand in its metadata."""
+    attempts = []
 
     def search(query: str) -> str:
-        return f"found {query}"
+        attempts.append(query)
+        if len(attempts) < 4:
+            raise ConnectionError("reset")
+        return query
 
-    model = ScriptedModel(answers=[[call("search", query="a")], [types.Part(text="done")]])
-    runner = InMemoryRunner(LlmAgent(name="agent", model=model, tools=[search]))
-    events = await runner.run_debug("find a", quiet=True)
-    assert [part.function_response.response for part in events[1].content.parts] == [{"result": "found a"}]
-    assert events[-1].content.parts[0].text == "done"
+    tool = FunctionTool(search)
+    tool.custom_metadata = {"replanning": {"idempotent": True, "retry": Retry(max_attempts=4)}}
+    chat = Chat(
+        agent([call("search", query="a")], [text("done")], tools=[tool]), attached(make_engine(clock=clock), {})
+    )
+    await chat.send(text("find a"))
+    assert chat.seen[1:] == [[{"result": "a"}]]
+    assert attempts == ["a"] * 4
+
+
+async def test_timeout(clock: VirtualClock) -> None:
+    """A tool that exceeds the timeout stated for it is cancelled and replaced."""
+    ends = []
+
+    async def search(query: str) -> str:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ends.append(query)
+        raise AssertionError
+
+    stated = {"search": {"capability": "web", "timeout": 5, "idempotent": True}, "search_archive": "web"}
+    root = agent([call("search", query="a")], [text("done")], tools=[search, search_archive])
+    chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
+    await chat.send(text("find a"))
+    assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
+    assert set(ends) == {"a"}
+
+
+class Asked(BasePlugin):  # type: ignore[misc] # its types may not be installed
+    """Plugin that notes what it is asked about tools."""
+
+    def __init__(self) -> None:
+        super().__init__("asked")
+        self.told: list[object] = []
+
+    async def before_tool_callback(self, *, tool: Any, **_: Any) -> None:
+        self.told.append(("before", tool.name))
+
+    async def after_tool_callback(self, *, tool: Any, result: Any, **_: Any) -> None:
+        self.told.append(("after", tool.name, result))
+
+    async def on_tool_error_callback(self, *, tool: Any, error: Any, **_: Any) -> None:
+        self.told.append(("error", tool.name, error))
+
+
+async def test_give_up(clock: VirtualClock) -> None:
+    """Without an alternative the framework handles the exception of the tool as always: by callbacks, or by the end."""
+    failure = KeyError("no such page")
+
+    def search(query: str) -> str:
+        raise failure
+
+    engine, asked = make_engine("repair", clock=clock), Asked()
+    chat = Chat(agent([call("search", query="a")], tools=[search]), attached(engine, {}), asked)
+    with pytest.raises(KeyError) as raised:
+        await chat.send(text("find a"))
+    assert raised.value is failure
+    assert asked.told == [("before", "search"), ("error", "search", failure)]
+    assert status(engine) == "paused"
+
+    def told(tool: Any, args: Any, tool_context: Any, error: Any) -> dict[str, str]:
+        return {"sorry": str(error)}
+
+    chat = Chat(
+        agent([call("search", query="a")], [text("done")], tools=[search], on_tool_error_callback=told),
+        attached(engine, {}),
+    )
+    await chat.send(text("find a"))
+    assert chat.seen[1:] == [[{"sorry": "'no such page'"}]]
+    assert status(engine) == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("result", "fails"),
+    [
+        ({"status": "error", "error_message": "no page"}, True),
+        ({"error": "no page"}, True),
+        ({"content": [], "isError": True}, True),
+        ({"status": "success"}, False),
+        ({"error": None, "found": 1}, False),
+    ],
+)
+async def test_reported_failures(clock: VirtualClock, result: dict[str, Any], fails: bool) -> None:
+    """A result that tells of a failure, as tools of ADK do, is one; the model sees it if there is no alternative."""
+    asked = Asked()
+
+    def search(query: str) -> dict[str, Any]:
+        return result
+
+    for tools, seen in (([search], result), ([search, search_archive], {"result": "a, from the archive"})):
+        engine = make_engine("repair", clock=clock)
+        named = {each: WEB[each] for each in WEB if each in [tool.__name__ for tool in tools]}
+        chat = Chat(agent([call("search", query="a")], [text("done")], tools=tools), attached(engine, named), asked)
+        await chat.send(text("find a"))
+        assert chat.seen[1:] == [[seen if fails else result]]
+    assert not [each for each in asked.told if each[0] == "error"]
+
+
+async def test_wrong_arguments(clock: VirtualClock) -> None:
+    """Arguments that the framework refuses are told to the model, and are no failure of the tool."""
+    engine = make_engine("repair", clock=clock)
+    chat = Chat(agent([call("search", words="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    await chat.send(text("find a"))
+    [[told]] = chat.seen[1:]
+    assert told["error"].startswith("Invoking `search()` failed as the following mandatory input parameters")
+    assert engine.history(engine.store.runs()[0].run).events == ()
+
+
+async def test_parallel_calls(clock: VirtualClock) -> None:
+    """Calls of one answer are executed at once, and each is replaced by itself."""
+    running = asyncio.Barrier(2)
+
+    async def search(query: str) -> str:
+        await running.wait()
+        raise KeyError(query)
+
+    root = agent([call("search", query="a"), call("search", query="b")], [text("done")], tools=[search, search_archive])
+    chat = Chat(root, attached(make_engine("repair", clock=clock)))
+    await chat.send(text("find a"))
+    assert chat.seen[1:] == [[{"result": "a, from the archive"}, {"result": "b, from the archive"}]]
+
+
+async def test_what_a_failed_tool_asked_for(clock: VirtualClock) -> None:
+    """A transfer or an end that a tool asks for before it fails is dropped; what its substitute asks for is done."""
+
+    def search(query: str, tool_context: ToolContext) -> str:
+        tool_context.actions.transfer_to_agent = "nobody"
+        tool_context.actions.escalate = True
+        tool_context.request_confirmation(hint="?")
+        raise KeyError(query)
+
+    def search_archive(query: str, tool_context: ToolContext) -> str:
+        tool_context.state["from"] = "archive"
+        tool_context.actions.skip_summarization = True
+        return query
+
+    chat = Chat(
+        agent([call("search", query="a")], tools=[search, search_archive]), attached(make_engine("repair", clock=clock))
+    )
+    events = await chat.send(text("find a"))
+    assert len(events) == 2
+    asked = events[1].actions.model_dump(exclude_defaults=True, exclude_none=True)
+    assert asked == {"skip_summarization": True, "state_delta": {"from": "archive"}}
+
+
+async def test_agents_as_tools(clock: VirtualClock) -> None:
+    """An agent that is a tool stands in for another tool, and its own tools are replaced in a session of their own."""
+    researcher = LlmAgent(
+        name="researcher",
+        model=ScriptedModel(answers=[[call("search", query="b")], [text("b is found")]], seen=[]),
+        tools=[search, search_archive],
+    )
+
+    def ask(request: str) -> str:
+        raise KeyError("nobody there")
+
+    engine = make_engine("repair", clock=clock)
+    stated = {"ask": "research", "researcher": "research"}
+    chat = Chat(
+        agent([call("ask", request="what is b?")], [text("done")], tools=[ask, AgentTool(researcher)]),
+        Replanned(stated | {"search": {"capability": "web"}, "search_archive": "web"}, engine=engine),
+    )
+    await chat.send(text("go"))
+    assert chat.seen[1:] == [[{"result": "b is found"}]]
+    assert researcher.model.seen[1:] == [[{"result": "b, from the archive"}]]
+    assert sorted(run.objective for run in engine.store.runs()) == ["go", "what is b?"]
+
+
+async def test_sub_agents(clock: VirtualClock) -> None:
+    """A tool of a sub-agent is replaced by one of another agent; a sub-agent that answers once is itself a tool."""
+    engine = make_engine("repair", clock=clock)
+    found = [[call("search", query="b")], [text("found")]]
+    once = LlmAgent(name="once", mode="single_turn", model=ScriptedModel(answers=found, seen=[]), tools=[search])
+    chat = Chat(
+        agent([call("once", request="b?")], [text("done")], tools=[search_archive], sub_agents=[once]), attached(engine)
+    )
+    await chat.send(text("go"))
+    assert once.model.seen[-1] == [{"result": "b, from the archive"}]
+    assert chat.seen[1:] == [[{"result": "found"}]]
+    assert [run.status for run in engine.store.runs()] == ["succeeded"]
+
+
+async def test_agents_in_sequence(clock: VirtualClock) -> None:
+    """Agents under one that has no model share a session."""
+    engine = make_engine("repair", clock=clock)
+    parts = [
+        LlmAgent(
+            name=name,
+            model=ScriptedModel(answers=[[call("search", query=name)], [text("ok")]], seen=[]),
+            tools=[search],
+        )
+        for name in ("first", "second")
+    ]
+    parts.append(LlmAgent(name="third", model=ScriptedModel(answers=[[text("end")]], seen=[]), tools=[search_archive]))
+    await Chat(SequentialAgent(name="all", sub_agents=parts), attached(engine)).send(text("go"))
+    assert [part.model.seen[1] for part in parts[:2]] == [
+        [{"result": f"{n}, from the archive"}] for n in ("first", "second")
+    ]
+    assert [run.status for run in engine.store.runs()] == ["succeeded"]
+
+
+class Archive(BaseTool):  # type: ignore[misc] # its types may not be installed
+    """Tool of its own class."""
+
+    def _get_declaration(self) -> Any:
+        query = types.Schema(type=types.Type.OBJECT, properties={"query": types.Schema(type=types.Type.STRING)})
+        return types.FunctionDeclaration(name=self.name, description=self.description, parameters=query)
+
+    async def run_async(self, *, args: Any, tool_context: Any) -> Any:
+        return {"book": args["query"], "by": tool_context.user_id}
+
+
+class Shelf(BaseToolset):  # type: ignore[misc] # its types may not be installed
+    """Toolset with one tool."""
+
+    async def get_tools(self, readonly_context: Any = None) -> list[Any]:
+        return [Archive(name="archive", description="Look into a book.")]
+
+
+async def test_toolsets(clock: VirtualClock) -> None:
+    """A tool of a toolset, under its prefix, stands in for a function, with the context of the call."""
+    stated = {"search": "web", "shelf_archive": "web"}
+    root = agent([call("search", query="a")], [text("done")], tools=[search, Shelf(tool_name_prefix="shelf")])
+    chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
+    await chat.send(text("find a"))
+    assert chat.seen[1:] == [[{"book": "a", "by": "u"}]]
+
+
+def deleting(ran: list[str], *, fails: bool = False) -> Any:
+    """A tool that a person must confirm."""
+
+    def delete(query: str) -> str:
+        ran.append(query)
+        if fails:
+            raise KeyError(query)
+        return f"{query} is deleted"
+
+    return FunctionTool(delete, require_confirmation=True)
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_confirmations_of_the_framework(clock: VirtualClock, confirmed: bool) -> None:
+    """A tool that requires a confirmation gets it as before, and its call is recorded after it."""
+    told, runs, asked = [], [], []
+    for engine in (None, make_engine("repair", clock=clock)):
+        ran: list[str] = []
+        root = agent([call("delete", query="a")], [text("done")], tools=[deleting(ran)])
+        chat = Chat(root, *([] if engine is None else [attached(engine, {})]))
+        asked = await chat.send(text("go"))
+        events = await chat.send(confirmation(asked, confirmed=confirmed))
+        told.append((shape(asked)[0], shape(asked)[2:], shape(events), chat.seen))
+        runs.append(ran)
+    assert told[0] == told[1]
+    assert runs == [["a"] * confirmed] * 2
+    assert engine is not None
+    if confirmed:
+        [run] = engine.store.runs()
+        assert (run.run, run.status) == (asked[0].invocation_id, "succeeded")
+
+
+async def test_confirmed_and_failed(clock: VirtualClock) -> None:
+    """A tool that was confirmed and fails is replaced; one that itself needs a confirmation cannot stand in then."""
+    for tools, seen in (
+        ([search_archive], [{"result": "a, from the archive"}]),
+        ([FunctionTool(search_archive, require_confirmation=True)], "PermissionError"),
+    ):
+        ran: list[str] = []
+        stated = {"delete": "web", "search_archive": "web"}
+        root = agent([call("delete", query="a")], [text("done")], tools=[deleting(ran, fails=True), *tools])
+        chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
+        answer = confirmation(await chat.send(text("go")), confirmed=True)
+        if seen == "PermissionError":
+            with pytest.raises(PermissionError, match="search_archive requires a confirmation"):
+                await chat.send(answer)
+        else:
+            await chat.send(answer)
+            assert chat.seen[1:] == [seen]
+        assert ran == ["a"]
+
+
+@pytest.mark.parametrize(("confirmed", "seen"), [(True, {"result": "a is deleted"}), (False, {"error": REJECTED})])
+async def test_stand_in_that_needs_a_confirmation(clock: VirtualClock, confirmed: bool, seen: Any) -> None:
+    """A tool that requires a confirmation stands in only after a person has confirmed that."""
+    ran: list[str] = []
+    root = agent([call("search", query="a")], [text("done")], tools=[search, deleting(ran)])
+    engine = make_engine("repair", clock=clock)
+    chat = Chat(root, attached(engine, {"search": "web", "delete": "web"}))
+    asked = await chat.send(text("go"))
+    [hint] = [each.hint for event in asked for each in event.actions.requested_tool_confirmations.values()]
+    assert hint == "Please approve or reject that delete() stands in for search(), which failed."
+    assert (ran, status(engine)) == ([], "paused")
+    await chat.send(confirmation(asked, confirmed=confirmed))
+    assert (ran, chat.seen[1:]) == (["a"] * confirmed, [[seen]])
+    assert status(engine) == "succeeded"
+
+
+async def test_dynamic_confirmation(clock: VirtualClock) -> None:
+    """A tool that requests a confirmation itself is called again with the answer, and is recorded once."""
+
+    def delete(query: str, tool_context: ToolContext) -> Any:
+        if tool_context.tool_confirmation is None:
+            tool_context.request_confirmation(hint="sure?")
+            return {"status": "pending"}
+        return {"sure": tool_context.tool_confirmation.payload}
+
+    engine = make_engine("repair", clock=clock)
+    chat = Chat(agent([call("delete", query="a")], [text("so")], [text("done")], tools=[delete]), attached(engine, {}))
+    asked = await chat.send(text("go"))
+    assert status(engine) == "paused"
+    await chat.send(confirmation(asked, confirmed=True, payload="very"))
+    assert chat.seen[-1] == [{"sure": "very"}]
+    [run] = engine.store.runs()
+    assert (run.status, len(engine.history(run.run).replay())) == ("succeeded", 1)
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "seen"), [(True, {"result": "a, from the archive"}), (False, {"error": REJECTED})]
+)
+async def test_question(clock: VirtualClock, tmp_path: Path, confirmed: bool, seen: Any) -> None:
+    """A question of the engine is a request to confirm the call; another process may carry out the answer."""
+    ran: list[str] = []
+
+    def search(query: str) -> str:
+        ran.append(query)
+        raise KeyError(query)
+
+    root = agent([call("search", query="a")], [text("done")], tools=[search, search_archive])
+    first = make_engine(doubtful, clock=clock, store=SqliteStore(tmp_path / "runs.db"))
+    chat = Chat(root, attached(first))
+    asked = await chat.send(text("go"))
+    assert (first.store.runs()[0].status, len(first.pending())) == ("paused", 1)
+
+    second = make_engine(doubtful, clock=clock, store=SqliteStore(tmp_path / "runs.db"))
+    later = Chat(root, attached(second))
+    later.runner.session_service, later.session = chat.runner.session_service, chat.session
+    await later.send(confirmation(asked, confirmed=confirmed))
+    assert chat.seen[1:] == [[seen]]
+    assert ran == ["a"]
+    assert (second.store.runs()[0].status, second.pending()) == ("succeeded", [])
+
+
+async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None:
+    """With a gate the call waits; without approvals, and within an agent that is a tool, its own exception is seen."""
+
+    def search(query: str) -> str:
+        raise KeyError(query)
+
+    gate = ScriptedGate([Answer("approve", by="ada")], clock=clock)
+    tools = [search, search_archive]
+    chat = Chat(
+        agent([call("search", query="a")], [text("done")], tools=tools),
+        attached(make_engine(doubtful, clock=clock, gate=gate)),
+    )
+    await chat.send(text("go"))
+    assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
+
+    engine = make_engine(doubtful, clock=clock)
+    with pytest.raises(KeyError):
+        await Chat(agent([call("search", query="a")], tools=tools), attached(engine, approvals=False)).send(text("go"))
+    assert (status(engine), len(engine.pending())) == ("paused", 1)
+
+    inner = LlmAgent(name="inner", model=ScriptedModel(answers=[[call("search", query="a")]], seen=[]), tools=tools)
+    with pytest.raises(KeyError):
+        await Chat(
+            agent([call("inner", request="a")], tools=[AgentTool(inner)]), attached(make_engine(doubtful, clock=clock))
+        ).send(text("go"))
+
+
+async def test_long_running_tools(clock: VirtualClock) -> None:
+    """A tool that ends later leaves the session paused; the run that brings its result resumes it."""
+
+    def ask_boss(query: str) -> dict[str, str]:
+        return {"status": "pending"}
+
+    engine = make_engine("repair", clock=clock)
+    answers = [
+        [call("ask_boss", query="a")],
+        [text("wait")],
+        [call("search", query="b")],
+        [text("done")],
+        [text("more")],
+    ]
+    chat = Chat(agent(*answers, tools=[LongRunningFunctionTool(ask_boss), search, search_archive]), attached(engine))
+    [calls, *_] = await chat.send(text("go"))
+    assert status(engine) == "paused"
+    [asked] = calls.get_function_calls()
+    later = types.FunctionResponse(id=asked.id, name=asked.name, response={"status": "approved"})
+    await chat.send(types.Part(function_response=later))
+    assert chat.seen[-1] == [{"result": "b, from the archive"}]
+    assert [(run.run, run.status) for run in engine.store.runs()] == [(calls.invocation_id, "succeeded")]
+
+
+async def test_resumed_invocation(clock: VirtualClock) -> None:
+    """An invocation that was cancelled is resumed in its session, which continues the call that was not finished."""
+    ran: list[str] = []
+
+    async def search(query: str) -> str:
+        ran.append(query)
+        if len(ran) == 1:
+            running.cancel()
+            await asyncio.get_running_loop().create_future()
+        raise KeyError(query)
+
+    engine = make_engine("repair", clock=clock)
+    root = agent([call("search", query="a")], [text("done")], tools=[search, search_archive])
+    chat = Chat(root, attached(engine), resumable=True)
+    running = asyncio.create_task(chat.send(text("go")))
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.wait_for(chat.runner.close(), 1)
+    [run] = engine.store.runs()
+    assert run.status == "paused"
+    await chat.send(invocation_id=run.run)
+    assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
+    assert ran == ["a", "a"]
+    assert [(each.run, each.status) for each in engine.store.runs()] == [(run.run, "succeeded")]
+    assert [str(entry.id) for entry in engine.history(run.run).replay()] == ["search-1", "search-1~2"]
+
+
+async def test_cancellation(clock: VirtualClock) -> None:
+    """A cancelled run leaves its session paused, also while the model is asked, of which plugins are not told."""
+    waiting = asyncio.Event()
+
+    async def wait(query: str) -> str:
+        waiting.set()
+        return await asyncio.get_running_loop().create_future()
+
+    class Hanging(ScriptedModel):
+        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncIterator[Any]:
+            if not self.answers:
+                await wait("")
+            async for each in super().generate_content_async(llm_request, stream):
+                yield each
+
+    for tool in (wait, search_archive):
+        waiting.clear()
+        engine = make_engine("repair", clock=clock)
+        model = Hanging(answers=[[call(tool.__name__, query="a")]], seen=[])
+        chat = Chat(LlmAgent(name="assistant", model=model, tools=[tool]), attached(engine, {}))
+        running = asyncio.create_task(chat.send(text("go")))
+        await waiting.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await chat.runner.close()
+        assert status(engine) == "paused"
+
+
+async def test_stopping_early(clock: VirtualClock) -> None:
+    """A caller that leaves the events after the answer has a session that succeeded."""
+    engine = make_engine("repair", clock=clock)
+    chat = Chat(agent([call("search", query="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    session = await chat.runner.session_service.create_session(app_name="app", user_id="u")
+    message = types.Content(role="user", parts=[text("go")])
+    stream = chat.runner.run_async(user_id="u", session_id=session.id, new_message=message)
+    async for event in stream:
+        if event.is_final_response():
+            break
+    await stream.aclose()
+    assert status(engine) == "succeeded"
+
+
+async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of a tool are below that of the attempt, which is below that of the session, below that of the invocation."""
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    monkeypatch.setattr("google.adk.telemetry.tracing.tracer", provider.get_tracer("adk"))
+    monkeypatch.setattr("google.adk.telemetry._instrumentation.tracing.tracer", provider.get_tracer("adk"))
+
+    def search_archive(query: str) -> str:
+        with provider.get_tracer("tool").start_as_current_span("reading"):
+            return query
+
+    engine = make_engine("repair", clock=clock, tracer_provider=provider)
+    chat = Chat(agent([call("search", query="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    await chat.send(text("go"))
+    spans = {span.context.span_id: span for span in memory.get_finished_spans()}
+    [span] = [each for each in spans.values() if each.name == "reading"]
+    path = [span.name]
+    while span.parent is not None:
+        span = spans[span.parent.span_id]
+        path.append(span.name)
+    assert path == ["reading", "replanning.attempt", "replanning.run", "invoke_agent assistant"]
+
+
+async def test_wrong_arguments_of_the_plugin() -> None:
+    """What is no engine and no capability is refused at once; what is no field ends the run before the model is asked."""
+    with pytest.raises(TypeError, match=r"engine: .*; capabilities\['search'\]: .*, got 1"):
+        Replanned({"search": 1}, engine="repair")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="capabilities: expected a mapping"):
+        Replanned(ReplanningEngine())  # type: ignore[arg-type]
+    chat = Chat(agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"search": {"costs": 1}}))
+    with pytest.raises(RuntimeError, match="costs"):
+        await chat.send(text("go"))
+    assert chat.seen == []
+
+
+async def test_misspelt_capability() -> None:
+    """A capability of a tool that does not exist ends the run before the model is asked."""
+    chat = Chat(agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"serch": "web"}))
+    with pytest.raises(RuntimeError, match="there is no tool called 'serch'; did you mean 'search'"):
+        await chat.send(text("go"))
+    assert chat.seen == []
+
+
+async def test_two_tools_of_one_name(clock: VirtualClock) -> None:
+    """Of two agents with a tool of the same name, each has its own executed."""
+
+    def other() -> Any:
+        def search(words: list[str]) -> int:
+            return len(words)
+
+        return search
+
+    helper = LlmAgent(
+        name="helper",
+        model=ScriptedModel(answers=[[call("search", words=["a", "b"])], [text("done")]], seen=[]),
+        tools=[other()],
+    )
+    engine = make_engine("repair", clock=clock)
+    root = agent([call("transfer_to_agent", agent_name="helper")], tools=[search, search_archive], sub_agents=[helper])
+    await Chat(root, attached(engine)).send(text("go"))
+    assert helper.model.seen[-1] == [{"result": 2}]
+
+
+async def test_a_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:
+    """A session that cannot be opened is an exception of the tool; a plugin leaves no trace on a tool without it."""
+    tool = FunctionTool(search_archive)
+    store = SqliteStore(tmp_path / "runs.db")
+    engine = make_engine("repair", clock=clock, store=store)
+    chat = Chat(agent([call("search_archive", query="a")], [text("done")], tools=[tool]), attached(engine, {}))
+    store.close()
+    (tmp_path / "runs.db").write_bytes(b"no database")
+    with pytest.raises(StoreError):
+        await chat.send(text("go"))
+    plain = Chat(agent([call("search_archive", query="a")], [text("done")], tools=[tool]))
+    await plain.send(text("go"))
+    assert plain.seen[1:] == [[{"result": "a, from the archive"}]]
+
+
+def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the framework the import names the extra."""
+    monkeypatch.setitem(sys.modules, "google.adk.plugins.base_plugin", None)
+    monkeypatch.delitem(sys.modules, "replanning.integrations.google_adk")
+    with pytest.raises(ImportError, match=r"replanning\[google-adk\]"):
+        import_module("replanning.integrations.google_adk")
+
+
+def test_example() -> None:
+    """The example runs as it is, and its tool that fails is replaced."""
+    example = Path(__file__).parents[2] / "examples" / "google_adk_agent.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=60)
+    assert "found changelog, from the archive" in done.stdout, done.stderr

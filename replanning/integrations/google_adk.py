@@ -1,0 +1,435 @@
+"""Google ADK: `InMemoryRunner(agent, plugins=[Replanned({"search": "web", "search_archive": "web"})])`, or with an `App`.
+
+Tested with google-adk 2.13. See docs/integrations/google_adk.md for approvals, resumed invocations, and what is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
+import contextvars
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import copy
+from itertools import count
+from typing import Any, Final
+from uuid import NAMESPACE_URL, uuid5
+
+import anyio
+
+from replanning.engine.engine import ReplanningEngine
+from replanning.engine.functions import FunctionTool as DescribedTool
+from replanning.engine.session import Session
+from replanning.errors import NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun
+from replanning.integrations.frameworks import (
+    Capabilities,
+    check_arguments,
+    describe_tools,
+    missing_framework,
+    shown_questions,
+    tool_fields,
+)
+from replanning.journal.records import RunOpened
+from replanning.journal.store import is_valid_run_id
+from replanning.plan.types import RunId
+
+try:
+    from google.adk.agents.invocation_context import LlmCallsLimitExceededError
+    from google.adk.agents.readonly_context import ReadonlyContext
+    from google.adk.models import LlmRequest
+    from google.adk.plugins.base_plugin import BasePlugin
+    from google.adk.tools import AgentTool, BaseTool, FunctionTool, ToolContext
+    from google.adk.tools.base_toolset import BaseToolset
+    from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
+
+    _USED: Final = [
+        getattr(owner, name)
+        for owner, names in (
+            (BasePlugin, "before_run_callback after_run_callback on_run_error_callback on_event_callback"),
+            (BasePlugin, "before_agent_callback before_tool_callback"),
+            (BaseTool, "run_async check_require_confirmation"),
+            (ToolContext, "tool_confirmation function_call_id request_confirmation actions node"),
+            (LlmRequest, "append_tools"),
+        )
+        for name in names.split()
+    ]
+except (ImportError, AttributeError) as error:
+    raise missing_framework(
+        "replanning.integrations.google_adk", "Google ADK (tested with google-adk 2.13)", "google-adk", error
+    ) from error
+
+METADATA: Final = "replanning"
+"""Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""
+
+_PENDING: Final = {"error": "This tool call requires confirmation, please approve or reject."}
+_REJECTED: Final = {"error": "This tool call is rejected."}
+
+_MAX_OBJECTIVE_CHARS: Final = 500
+
+
+class ToolReportedError(Exception):
+    """A tool returned a result that says that it failed.
+
+    Attributes:
+        result: the result, which the model sees if no alternative is left.
+    """
+
+    def __init__(self, tool: str, result: Any) -> None:
+        said = (result.get("error_message") or result.get("error")) if isinstance(result, Mapping) else result
+        super().__init__(f"{tool} says: {said or result}")
+        self.result = result
+
+
+def reports_failure(result: object) -> bool:
+    """Return whether a result says that the tool failed, in one of the forms that tools of ADK use.
+
+    These are `{"status": "error"}`, `{"error": …}`, and `isError` of MCP; not the complaints about arguments with which
+    ADK answers the model.
+    """
+    if not isinstance(result, Mapping):
+        return False
+    said = result.get("error")
+    own = bool(said) and not str(said).startswith("Invoking `")
+    return own or result.get("status") == "error" or any(result.get(key) is True for key in ("isError", "is_error"))
+
+
+class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be installed
+    """Plugin of a runner: a tool that fails is replaced, tried again, skipped or put to a person by the engine.
+
+    Each invocation in which a tool is called is a session of the engine with the same id. The run that resumes the
+    invocation resumes its session.
+
+    Args:
+        capabilities: by the name of a tool, its capability, or the fields that `replanning.tool` takes. Tools of the same
+            capability can stand in for one another. The `custom_metadata` of a tool may state fields, too, under
+            `replanning`.
+        engine: the engine; by default one with its defaults.
+        approvals: whether a question to a person becomes a request to confirm the call. Otherwise the agent sees the
+            exception of its tool.
+        is_failure: whether a result of a tool says that the tool failed.
+        name: of the plugin, for a runner with several of them.
+
+    Raises:
+        TypeError: an argument has another type.
+    """
+
+    def __init__(
+        self,
+        capabilities: Capabilities | None = None,
+        *,
+        engine: ReplanningEngine | None = None,
+        approvals: bool = True,
+        is_failure: Callable[[object], bool] = reports_failure,
+        name: str = "replanning",
+    ) -> None:
+        check_arguments(engine, capabilities)
+        super().__init__(name)
+        self.engine = ReplanningEngine() if engine is None else engine
+        self.capabilities = dict(capabilities or {})
+        self.approvals = approvals
+        self.is_failure = is_failure
+        self._runs: dict[str, _Run] = {}
+
+    async def before_run_callback(self, *, invocation_context: Any) -> None:
+        """Learn which tools the agents of an invocation have.
+
+        Raises:
+            ValueError: capabilities name a tool that does not exist, or a field is not valid.
+        """
+        await self._end(invocation_context, "a run with the same id begins")
+        run = _Run(self, invocation_context)
+        await run.describe(invocation_context)
+        self._runs[invocation_context.invocation_id] = run
+
+    async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
+        """Leave the session once the task of the invocation is cancelled, of which plugins are not told."""
+        run, task = self._runs.get(callback_context.invocation_id), asyncio.current_task()
+        if run is not None and run.around is None and task is not None:
+            run.around = contextvars.copy_context()  # with the span of the first agent
+            task.add_done_callback(run.follow)
+
+    async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
+        """Let the session execute the tool when the framework does."""
+        run = self._runs.get(tool_context.invocation_id)
+        if run is not None and not isinstance(tool, TransferToAgentTool):
+            _CALL.set((run, tool))
+            attached = vars(tool).get("run_async")
+            if not isinstance(attached, _Attached) or attached.tool is not tool:
+                tool.run_async = _Attached(tool)
+
+    async def on_event_callback(self, *, invocation_context: Any, event: Any) -> None:
+        """Note whether the invocation waits for an answer."""
+        if run := self._runs.get(invocation_context.invocation_id):
+            run.waits = run.waits or bool(event.long_running_tool_ids)
+            run.final = event.is_final_response()
+
+    async def after_run_callback(self, *, invocation_context: Any) -> None:
+        """End the session; it is left `paused` if the invocation waits for an answer."""
+        await self._end(invocation_context, "")
+
+    async def on_run_error_callback(self, *, invocation_context: Any, error: Exception) -> None:
+        """Leave the session `paused`, so that the invocation can be resumed."""
+        await self._end(invocation_context, f"it failed: {type(error).__name__}")
+
+    async def close(self) -> None:
+        """Leave all sessions."""
+        for run in list(self._runs.values()):
+            await self._end(run.context, "the runner was closed")
+
+    async def _end(self, context: Any, pause_reason: str) -> None:
+        if run := self._runs.pop(context.invocation_id, None):
+            run.leave(pause_reason)
+            await run.ended()
+
+
+_CALL: Final[contextvars.ContextVar[tuple[_Run, Any] | None]] = contextvars.ContextVar("replanning_call", default=None)
+"""The run, and the tool that the framework is about to execute; None as the tool while the session executes it."""
+
+
+class _Attached:
+    """The `run_async` of a tool object: a call of the session if the framework makes it, or else the original."""
+
+    def __init__(self, tool: Any) -> None:
+        own = vars(tool).get("run_async")
+        self.tool = tool
+        # A copy of a tool that was attached has the attribute of the first one.
+        self._execute = type(tool).run_async.__get__(tool) if isinstance(own, _Attached) else tool.run_async
+
+    async def __call__(self, *, args: Any, tool_context: Any) -> Any:
+        run, tool = _CALL.get() or (None, None)
+        if run is None or tool is not self.tool:
+            return await self._execute(args=args, tool_context=tool_context)
+        _CALL.set((run, None))
+        return await run.call(tool, args, tool_context)
+
+
+class _Interrupted(Exception):
+    """A tool waits for a confirmation or for credentials."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__("the tool waits for a person")
+        self.response = response
+
+
+class _Run:
+    """One invocation, and its session."""
+
+    def __init__(self, owner: Replanned, context: Any) -> None:
+        self.context, self._owner = context, owner
+        self.around: contextvars.Context | None = None
+        self.waits = self.final = False
+        self._nested = _CALL.get() is not None
+        self._pause_reason = ""
+        self._tools: dict[str, dict[str, Any]] = {}
+        self._fields: dict[str, dict[str, object]] = {}
+        self._described: list[DescribedTool[..., Any]] = []
+        self._opened, self._left = asyncio.Event(), asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._session: Session | None = None
+
+    async def describe(self, context: Any) -> None:
+        """Describe the tools of the agent that runs, and of the others of its tree, but no toolsets of those."""
+        agent, capabilities, complete = context.agent, self._owner.capabilities, not self._nested
+        family = [agent.root_agent] if agent is not None else []
+        for each in family:  # which grows
+            tools: list[Any] = []
+            for item in getattr(each, "tools", None) or ():
+                if isinstance(item, BaseTool):
+                    tools.append(item)
+                elif not isinstance(item, BaseToolset):
+                    tools += [FunctionTool(item)] if callable(item) else []
+                elif each.name != agent.name:
+                    complete = False
+                else:
+                    try:
+                        tools += await item.get_tools_with_prefix(ReadonlyContext(context))
+                    except Exception:  # noqa: BLE001 - the framework reports it, and goes on without these tools
+                        complete = False
+            for tool in tools:
+                self._tools.setdefault(each.name, {})[tool.name] = tool
+                if tool.name not in self._fields and (fields := _fields(tool)) is not None:
+                    self._fields[tool.name] = fields
+            inner = [tool.agent for tool in tools if isinstance(tool, AgentTool)]
+            family += [one for one in (*each.sub_agents, *inner) if all(one is not other for other in family)]
+        if not family or not complete:
+            capabilities = {name: stated for name, stated in capabilities.items() if name in self._fields}
+        self._described = describe_tools(self._fields, capabilities)
+
+    async def _open(self, context: Any) -> Session:
+        """Return the session, which is opened at the first call."""
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep(context), context=self.around)
+        await self._opened.wait()
+        if self._session is None:
+            await self._keeper
+            raise NotRunning("the invocation has ended")
+        return self._session
+
+    async def _keep(self, context: Any) -> None:
+        engine = self._owner.engine
+        try:
+            if context.agent is not None and context.agent.name not in self._tools:  # a node of a workflow
+                await self.describe(context)
+            run_id = self._run_id()
+            opened = engine.session(self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES)
+            async with opened as self._session:
+                self._opened.set()
+                await self._left.wait()
+                if self._pause_reason or self.waits:
+                    self._session.run.pause(self._pause_reason or "it waits for an answer")
+        finally:
+            self._opened.set()
+
+    def leave(self, pause_reason: str) -> None:
+        """Let the session end, or pause for this reason."""
+        self._pause_reason = self._pause_reason or pause_reason
+        self._left.set()
+
+    def follow(self, task: asyncio.Task[Any]) -> None:
+        """Leave the session if the task of the agent was cancelled."""
+        if task.cancelled():
+            self.leave("" if self.final else "it was cancelled")
+
+    async def ended(self) -> None:
+        """Wait until the session has ended."""
+        if self._keeper is not None:
+            with anyio.CancelScope(shield=True):
+                await self._keeper
+
+    def _run_id(self) -> str:
+        """Return the id of the run: that of the invocation, with a number if an earlier run of it has ended."""
+        first = str(self.context.invocation_id)
+        if not is_valid_run_id(RunId(first)):
+            first = str(uuid5(NAMESPACE_URL, first))
+        events = self.context.session.events
+        if not any(each.invocation_id == self.context.invocation_id and each.author != "user" for each in events):
+            return first
+        goes_on = ("running", "paused", "needs_human")
+        ended = {each.run for each in self._owner.engine.store.runs() if each.status not in goes_on}
+        ids = (first if number == 1 else f"{first}.{number}" for number in count(1))
+        return next(each for each in ids if each not in ended)
+
+    def _objective(self, run_id: str) -> str:
+        with suppress(UnknownRun):
+            opened = next((record.body for record in self._owner.engine.store.read(RunId(run_id))), None)
+            if isinstance(opened, RunOpened):
+                return opened.plan.goal.objective
+        parts = getattr(self.context.user_content, "parts", None) or ()
+        words = " ".join(filter(None, (part.text for part in parts))).strip()
+        return words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(self.context.agent, 'name', 'a workflow')}"
+
+    async def call(self, tool: Any, arguments: dict[str, Any], context: Any) -> Any:
+        """Call a tool, or what replaces it, in the context of the call.
+
+        Raises:
+            Exception: of the tool; no alternative is left.
+        """
+        session = await self._open(context.get_invocation_context())
+        call_id, answer = context.function_call_id or "", context.tool_confirmation
+        asked = _asked(context) if answer is not None else {}
+        verdict: Final = "approve" if answer is not None and answer.confirmed else "reject"
+        for question in asked.get("questions", ()):
+            with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
+                self._owner.engine.answer(question["question"], verdict, by="the confirmation of the call")
+        before = _requests(context)
+        executed = 0
+
+        async def execute(name: str, values: Mapping[str, object]) -> object:
+            nonlocal executed
+            executed += 1
+            if executed > 1:  # what the tool that failed has asked of the framework does not count
+                for field, value in before.items():
+                    setattr(context.actions, field, copy(value))
+            other = tool if name == tool.name else self._find(context.agent_name, name)
+            if values is not arguments or other is not tool:
+                await self._confirm(other, dict(values), context, asked, tool)
+                if asked.get("tool") == name and not answer.confirmed:
+                    return _REJECTED
+            output = await other.run_async(
+                args=arguments if values is arguments else dict(values), tool_context=context
+            )
+            if (
+                call_id in context.actions.requested_tool_confirmations
+                or call_id in context.actions.requested_auth_configs
+            ):
+                raise _Interrupted(output)
+            if (answer is None or answer.confirmed) and self._owner.is_failure(output):
+                raise ToolReportedError(name, output)
+            return output
+
+        try:
+            return await session.invoke(tool.name, arguments, execute=execute, key=call_id, once=bool(asked))
+        except _Interrupted as interrupted:
+            self.waits = True
+            return interrupted.response
+        except ToolReportedError as error:
+            return error.result
+        except NeedsHuman as error:
+            if not self._can_ask(context):
+                raise error.__cause__ or error from None
+            shown = shown_questions(self._owner.engine, session.run.id, error.questions)
+            return self._ask(context, " ".join(str(each["text"]) for each in shown), {"questions": shown})
+        except Exception:
+            if asked and not answer.confirmed:
+                return _REJECTED
+            raise
+
+    def _find(self, agent: str, name: str) -> Any:
+        for tools in (self._tools.get(agent, {}), *self._tools.values()):
+            if name in tools:
+                return tools[name]
+        raise LookupError(f"the agents have no tool {name!r}")
+
+    async def _confirm(
+        self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any
+    ) -> None:
+        """Request a confirmation for a tool that stands in, if it needs one; that of the call does not apply to it."""
+        if asked.get("tool") == tool.name or await tool.check_require_confirmation(values, context) is not True:
+            return
+        if not self._can_ask(context):
+            raise PermissionError(f"{tool.name} requires a confirmation, which cannot be requested here")
+        text = f"Please approve or reject that {tool.name}() stands in for {called.name}(), which failed."
+        raise _Interrupted(self._ask(context, text, {"tool": tool.name, "arguments": values}))
+
+    def _can_ask(self, context: Any) -> bool:
+        """Return whether the framework passes on a request to confirm: once for each call of an agent."""
+        asks = self._owner.approvals and not self._nested
+        return asks and bool(context.function_call_id) and context.tool_confirmation is None and context.node is None
+
+    def _ask(self, context: Any, text: str, payload: dict[str, Any]) -> dict[str, str]:
+        context.request_confirmation(hint=text, payload={METADATA: payload})
+        context.actions.skip_summarization = True  # the model is not called before the answer
+        self.waits = True
+        return dict(_PENDING)
+
+
+_PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
+
+
+def _requests(context: Any) -> dict[str, Any]:
+    """Return what a call has asked of the framework so far, such as a transfer."""
+    fields = vars(context.actions)
+    return {name: copy(fields[name]) for name in fields.keys() - {"state_delta", "artifact_delta"}}
+
+
+def _asked(context: Any) -> Mapping[str, Any]:
+    """Return what was asked about a call, from the event that requested its confirmation."""
+    for event in reversed(context.session.events):
+        request = event.actions.requested_tool_confirmations.get(context.function_call_id)
+        if request is not None:
+            payload = request.payload if isinstance(request.payload, Mapping) else {}
+            asked = payload.get(METADATA, {})
+            return asked if isinstance(asked, Mapping) else {}
+    return {}
+
+
+def _fields(tool: Any) -> dict[str, object] | None:
+    """Return the fields of the description of a tool; None if the framework does not execute it."""
+    request = LlmRequest()
+    request.append_tools([tool])
+    if not request.config.tools:
+        return None
+    declaration = request.config.tools[0].function_declarations[0]
+    schema = declaration.parameters_json_schema
+    if schema is None and declaration.parameters is not None:
+        schema = declaration.parameters.json_schema.model_dump(mode="json", exclude_none=True)
+    return tool_fields(tool.description, schema or {}, **(tool.custom_metadata or {}).get(METADATA, {}))
