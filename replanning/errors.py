@@ -9,6 +9,7 @@ ReplanningError                  catch this to catch all of them
 ├── UnknownTask, UnknownAttempt, UnknownQuestion, UnknownRun
 │   └── NoResult                 a task that exists has no result (yet)
 ├── CallFailed                   there is no way on for a task that is performed, nor an exception of its own
+│   ├── CallSkipped              ... because the engine or a person decided to skip it
 │   └── NeedsHuman               ... until a person answers; keeps the questions
 ├── NotRunning                   an operation needs a run that is under way
 ├── RunFailed                    a run did not succeed; keeps status, reason and failures
@@ -44,6 +45,7 @@ from typing import Any, Literal
 __all__ = [
     "BudgetExceeded",
     "CallFailed",
+    "CallSkipped",
     "ChangeRejected",
     "ExpressionError",
     "IllegalTransition",
@@ -221,6 +223,10 @@ class StaleAnswer(ReplanningError):
 
 class CallFailed(ReplanningError):
     """There is no way on for a task that is performed, and no exception of its own to be raised."""
+
+
+class CallSkipped(CallFailed):
+    """The engine or a person decided to skip a task that is performed, so it has no output."""
 
 
 class NeedsHuman(CallFailed):

@@ -20,7 +20,16 @@ from pydantic_core import to_jsonable_python
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
-from replanning.errors import CallFailed, NeedsHuman, NoResult, NotRunning, StaleAnswer, StoreError, UnknownQuestion
+from replanning.errors import (
+    CallFailed,
+    CallSkipped,
+    NeedsHuman,
+    NoResult,
+    NotRunning,
+    StaleAnswer,
+    StoreError,
+    UnknownQuestion,
+)
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -264,6 +273,9 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
                 for question_id in error.questions:
                     seen.discard(question_id)
                     self._engine.answer(question_id, "approve", by="the approval of the call")
+            except CallSkipped as skipped:
+                context.arguments, context.result = arguments, FunctionTool.parse_result(str(skipped))
+                return
             except CallFailed as error:
                 if executed or not once or isinstance(error.__cause__, NoResult):
                     raise
@@ -350,7 +362,7 @@ def _journaled(result: object) -> object:
 
 
 def _restored(output: object) -> Any:
-    """Return the result of a tool that was recorded; None is that of a call that was skipped."""
+    """Return the result of a tool that was recorded."""
     if isinstance(output, list) and all(isinstance(each, dict) and "type" in each for each in output):
         return [Content.from_dict(each) for each in output]
     return FunctionTool.parse_result(output)

@@ -20,7 +20,7 @@ import anyio.to_thread
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Execute, Session
-from replanning.errors import ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
+from replanning.errors import CallSkipped, ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -160,21 +160,25 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         """Note that this run will be resumed."""
         self.pause_reason = "the graph was interrupted"
 
-    async def call(self, name: str, arguments: Mapping[str, object], execute: Execute, key: str) -> object:
-        """Call a node or a tool, and put questions to a person through an interrupt.
+    async def call(self, name: str, arguments: Mapping[str, object], execute: Execute, call_id: str = "") -> object:
+        """Call a node, or a tool, for which the model has an id, and put questions to a person through an interrupt.
+
+        A node that is skipped returns None, and a tool that is skipped a message that says why.
 
         Raises:
             GraphBubbleUp: control flow of the graph.
             Exception: of the node or the tool; no alternative is left.
         """
         info = get_runtime().execution_info
-        key = f"{info.task_id}/{info.node_attempt}{key}"
+        key = f"{info.task_id}/{info.node_attempt}/{call_id}"
         answered = False
         while True:
             try:
                 return await self.session.invoke(
                     name, arguments, execute=execute, key=key, once=answered, passes=(GraphBubbleUp,)
                 )
+            except CallSkipped as skipped:
+                return ToolMessage(str(skipped), name=name, tool_call_id=call_id) if call_id else None
             except NeedsHuman as error:
                 if info.thread_id is None:  # without a checkpointer nobody could answer
                     raise error.__cause__ or error from None
@@ -210,7 +214,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 return True
 
     def call_from_thread(
-        self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], key: str
+        self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], call_id: str = ""
     ) -> Any:
         """Do the same as `call`, from the thread of a graph that runs without an event loop."""
         if self.portal is None:
@@ -221,7 +225,7 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         async def in_thread(tool: str, given: Mapping[str, object]) -> object:
             return await anyio.to_thread.run_sync(execute, tool, given)
 
-        return self.portal.call(self.call, name, arguments, in_thread, key)
+        return self.portal.call(self.call, name, arguments, in_thread, call_id)
 
 
 class _Attachment:
@@ -323,7 +327,7 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         def execute(name: str, _: Mapping[str, object]) -> Any:
             return self._bodies[name].invoke(input, config, **options)
 
-        return _run_of(config).call_from_thread(self.name, {}, execute, "")
+        return _run_of(config).call_from_thread(self.name, {}, execute)
 
     async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         """Execute the node."""
@@ -331,7 +335,7 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         async def execute(name: str, _: Mapping[str, object]) -> Any:
             return await self._bodies[name].ainvoke(input, config, **options)
 
-        return await _run_of(config).call(self.name, {}, execute, "")
+        return await _run_of(config).call(self.name, {}, execute)
 
 
 def _run_of(config: Any) -> _Run:
@@ -365,7 +369,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
         call, run = request.tool_call, _run_of(request.runtime.config)
         try:
-            result = run.call_from_thread(call["name"], call["args"], execute, f"/{call['id']}")
+            result = run.call_from_thread(call["name"], call["args"], execute, call["id"])
         except _ErrorMessage as error:
             result = error.message
         return _answer(result, call)
@@ -380,7 +384,7 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
 
         call, run = request.tool_call, _run_of(request.runtime.config)
         try:
-            result = await run.call(call["name"], call["args"], execute, f"/{call['id']}")
+            result = await run.call(call["name"], call["args"], execute, call["id"])
         except _ErrorMessage as error:
             result = error.message
         return _answer(result, call)
@@ -405,8 +409,6 @@ def _checked(result: Any) -> Any:
 
 def _answer(result: Any, call: Any) -> Any:
     """Return the message to the model, under the name of the tool that it called."""
-    if result is None:
-        return ToolMessage("skipped", name=call["name"], tool_call_id=call["id"])
     if isinstance(result, ToolMessage) and result.name != call["name"]:
         return result.model_copy(update={"name": call["name"]})
     return result

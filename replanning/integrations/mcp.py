@@ -5,6 +5,7 @@ Tested with the package `mcp` 2.3. See `docs/integrations/mcp.md`.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.environment import SystemClock
-from replanning.errors import CallFailed, NeedsHuman, NotRunning, PlanError, Problem, StoreError, ToolError
+from replanning.errors import CallFailed, CallSkipped, NotRunning, PlanError, Problem, StoreError, ToolError
 from replanning.integrations.frameworks import check_arguments, missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
@@ -270,14 +271,17 @@ class McpProxy:
 
         try:
             output = await self.session.invoke(name, arguments, execute=execute)
-        except (ToolError, CallFailed, NeedsHuman, NotRunning) as given_up:
+        except CallSkipped as skipped:
+            # A result that is no error must fit the output schema of the tool.
+            return _text_result(str(skipped), is_error=self._tools[name].tool.output_schema is not None)
+        except (ToolError, CallFailed, NotRunning) as given_up:
             # The client gets the failure of the tool that it called, whatever was tried instead.
             failure = failures.get(name)
             if isinstance(failure, MCPError):
                 raise failure from None
             return failure or _text_result(str(given_up), is_error=True)
         kept = next((result for value, result in results if value is output), None)
-        return kept or _text_result("This call was skipped: it was decided that it is not needed.", is_error=False)
+        return kept or _text_result(f"several tools stood in: {json.dumps(output)}", is_error=True)
 
     def _failure(self, tool: str, said: str) -> McpToolFailed:
         session = self._tools[tool].session

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
-from replanning.errors import NeedsHuman, NotRunning, StoreError
+from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -253,6 +253,8 @@ class _Tool:
         key = "" if key in agents.done else key
         try:
             output = await agents.session.invoke(name, arguments, execute=execute, key=key)
+        except CallSkipped as skipped:
+            output = str(skipped)
         except (NotRunning, StoreError):
             raise
         except _Halted as halted:

@@ -23,7 +23,7 @@ from pydantic_core import to_json
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
-from replanning.errors import CallFailed, NeedsHuman, NoResult, StaleAnswer, UnknownQuestion, UnknownRun
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, StaleAnswer, UnknownQuestion, UnknownRun
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -241,6 +241,8 @@ class _AgentRun:
                 for question_id in error.questions:
                     seen.discard(question_id)
                     self._engine.answer(question_id, "approve", by="the approval of the call")
+            except CallSkipped as skipped:
+                return str(skipped)
             except CallFailed as error:
                 if executed or not (once and self._resumed) or isinstance(error.__cause__, NoResult):
                     raise

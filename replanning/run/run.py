@@ -28,6 +28,7 @@ from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.policy import redact_changes
 from replanning.errors import (
     CallFailed,
+    CallSkipped,
     ChangeRejected,
     NeedsHuman,
     NoResult,
@@ -283,13 +284,14 @@ class PlanRun:
                 performed again.
 
         Returns:
-            The output as the work returned it, or the recorded output if the task was done before; None if the engine
-            or a person decided to skip the task.
+            The output as the work returned it, or the recorded output if the task was done before.
 
         Raises:
-            CallFailed: no alternative is left, and no exception of the work can be raised, as after a timeout; or the task
+            CallFailed: no alternative is left, and the tool of the task raised no exception, as after a timeout; or the task
                 was done before, and its output was not recorded.
-            Exception: no alternative is left after this exception of the work.
+            CallSkipped: the engine or a person decided to skip the task, or its condition does not hold.
+            Exception: no alternative is left; what the tool of the task raised last, not what another one raised that stood
+                in for it.
             NeedsHuman: a person must answer first, and the engine has no gate; perform it again after the answer.
             NotRunning: the run ended before the task was done or given up, or another process has taken it over; or somebody
                 else performs the task.
@@ -299,36 +301,40 @@ class PlanRun:
         _require_exceptions(passes)
         life = self._lifecycle
         root = life.live.entry(life.live.entry(TaskId(task_id)).root)
-        outputs, error = dict[TaskId, object](), None
+        outputs = dict[TaskId, object]()
+        error: Exception | None = None  # of the tool of the task
+        last: Exception | None = None
         life.reserve(root)
         try:
             while (claimed := await life.next_task(root=root)) is not None:
-                (entry, task), error = claimed, None
+                (entry, task), last = claimed, None
                 offer = TaskOffer(entry, entry.claim)
                 try:
                     async with Attempt(self, task, passes) as attempt:
                         try:
                             outputs[task.id] = attempt.output = await work(task, attempt.context)
                         except Exception as raised:
-                            error = raised if attempt.id else None
+                            last = raised if attempt.id else None
                             raise
                 finally:
                     life.requeue(offer)  # unless it was started
+                if task.tool == root.task.tool:
+                    error = last
             if root.satisfied:
                 return self._performed_output(root, outputs)
             if questions := life.questions_about(root):
                 asked = join_names(questions, 5)
                 text = f"a person must answer {asked} before task {task_id!r} can go on; perform it again after that"
-                raise NeedsHuman(text, questions, root.id) from error
+                raise NeedsHuman(text, questions, root.id) from error or last
             given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
             end = life.end
             if not given_up or life.ledger.pause is not None or (end is not None and end.status == "paused"):
                 stopping = life.stopping if end is None else f"the run is {end.status} ({end.reason})"
-                raise NotRunning(f"task {task_id!r} cannot be performed: {stopping}") from error
+                raise NotRunning(f"task {task_id!r} cannot be performed: {stopping}") from error or last
             if error is not None:
                 raise error
             reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
-            raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}")
+            raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}") from last
         finally:
             life.unreserve(root)
 
@@ -339,6 +345,8 @@ class PlanRun:
             leaf = leaf.sinks[0]
         if leaf.state is TaskState.DONE and leaf.id in outputs:
             return outputs[leaf.id]
+        if leaf.state is TaskState.SKIPPED:
+            raise CallSkipped(f"task {root.id!r} was skipped{leaf.reason and f': {leaf.reason}'}")
         try:
             return detached(self.live.results.output_of(root.id))
         except NoResult as error:

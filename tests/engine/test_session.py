@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -365,7 +366,8 @@ async def test_failure_that_nobody_decides(clock: VirtualClock) -> None:
     async def find_elsewhere() -> str:
         return "found"
 
-    engine, tools = engine_of(clock), [tool(capability="x")(find), tool(capability="x")(find_elsewhere)]
+    tools: list[Any] = [tool(capability="x")(find), tool(capability="x")(find_elsewhere)]
+    engine = engine_of(clock)
     async with engine.session("find", tools=tools, run_id="thread") as session:
         with pytest.raises(NotRunning, match="enough for today") as raised:
             await session.invoke("find", {}, key="1")

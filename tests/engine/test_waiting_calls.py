@@ -9,7 +9,7 @@ import pytest
 
 from replanning import Task, TaskContext, ToolSpec
 from replanning.changes import ReplaceTask, RetryTask
-from replanning.errors import CallFailed, NeedsHuman, NotRunning
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning
 from replanning.journal import AttemptStarted, Usage
 from replanning.testing import FlakyStore, ScriptedGate, VirtualClock, raises
 from tests.support.questions import asking
@@ -124,7 +124,8 @@ async def test_unavailable_and_put_off(clock: VirtualClock) -> None:
     async with engine.session(stated) as session:
         with pytest.raises(CallFailed, match="'load' is unavailable"):
             await session.run.perform("a", work)
-        assert await session.run.perform("b", work) is None
+        with pytest.raises(CallSkipped, match=r"its condition 'context.wanted' does not hold"):
+            await session.run.perform("b", work)
         tries = [r.at for r in session.run.records() if isinstance(r.body, AttemptStarted)]
     assert all(later - earlier >= 10 for earlier, later in pairwise(tries))
 

@@ -43,7 +43,7 @@ from replanning.errors import NotRunning, RunOwned
 from replanning.integrations.agent_framework import Replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import alternative, make_engine
+from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "search_archive": "web"}
@@ -158,6 +158,13 @@ async def test_substitute(stream: bool, clock: VirtualClock) -> None:
     assert outputs(response) == ["x, from the archive"]
     assert response.text == "done"
     assert statuses(engine) == ["succeeded"]
+
+
+async def test_skipped(clock: VirtualClock) -> None:
+    """About a call that is skipped, the model is told why."""
+    attached = Replanned(engine=make_engine(skipping, clock=clock))
+    response = await play(Agent(calls("search"), tools=[search], middleware=[attached]))
+    assert outputs(response) == ["task 'search-1' was skipped: nobody needs it"]
 
 
 async def test_retry(clock: VirtualClock) -> None:

@@ -34,7 +34,7 @@ from replanning.integrations.langgraph import ReplannedGraph, ReplanningMiddlewa
 from replanning.journal import AttemptStarted, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import DOUBT, asking
-from tests.support.runs import alternative, bodies, make_engine
+from tests.support.runs import alternative, bodies, make_engine, skipping
 from tests.support.tracing import Spans
 
 WEB = {"search": "web", "archive": "web"}
@@ -553,6 +553,15 @@ async def test_tool_without_a_way_on(clock: VirtualClock) -> None:
     assert "unknown" in plain[2][2]
 
 
+async def test_skipped(clock: VirtualClock) -> None:
+    """A node that is skipped writes nothing, and about a tool that is skipped the model is told why."""
+    engine = make_engine(skipping, clock=clock)
+    result = await replanned(graph_of(raising(ValueError("down"))), engine).ainvoke({"query": "a", "log": []})
+    assert result["log"] == ["0 found"]
+    agent = agent_of(model_of("search"), [search_tool], engine)
+    assert told(await agent.ainvoke(QUESTION)) == [("search", "call-0", "task 'search-2' was skipped: nobody needs it")]
+
+
 async def test_failure_that_became_a_message(clock: VirtualClock) -> None:
     """A message about a failure, which the framework made of an exception, is a failure: another tool takes its place."""
     methods = ReplanningMiddleware()
@@ -633,7 +642,7 @@ async def test_question_about_a_tool(clock: VirtualClock, choice: int) -> None:
     answer = Command(resume={"question": question, "verdict": "approve", "choice": choice})
     [(name, call, text)] = told(await agent.ainvoke(answer, on_thread()))
     assert (name, call) == ("search", "call-0")
-    assert text == ("skipped" if choice else "q0 from the archive")
+    assert text == ("task 'search-1' was skipped" if choice else "q0 from the archive")
 
 
 def test_tool_without_event_loop() -> None:

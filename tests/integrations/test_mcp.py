@@ -25,6 +25,7 @@ from replanning.integrations.mcp import McpProxy, open_proxy, server_of_command
 from replanning.journal import SqliteStore
 from replanning.plan.tasks import Retry
 from tests.support.cli import ENVIRONMENT, PATIENCE, SCRIPT, answer, cli
+from tests.support.runs import make_engine, skipping
 from tests.support.tools import Pulse
 from tests.support.tracing import Spans
 
@@ -111,6 +112,13 @@ async def test_give_up() -> None:
         assert "no news of nothing" in result.content[0].text
         assert not (await client.call_tool("steps", {})).is_error
     assert proxy.session.run.result.ok
+
+
+async def test_skipped() -> None:
+    """About a call that is skipped, the client is told why; it is an error if the tool has an output schema."""
+    async with proxied(engine=make_engine(skipping)) as (client, _):
+        result = await client.call_tool("news", {"query": "x"})
+    assert (result.is_error, result.content[0].text) == (True, "task 'news-1' was skipped: nobody needs it")
 
 
 async def test_unknown_tool() -> None:

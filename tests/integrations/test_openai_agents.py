@@ -35,7 +35,7 @@ from replanning.errors import NotRunning
 from replanning.integrations.openai_agents import replanned
 from replanning.journal import SqliteStore
 from replanning.testing import ScriptedGate, VirtualClock
-from tests.support.runs import alternative, make_engine
+from tests.support.runs import alternative, make_engine, skipping
 from tests.support.tracing import Spans
 
 
@@ -136,6 +136,12 @@ async def test_substitute(clock: VirtualClock) -> None:
     assert outputs(result) == ["x, from the archive"]
     assert result.final_output == "done"
     assert statuses(engine) == ["succeeded"]
+
+
+async def test_skipped(clock: VirtualClock) -> None:
+    """About a call that is skipped, the model is told why."""
+    async with replanned(agent_of(calls("search"), search), make_engine(skipping, clock=clock)) as agent:
+        assert outputs(await Runner.run(agent, "x?")) == ["task 'search-1' was skipped: nobody needs it"]
 
 
 async def test_retry(clock: VirtualClock) -> None:

@@ -46,7 +46,7 @@ from replanning.integrations.pydantic_ai import Replanned
 from replanning.journal import JsonlStore, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import DOUBT, asking
-from tests.support.runs import alternative, make_engine
+from tests.support.runs import alternative, make_engine, skipping
 
 WEB = {"search": "web", "search_archive": "web"}
 
@@ -183,6 +183,12 @@ async def test_typed_arguments_and_dependencies(clock: VirtualClock) -> None:
     result = await Agent(model, tools=tools, deps_type=str, capabilities=[attached]).run("go", deps="ada")
     assert result.output == "done: ['ada walk 1 Point 1']"
     assert result.usage.tool_calls == 2
+
+
+async def test_skipped(clock: VirtualClock) -> None:
+    """About a call that is skipped, the model is told why."""
+    result = await agent_of(calling(ONE_SEARCH), [search], make_engine(skipping, clock=clock)).run("find x")
+    assert "task 'search-1' was skipped: nobody needs it" in result.output
 
 
 async def test_retry(clock: VirtualClock) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from replanning import Answer, PlanRun, Retry, Task, TaskContext, ToolSpec, TransientError
 from replanning.changes import CancelTask, ReplaceTask, SkipTask
-from replanning.errors import CallFailed, NeedsHuman, NotRunning, UnknownTask
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NotRunning, UnknownTask
 from replanning.journal import AttemptFailed, AttemptInterrupted, AttemptStarted
 from replanning.testing import FlakyStore, ScriptedGate, VirtualClock
 from tests.support.questions import asking
@@ -66,6 +66,23 @@ async def test_original_exception(clock: VirtualClock) -> None:
         assert raised.value is error
         assert await run.perform("b", work) == {None, "nobody"}
         assert (await run.wait()).status == "failed"
+
+
+@pytest.mark.parametrize("hangs", ["", "own", "other"])
+async def test_exception_of_the_tool_that_was_called(clock: VirtualClock, hangs: str) -> None:
+    """Where the substitute fails, too, the caller gets what its own tool raised; if that is nothing, both are told."""
+
+    async def fails(task: Task, context: TaskContext) -> object:
+        if task.tool == hangs:
+            await anyio.sleep_forever()
+        raise (LookupError if task.tool == "own" else OSError)(f"{task.tool} is down")
+
+    tools = [ToolSpec(name=name, capability="web", timeout=5) for name in ("own", "other")]
+    document = plan(Task(id="a", tool="own", idempotent=True, retry=Retry(max_attempts=1)), tools=tools)
+    async with make_engine("repair", clock=clock).open(document) as run:
+        with pytest.raises(CallFailed if hangs == "own" else LookupError, match=r"own is down|other is down") as raised:
+            await run.perform("a", fails)
+    assert isinstance(raised.value.__cause__, OSError if hangs == "own" else type(None))
 
 
 async def test_retry(clock: VirtualClock) -> None:
@@ -236,7 +253,7 @@ async def test_question(clock: VirtualClock, *, asks: bool) -> None:
 
 @pytest.mark.parametrize("change", ["skip", "cancel"])
 async def test_skipped_or_cancelled(clock: VirtualClock, change: str) -> None:
-    """A task that is skipped has no output; one that is cancelled ends the wait of its caller with the reason."""
+    """A task that is skipped or cancelled ends the wait of its caller with the reason."""
     changed = (
         SkipTask(task_id="a", reason="not wanted") if change == "skip" else CancelTask(task_id="a", reason="not wanted")
     )
@@ -246,11 +263,8 @@ async def test_skipped_or_cancelled(clock: VirtualClock, change: str) -> None:
 
             async def caller() -> None:
                 waiting.set()
-                if change == "skip":
-                    assert await run.perform("a", work) is None
-                else:
-                    with pytest.raises(CallFailed, match="not wanted"):
-                        await run.perform("a", work)
+                with pytest.raises(CallSkipped if change == "skip" else CallFailed, match="not wanted"):
+                    await run.perform("a", work)
 
             group.start_soon(caller)
             await anyio.wait_all_tasks_blocked()

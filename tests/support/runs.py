@@ -17,7 +17,7 @@ from replanning import (
     Task,
     TaskContext,
 )
-from replanning.changes import PlanChange, ReplaceTask
+from replanning.changes import PlanChange, ReplaceTask, SkipTask
 from replanning.decision import AlternativeProvider, HumanGate
 from replanning.history import ReplanHistory
 from replanning.journal import RecordBody, RunStore
@@ -56,6 +56,11 @@ def again(request: ReplanRequest) -> list[Alternative]:
 def alternative(*changes: PlanChange, confidence: float = 0.9, reason: str = "scripted") -> Alternative:
     """An alternative made of changes."""
     return Alternative(changes=changes, reason=reason, confidence=confidence)
+
+
+def skipping(request: ReplanRequest) -> list[Alternative]:
+    """Skip the first task concerned."""
+    return [alternative(SkipTask(task_id=request.triggers[0].tasks[0], reason="nobody needs it"))]
 
 
 def chain(*ids: str) -> Plan:
