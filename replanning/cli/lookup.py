@@ -201,9 +201,14 @@ def check_run_id(run_id: str) -> None:
         fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
 
 
+def shown_place(place: str) -> str:
+    """Return the place of a store without the password of its address, which then has to come from elsewhere."""
+    return Redactor().text(place) if "://" in place else place
+
+
 def command_line(place: str, *words: str) -> str:
     """Return a command line for the user to copy, with `--store` where the store is not the default one."""
-    store = [] if place == DEFAULT_STORE else ["--store", place]
+    store = [] if place == DEFAULT_STORE else ["--store", shown_place(place)]
     return shlex.join(["replanning", *words, *store])
 
 

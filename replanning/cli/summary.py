@@ -10,7 +10,7 @@ from replanning import PlanRun, ReplanningEngine, journal
 from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
 from replanning.cli.gate import is_phase_task
-from replanning.cli.lookup import command_line, question_words
+from replanning.cli.lookup import command_line, question_words, shown_place
 from replanning.errors import StoreError
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
@@ -177,7 +177,7 @@ class RunSummary:
         if result.unjournaled:
             out.print("  history  is not complete: the store failed, and the run went on without it", style="yellow")
         elif self._durable:
-            out.print(f"  history  {self._store}  →  {self._command('history', result.run)}")
+            out.print(f"  history  {shown_place(self._store)}  →  {self._command('history', result.run)}")
         else:
             out.print("  history  was kept in memory only; use --store to keep it")
         if self._trace_place:

@@ -162,8 +162,9 @@ class PostgresStore(RunStore):
     connection is lost during an append, the store withdraws the record, if the server has it, before it takes the next.
 
     Args:
-        place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq takes them. Give a
-            password in `PGPASSWORD`, in a password file or in a service file.
+        place: the address, as in `postgresql://user@host/database`, or `key=value` pairs as libpq takes them; what it
+            leaves out comes from libpq's variables, such as `PGHOST`. Give a password in `PGPASSWORD`, in a password file
+            or in a service file.
         timeout: seconds after which a request that the server does not answer has failed.
 
     Raises:
@@ -172,14 +173,16 @@ class PostgresStore(RunStore):
 
     durable: ClassVar[bool] = True
 
-    def __init__(self, place: str, *, timeout: float = 5.0) -> None:
+    def __init__(self, place: str = "", *, timeout: float = 5.0) -> None:
         address = f"postgresql:{place}" if place.startswith("//") else place
         try:
             self._address = make_conninfo(address, **_LIMITS, connect_timeout=str(max(2, round(timeout))))
         except psycopg.Error as error:
             raise StoreError(f"this is no address of a PostgreSQL database: {_first_line(error)}") from None
         known = conninfo_to_dict(address)
-        self._name = "/".join(str(known[key]) for key in ("host", "service", "dbname") if known.get(key))
+        self._name = (
+            "/".join(str(known[key]) for key in ("host", "service", "dbname") if known.get(key)) or "the database"
+        )
         self._timeout = timeout
         self._threads = _Workers(_MAX_CONNECTIONS)
         self._doubtful: dict[RunId, tuple[dict[str, object], Future[None]]] = {}
@@ -201,7 +204,7 @@ class PostgresStore(RunStore):
         self._listener.start()
 
     def __repr__(self) -> str:
-        return f"<PostgresStore {self._name or 'default database'!r}>"
+        return f"<PostgresStore {self._name!r}>"
 
     def create(self, run: RunId, owner: str, at: float, ttl: float) -> Lease:
         """Insert a row for the run."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -26,6 +27,7 @@ from replanning.testing.stores import (
     sample_message,
     sample_record,
 )
+from tests.support.cli import cli, write_plan
 from tests.support.postgres import Server, missing_part
 
 pytestmark = pytest.mark.deep
@@ -129,6 +131,17 @@ def test_addresses(address: str, postgres_server: Server) -> None:
     sql(address, "UPDATE replanning_schema SET version = 99")
     with pytest.raises(StoreError, match=r"version 99 of the schema, .* upgrade the library"):
         open_store(address)
+
+
+def test_the_command_line_keeps_the_password(address: str, tmp_path: Path) -> None:
+    """Commands to copy name the database without the password of its address."""
+    tools = {"missing": "no-such-program", "stop": "echo stopped ## dangerous: true"}
+    plan = write_plan(tmp_path, tools, "id: broken, tool: missing, fallbacks: [{tool: stop}]")
+    place = address.replace("replanning@127.0.0.1", "replanning:wonderland7@127.0.0.1")
+    ran = cli(tmp_path, "run", plan, "--run-id", "r1", "--store", place, code=4)
+    said = ran.stdout + ran.stderr + cli(tmp_path, "pending", "--store", place).stdout
+    assert said.count("replanning approve r1 1 --store") == 2
+    assert "wonderland7" not in said
 
 
 def test_messages_are_notified(store: RunStore, address: str) -> None:
