@@ -18,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from replanning.cli.app import COMMANDS, app
 from replanning.journal import Record
 from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT, trigger_types
@@ -85,12 +87,41 @@ def main(*arguments: str) -> None:
         shutil.copy(image, target)
     if "--pages" not in arguments:
         generator = Path(sys.executable).with_name("zensical")
-        subprocess.run([generator, "build", "--clean", "--strict"], cwd=ROOT, check=True)
+        settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+        settings["nav"] = filled(settings["nav"], {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")})
+        (ROOT / "build" / "mkdocs.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        command = [generator, "build", "--config-file", "build/mkdocs.yml", "--clean", "--strict"]
+        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+            raise SystemExit(code)
         for page in (ROOT / "build" / "site").rglob("*.html"):
             if loaded := re.search(
                 r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*>", page.read_text("utf-8")
             ):
                 raise SystemExit(f"{page} loads something from elsewhere: {loaded[0]}")
+
+
+def filled(nav: list[Any], pages: set[str]) -> list[Any]:
+    """Return the navigation with every folder (`examples/`) replaced by those of its pages that no other entry names.
+
+    Pages of other folders that no entry names are in a last section.
+    """
+    named = set(re.findall(r"[\w./-]+\.md", str(nav)))
+    left = sorted(pages - named)
+
+    def entries(entry: Any) -> list[Any]:
+        if isinstance(entry, dict):
+            ((title, inner),) = entry.items()
+            if isinstance(inner, list):
+                return [{title: [each for part in inner for each in entries(part)]}]
+            return [entry]
+        if not entry.endswith("/"):
+            return [entry]
+        here = [page for page in left if page.startswith(entry)]
+        left[:] = [page for page in left if page not in here]
+        return here
+
+    whole = [each for entry in nav for each in entries(entry)]
+    return [*whole, {"More": left}] if left else whole
 
 
 def page_sources() -> dict[str, str]:
@@ -415,6 +446,8 @@ def api() -> dict[str, str]:
     modules = dict(PACKAGES)
     for family in ("integrations", "exporters"):
         for path in sorted((ROOT / "replanning" / family).glob("[!_]*.py")):
+            if family == "integrations" and not (DOCS / family / f"{path.stem}.md").exists():
+                continue  # what the integrations share
             modules[f"replanning.{family}.{path.stem}"] = f"`{path.stem}`"
     pages, seen = {}, set[str]()
     lines = ["# Python API", "Public are the names on these pages, and no others.", "| module | about |\n|---|---|"]

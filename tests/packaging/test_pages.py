@@ -1,15 +1,20 @@
 """What the pages show works: programs run and print what the page says, plans and settings load, commands exist.
 
-The programs of a page run in their order and share their names. `<!-- not run: REASON -->` before a block excepts it, and
-`<!-- needs: MODULE -->` skips it where the module is missing. A block without an import is a fragment, and only has to compile.
+The programs of a page run in their order and share their names. A block without an import is a fragment, and only has to
+compile. A comment before a block says more: `<!-- not run: REASON -->` excepts it, `<!-- needs: MODULE -->` skips the page where the
+module is missing, `<!-- file: NAME -->` writes it to a file, and `<!-- shell: REASON -->` runs the commands of a console block, whose
+output is the rest of the block; there `…` stands for anything.
 """
 
 import ast
 import importlib
 import io
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
@@ -47,17 +52,17 @@ class Block(NamedTuple):
     output: str
 
 
-def blocks(page: Path, language: str) -> Iterator[Block]:
-    """Yield the blocks of a page in a language."""
+def blocks(page: Path, *languages: str) -> Iterator[Block]:
+    """Yield the blocks of a page, all or those in some languages."""
     for found in BLOCK.findall(page.read_text(encoding="utf-8")):
         block = Block(*found)
-        if block.language == language:
+        if block.language in languages or not languages:
             yield block
 
 
-def pages(language: str) -> Any:
-    """Parametrize a test with the pages that have blocks in a language."""
-    found = [page for page in PAGES if any(blocks(page, language))]
+def pages(*languages: str) -> Any:
+    """Parametrize a test with the pages that have blocks in one of some languages."""
+    found = [page for page in PAGES if any(blocks(page, *languages))]
     return pytest.mark.parametrize("page", found, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -72,24 +77,37 @@ def run(block: Block, place: str, names: dict[str, object]) -> str:
     return printed.getvalue()
 
 
-@pages("python")
+@pages("python", "console")
 def test_programs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs of a page run in their order, and print what the page says."""
+    """The programs and commands of a page run in their order, and print what the page says."""
     monkeypatch.chdir(tmp_path)
-    for plan in blocks(page, "yaml"):
-        (tmp_path / "plan.yaml").write_text(plan.text, encoding="utf-8")
-        break
     names: dict[str, object] = {"__name__": "page"}
-    for number, block in enumerate(blocks(page, "python"), 1):
-        place = f"{page.name}, program {number}"
-        imports = re.search(r"^(from|import) ", block.text, re.MULTILINE)
-        if block.mark == "not run" or not imports:
+    for number, block in enumerate(blocks(page), 1):
+        place = f"{page.name}, block {number}"
+        if block.mark == "file":
+            (tmp_path / block.note).write_text(block.text, encoding="utf-8")
+        elif block.mark == "shell":
+            run_session(block.text, place)
+        elif block.language != "python":
+            continue
+        elif block.mark == "not run" or not re.search(r"^(from|import) ", block.text, re.MULTILINE):
             compile(block.text, place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         elif block.mark == "needs" and find_spec(block.note) is None:
             pytest.skip(f"{block.note} is not installed")
         else:
             printed = run(block, place, names)
             assert not block.output or printed == block.output, place
+
+
+def run_session(text: str, place: str) -> None:
+    """Run the commands of a console block in a shell, one after another, and compare what each prints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        environment = {**os.environ, "PATH": path, "NO_COLOR": "1"}
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=120)
+        expected = ".*".join(re.escape(piece) for piece in output.split("…"))
+        assert re.fullmatch(expected, done.stdout, re.DOTALL), f"{place}: {command}\n{done.stdout}\n{done.stderr}"
 
 
 @pages("yaml")
