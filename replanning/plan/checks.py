@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Final
 
@@ -19,6 +20,10 @@ from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 
 Finding = tuple[JsonPath, str]
+_Expression = Condition | tuple[Reference, ...] | str
+"""Parsed condition, or references of a text; or why there is none."""
+_ParsedBody = tuple[JsonPath, TaskBody, list[tuple[str, _Expression]]]
+"""A task, fallback or undo task: its path in the task, itself, and its expressions with the fields that hold them."""
 Graph = Sequence[Sequence[int]]
 """Dependencies of numbered nodes: `graph[i]` are the nodes that i depends on."""
 
@@ -49,6 +54,8 @@ def check_plan(
 ) -> list[Problem]:
     """Return everything that is wrong with a plan whose parts are each valid."""
     scope = _Scope({tool.name: tool for tool in tools}, resources, objects, servers)
+    ids = {task.id for task in tasks}
+    bodies = [_parsed_bodies(task, ids) for task in tasks]
     findings = chain(
         _check_unique("tool", [tool.name for tool in tools], "name"),
         (
@@ -64,21 +71,23 @@ def check_plan(
         (
             (("tasks", index, *path), f"task {task.id!r}: {text}")
             for index, task in enumerate(tasks)
-            for path, text in _check_body(task, scope)
+            for path, text in _check_bodies(bodies[index], scope)
         ),
+        _check_graph(tasks, bodies, scope.hints),
     )
-    problems = first_problems(Problem(format_path(path), text) for path, text in findings)
-    return first_problems([*problems, *check_graph(tasks, scope.hints)])
+    return first_problems(Problem(format_path(path), text) for path, text in findings)
 
 
-def check_graph(tasks: Sequence[Task], hints: NameSuggester | None = None) -> list[Problem]:
+def check_graph(tasks: Sequence[Task]) -> list[Problem]:
     """Return the problems between tasks: duplicate ids, wrong dependencies, references to unavailable results."""
-    return first_problems(
-        Problem(format_path(path), text) for path, text in _graph_findings(tasks, hints or NameSuggester())
-    )
+    ids = {task.id for task in tasks}
+    findings = _check_graph(tasks, [_parsed_bodies(task, ids) for task in tasks], NameSuggester())
+    return first_problems(Problem(format_path(path), text) for path, text in findings)
 
 
-def _graph_findings(tasks: Sequence[Task], hints: NameSuggester) -> Iterator[Finding]:
+def _check_graph(
+    tasks: Sequence[Task], bodies: Sequence[Sequence[_ParsedBody]], hints: NameSuggester
+) -> Iterator[Finding]:
     yield from _check_unique("task", [task.id for task in tasks], "id")
     number_of = {task.id: number for number, task in reversed([*enumerate(tasks)])}  # the first of those with one id
     sound = True
@@ -104,7 +113,7 @@ def _graph_findings(tasks: Sequence[Task], hints: NameSuggester) -> Iterator[Fin
         text = f"the tasks depend on one another in a circle: {' → '.join(names)}; remove one of these dependencies"
         sound = False
         yield ("tasks", cycle[0], "depends_on"), text
-    uses = [(number, *use) for number, task in enumerate(tasks) for use in result_references(task, number_of)]
+    uses = [(number, *use) for number, task in enumerate(tasks) for use in _results_read(task, bodies[number])]
     for number, path, name, text in uses:
         if name not in number_of:
             sound = False
@@ -133,7 +142,7 @@ def check_task(
     """
     return [
         f"{format_path(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text
-        for path, text in _check_body(task, _Scope(tools, capacity, objects))
+        for path, text in _check_bodies(_parsed_bodies(task), _Scope(tools, capacity, objects))
     ]
 
 
@@ -144,12 +153,16 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
         task: the task.
         known: the ids of all tasks, which separate a task's id from a path into its output.
     """
-    for path, body in nested_bodies(task):
-        for name, parsed in _parsed_expressions(body, known, "results"):
+    return _results_read(task, _parsed_bodies(task, known, "results"))
+
+
+def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[JsonPath, str, str]]:
+    for path, _, expressions in bodies:
+        for name, parsed in expressions:
             if isinstance(parsed, Condition):
                 for read in sorted(parsed.names("results")):
                     yield (*path, name), read, f"results.{read}"
-            elif not isinstance(parsed, ExpressionError):  # which is reported with the task
+            elif not isinstance(parsed, str):  # which is reported with the task
                 for reference in parsed:
                     if reference.task is not None and not ("undo" in path and reference.task == task.id):
                         yield (*path, name), reference.task, str(reference)
@@ -177,6 +190,34 @@ class _Scope:
     servers: Mapping[str, McpServer] = field(default_factory=dict)
     hints: NameSuggester = field(default_factory=NameSuggester)
     _placeholders: dict[str, dict[str, str]] = field(default_factory=dict)
+    _demands: dict[str, tuple[list[str], list[tuple[str, float]]]] = field(default_factory=dict)
+
+    @cached_property
+    def object_types(self) -> frozenset[str]:
+        """Types of the objects that arguments may name."""
+        return frozenset(self.objects.values())
+
+    @cached_property
+    def _server_tools(self) -> dict[str, frozenset[str] | None]:
+        return {key: None if one.tools is None else frozenset(one.tools) for key, one in self.servers.items()}
+
+    def may_be_served(self, name: str) -> bool:
+        """Return whether a server may have a tool of this name: only the server itself can confirm it."""
+        dots = (place for place, character in enumerate(name[:-1]) if character == ".")
+        offers = ((self._server_tools.get(name[:dot], frozenset()), name[dot + 1 :]) for dot in dots)
+        return any(names is None or own in names for names, own in offers)
+
+    def demands(self, tool: ToolSpec) -> tuple[list[str], list[tuple[str, float]]]:
+        """Return the parameters that a tool cannot do without, and the resources of which it takes too much."""
+        if tool.name not in self._demands:
+            optional = frozenset(tool.optional)
+            required = [name for name in tool.parameters if name not in optional]
+            self._demands[tool.name] = required, self.excess(tool.resources)
+        return self._demands[tool.name]
+
+    def excess(self, resources: Mapping[str, float]) -> list[tuple[str, float]]:
+        """Return the resources with an amount above the capacity."""
+        return [(name, amount) for name, amount in resources.items() if amount > self.capacity.get(name, amount)]
 
     def placeholders(self, tool: ToolSpec) -> dict[str, str]:
         """Return the placeholders in the patterns of a tool, each with the first field that has it."""
@@ -209,11 +250,11 @@ def _check_tool(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
         yield ("callable",), f": {brief_repr(tool.callable)} is not of the form module:function"
     if tool.server is not None and tool.server not in scope.servers:
         yield ("server",), f": `mcp` describes no server {tool.server!r}{scope.hints(tool.server, scope.servers)}"
-    types = {*_PARAMETER_TYPES, *scope.objects.values()}
     for parameter, kind in tool.parameters.items():
-        if kind not in types:
+        if kind not in _PARAMETER_TYPES and kind not in scope.object_types:
             known = f"expected one of {', '.join(_PARAMETER_TYPES)}, or a type that `objects` states"
-            yield ("parameters", parameter), f": there is no type {kind!r}{scope.hints(kind, types)}; {known}"
+            hint = scope.hints(kind, {*_PARAMETER_TYPES, *scope.object_types})
+            yield ("parameters", parameter), f": there is no type {kind!r}{hint}; {known}"
     for parameter in tool.optional:
         if parameter not in tool.parameters:
             hint = scope.hints(parameter, tool.parameters)
@@ -232,37 +273,41 @@ def _check_resource_declared(resource: str, scope: _Scope) -> Iterator[Finding]:
         yield ("resources", resource), text
 
 
-def _parsed_expressions(
-    body: TaskBody, known: Container[str] = (), about: str = ""
-) -> Iterator[tuple[str, Condition | tuple[Reference, ...] | ExpressionError]]:
-    """Yield the field and the parsed form of the references of each text, and of the condition; or why there is none."""
+def _parsed_bodies(task: TaskBody, known: Container[str] = (), about: str = "") -> list[_ParsedBody]:
+    return [(path, body, [*_parsed_expressions(body, known, about)]) for path, body in nested_bodies(task)]
+
+
+def _parsed_expressions(body: TaskBody, known: Container[str], about: str) -> Iterator[tuple[str, _Expression]]:
+    """Yield the expressions of a task, fallback or undo task, each with the field that holds it."""
     if "${" in str(body.arguments):  # a quick look: most arguments have no references
         for text in iter_strings(body.arguments, keys=False):
             if "${" in text:
                 try:
                     yield "arguments", find_references(text, known)
                 except ExpressionError as error:
-                    yield "arguments", error
+                    yield "arguments", str(error)
     if body.when is not None and about in body.when:
         try:
             yield "when", Condition.parse(body.when)
         except ExpressionError as error:
-            yield "when", error
+            yield "when", str(error)
 
 
-def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
+def _check_bodies(bodies: Sequence[_ParsedBody], scope: _Scope) -> Iterator[Finding]:
     """Yield the problems of a task, its fallbacks and undo tasks."""
-    for path, body in nested_bodies(task):
+    for path, body, expressions in bodies:
         tool = scope.tools.get(body.tool) if body.tool is not None else None
+        required, taken = scope.demands(tool) if tool is not None else ([], [])
         if tool is not None:
             given, parameters = body.arguments, tool.parameters
-            for name, kind in parameters.items():
-                if name in given:
-                    if expected := _type_mismatch(given[name], kind, scope.objects):
-                        found = f"argument {brief_repr(name)} of tool {tool.name!r} is {brief_repr(given[name])}"
-                        yield (*path, "arguments", name), f"{found}, expected {expected}"
-                elif name not in tool.optional:
-                    yield (*path, "arguments"), f"tool {tool.name!r} needs the argument {brief_repr(name)} ({kind})"
+            for name in given:
+                if name in parameters and (expected := _type_mismatch(given[name], parameters[name], scope)):
+                    found = f"argument {brief_repr(name)} of tool {tool.name!r} is {brief_repr(given[name])}"
+                    yield (*path, "arguments", name), f"{found}, expected {expected}"
+            for name in required:  # not all parameters: each of many tasks may leave out many
+                if name not in given:
+                    needed = f"{brief_repr(name)} ({parameters[name]})"
+                    yield (*path, "arguments"), f"tool {tool.name!r} needs the argument {needed}"
             for name in given if parameters else ():
                 if name not in parameters:
                     hint = scope.hints(name, parameters)
@@ -273,36 +318,30 @@ def _check_body(task: TaskBody, scope: _Scope) -> Iterator[Finding]:
                     escape = f"; write {{{{{name}}}}} there if the braces are meant" if where == "command" else ""
                     text = f"tool {tool.name!r} names {{{name}}} in its {where}: give that argument{escape}"
                     yield (*path, "arguments"), text
-        elif body.tool is not None and (scope.tools or scope.servers):
-            offers = [  # only a server itself can confirm that it has a tool
-                (server.tools, body.tool[len(key) + 1 :])
-                for key, server in scope.servers.items()
-                if body.tool.startswith(f"{key}.")
-            ]
-            if not any(name and (names is None or name in names) for names, name in offers):
-                hint = scope.hints(body.tool, scope.tools)
-                yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
+        elif body.tool is not None and (scope.tools or scope.servers) and not scope.may_be_served(body.tool):
+            hint = scope.hints(body.tool, scope.tools)
+            yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
         for resource in body.resources:
             yield from (((*path, *inner), text) for inner, text in _check_resource_declared(resource, scope))
-        for resource, amount in {**(tool.resources if tool else {}), **body.resources}.items():
-            if amount > scope.capacity.get(resource, amount):
-                own = resource in body.resources
-                taker = "it takes" if own or tool is None else f"its tool {tool.name!r} takes"
-                text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"
-                yield (*path, *(("resources", resource) if own else ("tool",))), text
-        for name, parsed in _parsed_expressions(body):
-            if isinstance(parsed, ExpressionError):
-                yield (*path, name), str(parsed)
+        by_tool = [(name, amount) for name, amount in taken if name not in body.resources]
+        for resource, amount in (*by_tool, *scope.excess(body.resources)):
+            own = resource in body.resources
+            taker = "it takes" if own else f"its tool {body.tool!r} takes"
+            text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"
+            yield (*path, *(("resources", resource) if own else ("tool",))), text
+        for name, parsed in expressions:
+            if isinstance(parsed, str):
+                yield (*path, name), parsed
 
 
-def _type_mismatch(value: JsonValue, kind: str, objects: Mapping[str, str]) -> str:
+def _type_mismatch(value: JsonValue, kind: str, scope: _Scope) -> str:
     """Return the type that was expected instead of this value; "" if it fits or is known only at run time."""
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
         return ""
-    if kind in _PARAMETER_TYPES and not (kind == "path" and kind in objects.values()):
+    if kind in _PARAMETER_TYPES and not (kind == "path" and kind in scope.object_types):
         odd = isinstance(value, bool) and kind in ("integer", "number")
         return "" if isinstance(value, _PARAMETER_TYPES[kind]) and not odd else f"{kind}, not {json_type_name(value)}"
-    if kind not in objects.values() or (isinstance(value, str) and objects.get(value) == kind):
+    if kind not in scope.object_types or (isinstance(value, str) and scope.objects.get(value) == kind):
         return ""
     return f"an object of type {kind!r} as `objects` states them"
 

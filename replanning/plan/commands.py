@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -198,8 +198,15 @@ def option_problems(
         arguments: values by name; missing ones have no problems.
         parameters: the types of arguments; one that is a number may be negative.
     """
+    return leading_problems(leading_holes(command), arguments, parameters)
+
+
+def leading_problems(
+    holes: Iterable[LeadingHoles], arguments: Mapping[str, JsonValue], parameters: Mapping[str, str]
+) -> list[str]:
+    """Return the problems of arguments in the leading holes of a command, as `option_problems` does."""
     problems: list[str] = []
-    for names, forbidden, exempt in _leading_holes(command):
+    for names, forbidden, exempt in holes:
         for name in names:
             value = arguments.get(name, "")
             texts = [str(item) for item in (value if isinstance(value, list) else [value])]
@@ -250,12 +257,19 @@ _MAX_WORDS: Final = 100
 """Most words of a simple command that are searched for a sign that the next word is no option."""
 
 
-def _leading_holes(command: str) -> Iterator[tuple[list[str], re.Pattern[str], int]]:
-    """Yield the holes at the beginning of each word that a program may read as an option, or `curl` as a file: `@name`.
+LeadingHoles = tuple[tuple[str, ...], re.Pattern[str], int]
+"""Holes at the beginning of a word, the beginnings that their arguments must not have, and how many words of a list are
+exempt: 1 after an option that takes a value, and after a redirection."""
 
-    With each, the beginnings that the argument must not have, and how many words of a list are exempt: 1 after an option that
-    takes a value, and after a redirection.
-    """
+
+def leading_holes(command: str) -> list[LeadingHoles]:
+    """Return the different holes that a program may read as an option, or `curl` as a file: `@name`."""
+    return list(
+        dict.fromkeys((tuple(names), forbidden, exempt) for names, forbidden, exempt in _leading_holes(command))
+    )
+
+
+def _leading_holes(command: str) -> Iterator[tuple[list[str], re.Pattern[str], int]]:
     words: list[str] = []
     holes: list[str] = []
     word = ""
@@ -641,13 +655,20 @@ def danger_reason(tool: ToolSpec, arguments: Mapping[str, JsonValue] = MappingPr
         return ""
     template = mark_holes(tool.command)
     substitutions = template.count("$(") + template.count("`")
-    is_long = len(template) > _MAX_COMMAND_CHARS or substitutions > _MAX_COMMANDS
-    if is_long or len(_simple_commands(template)) > _MAX_COMMANDS:
+    if len(template) > _MAX_COMMAND_CHARS or substitutions > _MAX_COMMANDS:
         return "its command is too long to be judged"
     filled = MARKED_HOLE.sub(lambda hole: _given_words(hole[0], arguments.get(hole[1])), template)
-    numbers = {name for name, kind in tool.parameters.items() if kind in ("integer", "number")}
-    unfilled = MARKED_HOLE.sub(lambda hole: "0" if hole[1] in numbers else hole[0], template)
-    return next(_danger_reasons(unfilled), "") or next(_danger_reasons(filled) if arguments else iter(()), "")
+    kinds, numbers = tool.parameters, ("integer", "number")
+    unfilled = MARKED_HOLE.sub(lambda hole: "0" if kinds.get(hole[1]) in numbers else hole[0], template)
+    return _first_danger(unfilled) or (_first_danger(filled) if arguments else "")
+
+
+@lru_cache(maxsize=64)  # a tool is judged for each of its uses
+def _first_danger(command: str) -> str:
+    """Return why a command with marked holes may do harm; "" if it looks harmless."""
+    if len(_simple_commands(command)) > _MAX_COMMANDS:
+        return "its command is too long to be judged"
+    return next(_danger_reasons(command), "")
 
 
 def _given_words(hole: str, value: JsonValue) -> str:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any, Final, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, JsonValue, PrivateAttr, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic.json_schema import GenerateJsonSchema
 
@@ -26,6 +26,7 @@ from replanning.plan.messages import (
     FURTHER_PROBLEMS,
     MAX_PROBLEMS,
     did_you_mean,
+    format_path,
     model_at,
     parse_path,
     require_instance,
@@ -47,7 +48,10 @@ from replanning.plan.tasks import (
     Text,
     ToolSpec,
 )
-from replanning.plan.types import JsonObject, TaskId
+from replanning.plan.types import JsonObject, JsonPath, TaskId
+
+MAX_PLAN_TASKS: Final = 100_000
+"""Most tasks of a plan file, fallbacks and undo tasks included."""
 
 _MAX_ERRORS: Final = 10 * MAX_PROBLEMS
 _TASKS_PER_CHUNK: Final = 500
@@ -152,6 +156,7 @@ class Plan(StrictModel):
                 got = "it is empty" if document is None else f"this is {json_type_name(document)}"
                 raise PlanError([Problem(source, f"a plan is a mapping with the fields goal and tasks; {got}")])
             try:
+                _check_number_of_tasks(document)
                 return cls.model_validate(document)
             except PlanError as error:
                 raise PlanError(with_positions(error.problems, text, format, source)) from None
@@ -212,6 +217,21 @@ class Plan(StrictModel):
         if "tasks" in document:
             document["tasks"] = [{"id": task["id"], **task} for task in document["tasks"]]
         return document
+
+
+def _check_number_of_tasks(document: JsonObject) -> None:
+    """Refuse a document of too many tasks before it becomes a plan, whose parts take a hundred times its memory."""
+    count = 0
+    lists: list[tuple[JsonPath, JsonValue]] = [(("tasks",), document.get("tasks"))]
+    for path, items in lists:  # grows while it is iterated
+        bodies = items if isinstance(items, list) else [items] if path[-1] == "undo" else []
+        if (count := count + len(bodies)) > MAX_PLAN_TASKS:
+            why = f"with these there are more than {MAX_PLAN_TASKS} tasks, fallbacks and undo tasks; divide the plan"
+            raise PlanError([Problem(format_path(path), why)])
+        for index, body in enumerate(bodies):
+            if isinstance(body, dict):
+                where = path if path[-1] == "undo" else (*path, index)
+                lists += [((*where, name), body[name]) for name in ("fallbacks", "undo") if name in body]
 
 
 @contextmanager

@@ -9,10 +9,10 @@ import json
 import pathlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from os import PathLike
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import JsonValue
@@ -141,7 +141,7 @@ def find_positions(text: str, format: Format, paths: Collection[JsonPath]) -> di
     positions: dict[JsonPath, tuple[int, int]] = {}
     for path, token in _iter_paths(_yaml_tokens(text) if format == "yaml" else _json_tokens(text), paths):
         if path in paths:
-            positions.setdefault(path, (token.line, token.column))
+            positions.setdefault(path, token[2:])
             if len(positions) == len(paths):
                 break
     return positions
@@ -168,6 +168,7 @@ _INTEGER: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT: Final = re.compile(r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
 _NUMBER_START: Final = frozenset("0123456789-+.")
 _MAX_PATH_STEPS: Final = 10
+_TAG_MESSAGE: Final = "the tag {} is not supported; a plan holds plain values"
 _TAG_PREFIX: Final = "tag:yaml.org,2002:"
 _PLAIN_TAGS: Final = {
     kind: ("!", f"{_TAG_PREFIX}{name}")
@@ -184,27 +185,37 @@ class _Dumper(_SafeDumper):  # type: ignore[misc, valid-type] # the base depends
 _Dumper.add_implicit_resolver(f"{_TAG_PREFIX}float", re.compile(rf"(?:{_FLOAT.pattern})$"), sorted(_NUMBER_START))
 
 
-@dataclass(slots=True)
-class _Frame:
-    """Array or object that is being read."""
+def _plain_value(word: str) -> JsonValue:
+    """Return the value of a scalar without quotes.
 
-    value: list[JsonValue] | dict[str, JsonValue]
-    anchor: str | None = None
-    first_node: int = 0
-    key: str | None = None
-    height: int = 0
+    Raises:
+        ValueError: it is a number of too many digits.
+    """
+    if word in _PLAIN_CONSTANTS:
+        return _PLAIN_CONSTANTS[word]
+    if word[0] not in _NUMBER_START:
+        return word
+    return int(word) if _INTEGER.fullmatch(word) else float(word) if _FLOAT.fullmatch(word) else word
 
 
 def _read_yaml(text: str) -> JsonValue:
     """Build the document from the events of the YAML parser."""
     root: list[JsonValue] = []
-    stack = [_Frame(root)]
+    # The array or object that is being read, the key of its next value, its anchor, the number of nodes before it, and
+    # its height; and the same of those around it: an object for each would double the time.
+    container: list[JsonValue] | dict[str, JsonValue] = root
+    key: str | None = None
+    anchor: str | None = None
+    first_node = height = 0
+    around: list[tuple[list[JsonValue] | dict[str, JsonValue], str | None, str | None, int, int]] = []
+    plain_value = cache(_plain_value)
     anchors: dict[str, tuple[JsonValue, int, int]] = {}  # the value with its number of nodes and its height
     nodes = aliased_nodes = 0
     problems: list[Problem] = []
 
     def problem_at(event: Event, message: str) -> Problem:
-        path = [frame.key if isinstance(frame.value, dict) else len(frame.value) for frame in stack[1:]]
+        parts = [*((value, step) for value, step, *_ in around), (container, key)]
+        path = [step if isinstance(value, dict) else len(value) for value, step in parts[1:]]
         where = format_path([step for step in path[:_MAX_PATH_STEPS] if step is not None])
         where += "…" if len(path) > _MAX_PATH_STEPS else ""
         return Problem(f"{_mark_position(event.start_mark)} {where}".rstrip(), message)
@@ -221,77 +232,70 @@ def _read_yaml(text: str) -> JsonValue:
     try:
         for event in iter(_Loader(text).get_event, None):
             kind = type(event)
-            frame = stack[-1]
             value: JsonValue
-            if (tag := getattr(event, "tag", None)) is not None and tag not in _PLAIN_TAGS[kind]:
-                raise fatal(event, f"the tag {tag} is not supported; a plan holds plain values")
             if kind is ScalarEvent:
-                value = word = event.value
+                value = event.value
+                if event.tag is not None and event.tag not in _PLAIN_TAGS[kind]:
+                    raise fatal(event, _TAG_MESSAGE.format(event.tag))
                 if event.implicit[0]:
-                    if word in _PLAIN_CONSTANTS:
-                        value = _PLAIN_CONSTANTS[word]
-                    elif word[0] in _NUMBER_START:
-                        try:
-                            value = (
-                                int(word)
-                                if _INTEGER.fullmatch(word)
-                                else float(word)
-                                if _FLOAT.fullmatch(word)
-                                else word
-                            )
-                        except ValueError:
-                            raise fatal(event, "the number has too many digits") from None
+                    try:
+                        value = plain_value(event.value)
+                    except ValueError:
+                        raise fatal(event, "the number has too many digits") from None
                 nodes += 1
                 if event.anchor is not None:
                     anchors[event.anchor] = (value, 1, 0)
             elif kind is MappingStartEvent or kind is SequenceStartEvent:
-                if len(stack) > MAX_PLAN_DEPTH:
+                if event.tag is not None and event.tag not in _PLAIN_TAGS[kind]:
+                    raise fatal(event, _TAG_MESSAGE.format(event.tag))
+                if len(around) >= MAX_PLAN_DEPTH:
                     raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep")
-                if frame.key is None and isinstance(frame.value, dict):
+                if key is None and type(container) is dict:
                     raise fatal(event, "a key is text; this one is an array or an object")
                 if event.anchor is not None:
                     anchors.pop(event.anchor, None)
-                stack.append(_Frame({} if kind is MappingStartEvent else [], event.anchor, nodes))
+                around.append((container, key, anchor, first_node, height))
+                container = {} if kind is MappingStartEvent else []
+                key, anchor, first_node, height = None, event.anchor, nodes, 0
                 nodes += 1
                 continue
             elif kind is MappingEndEvent or kind is SequenceEndEvent:
-                ended = stack.pop()
-                if ended.anchor is not None:
-                    anchors[ended.anchor] = (ended.value, nodes - ended.first_node, ended.height + 1)
-                value, frame = ended.value, stack[-1]
-                if ended.height >= frame.height:
-                    frame.height = ended.height + 1
+                value, value_height = container, height + 1
+                if anchor is not None:
+                    anchors[anchor] = (value, nodes - first_node, value_height)
+                container, key, anchor, first_node, height = around.pop()
+                height = max(height, value_height)
             elif kind is AliasEvent:
                 name = str(event.anchor)
                 if name not in anchors:
                     raise fatal(event, f"the alias *{name} stands for nothing, or for what it is part of")
-                value, count, height = anchors[name]
+                value, count, value_height = anchors[name]
                 nodes += count
                 aliased_nodes += count
                 if aliased_nodes > MAX_ALIASED_NODES:
                     raise fatal(event, f"aliases stand for more than {MAX_ALIASED_NODES} values; write them out")
-                if len(stack) - 1 + height > MAX_PLAN_DEPTH:
+                if len(around) + value_height > MAX_PLAN_DEPTH:
                     raise fatal(event, f"nested more than {MAX_PLAN_DEPTH} deep through the alias *{name}")
-                frame.height = max(frame.height, height)
+                height = max(height, value_height)
             elif isinstance(event, yaml.DocumentStartEvent) and root:
                 raise fatal(event, "a second document begins here; a plan file holds one")
             else:
                 continue
-            if isinstance(frame.value, list):
-                frame.value.append(value)
-            elif frame.key is not None:
-                frame.value[frame.key] = value
-                frame.key = None
+            if type(container) is list:
+                container.append(value)
+            elif key is not None:
+                container[key] = value  # type: ignore[call-overload] # an object, as it has a key
+                key = None
             elif not isinstance(value, str):
                 written = getattr(event, "value", "") or "null"
                 report(event, f"the key {written} is not text; put it in quotes")
-                frame.key = written
+                key = written
             else:
                 if value == "<<" and getattr(event, "implicit", (False,))[0]:
                     report(event, "merging with << is not supported; write the fields out")
-                elif value in frame.value:
+                elif value in container:
                     report(event, f"the key {value!r} is there twice")
-                frame.key = value
+                key = value
     except yaml.MarkedYAMLError as error:
         why = ", ".join(filter(None, (error.context, error.problem)))
         problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
@@ -335,34 +339,29 @@ def _read_json(text: str) -> JsonValue:
     except RecursionError:
         too_deep = True
     if too_deep:
-        depths = accumulate(_DEPTH_CHANGE.get(token.kind, 0) for token in _json_tokens(text))
-        at = next(token for token, depth in zip(_json_tokens(text), depths, strict=False) if depth > MAX_PLAN_DEPTH)
-        raise PlanError([Problem(f"{at.line}:{at.column}", f"nested more than {MAX_PLAN_DEPTH} deep")])
+        depths = accumulate(_DEPTH_CHANGE.get(kind, 0) for kind, *_ in _json_tokens(text))
+        tokens = zip(_json_tokens(text), depths, strict=False)
+        line, column = next(token[2:] for token, depth in tokens if depth > MAX_PLAN_DEPTH)
+        raise PlanError([Problem(f"{line}:{column}", f"nested more than {MAX_PLAN_DEPTH} deep")])
     if repeated:
         seen: set[JsonPath] = set()
         found = []
-        for path, token in _iter_paths(_json_tokens(text)):
+        for path, (_, _, line, column) in _iter_paths(_json_tokens(text)):
             if path in seen:
-                where = f"{token.line}:{token.column} {format_path(path[:-1])}".rstrip()
+                where = f"{line}:{column} {format_path(path[:-1])}".rstrip()
                 found.append(Problem(where, f"the key {path[-1]!r} is there twice"))
                 if len(found) > MAX_PROBLEMS:
                     break
             seen.add(path)
         raise PlanError(first_problems(found))
-    for token in _json_tokens(text) if _ESCAPED_SURROGATE.search(text) else ():
-        if _SURROGATE.search(token.text):
-            raise PlanError([Problem(f"{token.line}:{token.column}", _SURROGATE_MESSAGE)])
+    for _, scalar, line, column in _json_tokens(text) if _ESCAPED_SURROGATE.search(text) else ():
+        if _SURROGATE.search(scalar):
+            raise PlanError([Problem(f"{line}:{column}", _SURROGATE_MESSAGE)])
     return document
 
 
-class _Token(NamedTuple):
-    """Token of a text: the beginning or end of an array or object, or a scalar."""
-
-    kind: str
-    text: str
-    line: int
-    column: int
-
+_Token = tuple[str, str, int, int]
+"""Kind ("[", "{", "end" or "scalar"), text, line and column; making named ones would take twice the time of reading."""
 
 _YAML_TOKENS: Final[Mapping[type[Event], str]] = {
     ScalarEvent: "scalar",
@@ -380,7 +379,7 @@ def _yaml_tokens(text: str) -> Iterator[_Token]:
     for event in iter(_Loader(text).get_event, None):
         if kind := _YAML_TOKENS.get(type(event)):
             mark: Any = event.start_mark  # parsed text has marks
-            yield _Token(kind, getattr(event, "value", ""), mark.line + 1, mark.column + 1)
+            yield kind, getattr(event, "value", ""), mark.line + 1, mark.column + 1
 
 
 def _json_tokens(source: str) -> Iterator[_Token]:
@@ -393,7 +392,7 @@ def _json_tokens(source: str) -> Iterator[_Token]:
         text = raw
         if raw[0] == '"':
             text = json.loads(raw, strict=False) if "\\" in raw else raw[1:-1]
-        yield _Token(_JSON_BRACKETS.get(raw, "scalar"), text, line, match.start() - start + 1)
+        yield _JSON_BRACKETS.get(raw, "scalar"), text, line, match.start() - start + 1
 
 
 def _iter_paths(
@@ -403,16 +402,18 @@ def _iter_paths(
 
     The tokens are those of a whole document, or those after the `opening` of the part at `path`.
     """
-    opening = opening or next((token.kind for token in tokens), "")
+    opening = opening or next((kind for kind, *_ in tokens), "")
     for number, token in enumerate(tokens):
-        if token.kind == "end":
+        kind, text, *_ = token
+        if kind == "end":
             return
-        inner = (*path, token.text if opening == "{" else number)
+        inner = (*path, text if opening == "{" else number)
         yield inner, token
-        value = next(tokens) if opening == "{" else token
-        if value.kind != "scalar" and (within is None or inner in within):
-            yield from _iter_paths(tokens, within, inner, value.kind)
-        elif value.kind != "scalar":
+        if opening == "{":
+            kind, *_ = next(tokens)
+        if kind != "scalar" and (within is None or inner in within):
+            yield from _iter_paths(tokens, within, inner, kind)
+        elif kind != "scalar":
             depth = 1
             while depth:
-                depth += _DEPTH_CHANGE.get(next(tokens).kind, 0)
+                depth += _DEPTH_CHANGE.get(next(tokens)[0], 0)

@@ -157,7 +157,8 @@ class McpServer(StrictModel):
         idle = [name for name in ("cwd", "env") if getattr(self, name) and self.command is None]
         idle += ["headers"] if self.headers and self.url is None else []
         found += [f"`{name}` has no meaning for it" for name in idle]
-        strange = [name for name in self.safe if self.tools is not None and name not in self.tools]
+        allowed = frozenset(self.safe if self.tools is None else self.tools)
+        strange = [name for name in self.safe if name not in allowed]
         if strange:
             found.append(f"{strange} under `safe` are not among its `tools`")
         return found

@@ -9,10 +9,17 @@ from importlib.util import find_spec
 from typing import Final
 
 from replanning.errors import Problem
-from replanning.plan.commands import command_problems, command_programs, option_problems, use_danger
+from replanning.plan.commands import (
+    LeadingHoles,
+    command_problems,
+    command_programs,
+    leading_holes,
+    leading_problems,
+    use_danger,
+)
 from replanning.plan.document import Plan
 from replanning.plan.json_values import iter_strings
-from replanning.plan.messages import checked, did_you_mean, format_path
+from replanning.plan.messages import brief_repr, checked, did_you_mean, first_problems, format_path
 from replanning.plan.references import placeholders
 from replanning.plan.tasks import COMMAND_PREFIX, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
@@ -35,6 +42,12 @@ _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
     "mcp": lambda tool: [],  # that its server is described, the plan checks itself
 }
 
+_MAX_LOOKUPS: Final = 2_000
+"""Most programs that are looked for on the PATH."""
+
+_MAX_JUDGED_CHARS: Final = 1_000_000
+"""Most characters of commands whose uses are judged, each as often as it is used."""
+
 _TEMPLATE_KINDS: Final = ("shell", "http")
 """Kinds of tools that use only the arguments in their templates."""
 
@@ -50,43 +63,69 @@ def check_tools(plan: Plan, *, kinds: frozenset[str] = frozenset()) -> list[Prob
     Returns:
         The problems in the order of the plan, each with its place; none if the tools can be run.
     """
-    known, problems = sorted(kinds | _DEFINITION_CHECKS.keys()), list[Problem]()
+    return first_problems(_tool_problems(plan, sorted(kinds | _DEFINITION_CHECKS.keys())))
+
+
+def _tool_problems(plan: Plan, known: Sequence[str]) -> Iterator[Problem]:
     used = {task.tool for task in plan.tasks}
     for index, tool in enumerate(plan.tools):
         at, name = f"tools[{index}]", f"tool {tool.name!r}"
         if tool.kind is None or tool.kind not in known:
-            hint = did_you_mean(tool.kind or "", known)
+            hint = did_you_mean(tool.kind or "", known) if tool.name in used else ""
             message = f"nothing executes kind {tool.kind!r} of {name}" if tool.kind else f"{name} states no `kind`"
             if tool.name in used:
-                problems.append(Problem(at, "; ".join(filter(None, [message, f"known are {known}", hint]))))
+                yield Problem(at, "; ".join(filter(None, [message, f"known are {known}", hint])))
             continue
         if tool.kind in _DEFINITION_CHECKS:
-            problems += [Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool)]
-        problems += [
-            Problem(f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise")
-            for key in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces))
-        ]
+            yield from (Problem(at, f"{name}: {problem}") for problem in _DEFINITION_CHECKS[tool.kind](tool))
+        for key in sorted(_RESERVED_OUTPUT_KEYS.get(tool.kind, frozenset()).intersection(tool.produces)):
+            yield Problem(f"{at}.produces", f"{name}: {key!r} is a part of every output; name it otherwise")
+    # Many tasks may use one long tool, and many fallbacks inherit the same checks: each of these is read once.
+    bodies: dict[str, list[str]] = {}
+    holes: dict[str, list[LeadingHoles]] = {}
+    commands: dict[int, tuple[list[_Command], bool, set[str]]] = {}
     for index, task in enumerate(plan.tasks):
         for path, body, checks in _task_bodies(("tasks", index), task):
             described = plan.tool(body.tool)
-            if described is not None and (lacking := missing_arguments(iter_strings(described.body), body.arguments)):
-                message = f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {lacking}"
-                where = format_path((*path, "arguments"))
-                problems.append(Problem(where, f"{message}, given are {list(body.arguments)}"))
+            if described is not None and described.body is not None:
+                if described.name not in bodies:
+                    bodies[described.name] = missing_arguments(iter_strings(described.body), {})
+                if lacking := [name for name in bodies[described.name] if name not in body.arguments]:
+                    message = (
+                        f"task {task.id!r}: the body of tool {body.tool!r} needs the arguments {brief_repr(lacking)}"
+                    )
+                    where = format_path((*path, "arguments"))
+                    yield Problem(where, f"{message}, given are {brief_repr(list(body.arguments))}")
             if described is not None and described.kind == "shell" and described.command:
-                where = format_path((*path, "arguments"))
-                found = option_problems(described.command, body.arguments, described.parameters)
-                problems += [Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}") for problem in found]
-            for number, text in enumerate(checks):
-                if not text.startswith(COMMAND_PREFIX):
-                    continue
-                command = text.removeprefix(COMMAND_PREFIX)
-                found = command_problems(command)
-                if missing := missing_arguments([command], body.arguments):
-                    found.append(f"it needs the arguments {missing}, given are {list(body.arguments)}")
-                where = format_path((*path, "acceptance", number) if body.acceptance else path)
-                problems += [Problem(where, f"task {task.id!r}: the check {text!r}: {problem}") for problem in found]
-    return problems
+                if described.name not in holes:
+                    holes[described.name] = leading_holes(described.command)
+                for problem in leading_problems(holes[described.name], body.arguments, described.parameters):
+                    where = format_path((*path, "arguments"))
+                    yield Problem(where, f"task {task.id!r}: tool {body.tool!r}: {problem}")
+            if id(checks) not in commands:
+                commands[id(checks)] = _read_commands(checks)
+            entries, is_wrong, needed = commands[id(checks)]
+            for number, text, found, names in entries if is_wrong or not needed <= body.arguments.keys() else ():
+                why = list(found)
+                if missing := [name for name in names if name not in body.arguments]:
+                    given = f"given are {brief_repr(list(body.arguments))}"
+                    why.append(f"it needs the arguments {brief_repr(missing)}, {given}")
+                at = format_path((*path, "acceptance", number) if body.acceptance else path)
+                yield from (Problem(at, f"task {task.id!r}: the check {text!r}: {problem}") for problem in why)
+
+
+_Command = tuple[int, str, list[str], tuple[str, ...]]
+
+
+def _read_commands(checks: Sequence[str]) -> tuple[list[_Command], bool, set[str]]:
+    """Return the commands among checks (number, text, problems, placeholders), whether any is wrong, and all placeholders."""
+    commands = [
+        (number, text, command_problems(command), placeholders(command))
+        for number, text in enumerate(checks)
+        if text.startswith(COMMAND_PREFIX)
+        for command in [text.removeprefix(COMMAND_PREFIX)]
+    ]
+    return commands, any(found for _, _, found, _ in commands), {name for *_, names in commands for name in names}
 
 
 @checked
@@ -100,26 +139,36 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
         environ: the environment of the tools; by default that of the program.
     """
     environ = os.environ if environ is None else environ
+    lookups: dict[tuple[str, str], bool] = {}
     notes: list[Problem] = []
+
+    def needs_of(programs: Sequence[str], path: str, variables: Sequence[str]) -> list[str]:
+        for program in programs:
+            if (program, path) not in lookups and len(lookups) < _MAX_LOOKUPS:
+                lookups[program, path] = shutil.which(program, path=path) is None
+        lacking = [program for program in programs if lookups.get((program, path))]
+        needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
+        return needs + ([f"the environment variables {', '.join(variables)}, which are not set"] if variables else [])
+
     unconfined: dict[str, int] = {}
+    is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
     if plan.mcp and find_spec("mcp") is None:
         notes.append(Problem("mcp", str(McpNotInstalled(plan.mcp))))
     for name, server in plan.mcp.items():
         program = server.command[0] if server.command else ""
         programs = [program] if program and "/" not in program else []
         path = server.env.get("PATH", environ.get("PATH", os.defpath))
-        needs = _missing(programs, path, unset_variables(server, environ))
+        needs = needs_of(programs, path, unset_variables(server, environ))
         notes += [Problem(f"mcp.{name}", f"MCP server {name!r} needs {missing}") for missing in needs]
     for index, tool in enumerate(plan.tools):
         programs = command_programs(tool.command) if tool.kind == "shell" and tool.command else []
-        needs = _missing(programs, environ.get("PATH", os.defpath), unset_variables(tool, environ))
+        needs = needs_of(programs, environ.get("PATH", os.defpath), unset_variables(tool, environ))
         if tool.kind == "python" and tool.callable and not callable_problems(tool.callable):
             package = tool.callable.partition(":")[0].partition(".")[0]
             if find_spec(package) is None:
                 advice = "install it, or put its folder on PYTHONPATH"
                 needs.insert(0, f"the module {package!r}, which is not found; {advice}")
         notes += [Problem(f"tools[{index}]", f"tool {tool.name!r} needs {missing}") for missing in needs]
-        is_confined = shutil.which(SANDBOX_PROGRAM, path=environ.get("PATH", os.defpath)) is not None
         if tool.kind == "shell" and tool.workspace is not None and not is_confined:
             unconfined[tool.name] = index
     if unconfined:
@@ -130,27 +179,28 @@ def check_machine(plan: Plan, environ: Mapping[str, str] | None = None) -> list[
     return notes
 
 
-def _missing(programs: Sequence[str], path: str, variables: Sequence[str]) -> list[str]:
-    lacking = [program for program in programs if shutil.which(program, path=path) is None]
-    needs = [f"the program {program!r}, which is not on the PATH" for program in lacking]
-    return needs + ([f"the environment variables {', '.join(variables)}, which are not set"] if variables else [])
-
-
 def check_danger(plan: Plan) -> list[Problem]:
     """Return the uses of tools whose commands look dangerous, where a tool does not state whether it is.
 
     Args:
         plan: the plan.
     """
-    advice = "state whether the tool is `dangerous`"
-    return [
-        Problem(format_path(path), f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}; {advice}")
-        for index, task in enumerate(plan.tasks)
-        for path, body, _ in _task_bodies(("tasks", index), task)
-        if (tool := plan.tool(body.tool)) is not None
-        and not tool.dangerous
-        and (harm := use_danger(tool, body.arguments))
-    ]
+    return first_problems(_dangerous_uses(plan))
+
+
+def _dangerous_uses(plan: Plan) -> Iterator[Problem]:
+    judged = 0
+    for index, task in enumerate(plan.tasks):
+        for path, body, _ in _task_bodies(("tasks", index), task):
+            tool = plan.tool(body.tool)
+            if tool is None or tool.dangerous:
+                continue
+            if (judged := judged + len(tool.command or "")) > _MAX_JUDGED_CHARS:
+                yield Problem(format_path(path), "from here on, no use is judged: the commands are too long in all")
+                return
+            if harm := use_danger(tool, body.arguments):
+                message = f"task {task.id!r}: tool {body.tool!r} may do harm: {harm}"
+                yield Problem(format_path(path), f"{message}; state whether the tool is `dangerous`")
 
 
 def check_unused_arguments(plan: Plan) -> list[Problem]:
@@ -166,22 +216,25 @@ def check_unused_arguments(plan: Plan) -> list[Problem]:
         same.setdefault(tool.capability or "", set()).update(
             _accepted_arguments(tool) if tool.capability is not None else ()
         )
-    taken = {
-        tool.name: _accepted_arguments(tool) | same[tool.capability or ""]
+    accepted = {
+        tool.name: (_accepted_arguments(tool), same[tool.capability or ""])
         for tool in plan.tools
-        if tool.kind in _TEMPLATE_KINDS
+        if tool.kind in _TEMPLATE_KINDS and not tool.produces  # what they make is looked for where arguments say
     }
-    makers = {tool.name for tool in plan.tools if tool.produces}  # what they make is looked for where arguments say
-    return [
-        Problem(
-            format_path((*path, "arguments", name)), f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}"
-        )
-        for index, task in enumerate(plan.tasks)
-        for path, body, checks in _task_bodies(("tasks", index), task)
-        if body.tool in taken and body.tool not in makers
-        for name in body.arguments
-        if name not in taken[body.tool] and name not in {hole for text in checks for hole in placeholders(text)}
-    ]
+    checked_names: dict[int, set[str]] = {}  # many fallbacks may inherit the same checks
+
+    def unused_arguments() -> Iterator[Problem]:
+        for index, task in enumerate(plan.tasks):
+            for path, body, checks in _task_bodies(("tasks", index), task):
+                own, others = accepted.get(body.tool or "", ((), ()))
+                for name in body.arguments if body.tool in accepted else ():
+                    if id(checks) not in checked_names:
+                        checked_names[id(checks)] = {name for text in checks for name in placeholders(text)}
+                    if not (name in own or name in others or name in checked_names[id(checks)]):
+                        where = format_path((*path, "arguments", name))
+                        yield Problem(where, f"task {task.id!r}: tool {body.tool!r} makes no use of {name!r}")
+
+    return first_problems(unused_arguments())
 
 
 def _accepted_arguments(tool: ToolSpec) -> set[str]:
@@ -189,13 +242,12 @@ def _accepted_arguments(tool: ToolSpec) -> set[str]:
     return {*tool.parameters, *(name for text in (*tool_templates(tool), *facts) for name in placeholders(text))}
 
 
-def _task_bodies(
-    path: JsonPath, body: TaskBody, checks: Sequence[str] = ()
-) -> Iterator[tuple[JsonPath, TaskBody, Sequence[str]]]:
-    """Yield a task with its fallbacks and undo tasks at all levels: path, body, acceptance."""
-    held = body.acceptance or checks
-    yield path, body, held
-    for index, fallback in enumerate(body.fallbacks):
-        yield from _task_bodies((*path, "fallbacks", index), fallback, held)
-    if body.undo is not None:
-        yield from _task_bodies((*path, "undo"), body.undo)
+def _task_bodies(path: JsonPath, task: TaskBody) -> list[tuple[JsonPath, TaskBody, Sequence[str]]]:
+    """Return a task with its fallbacks and undo tasks at all levels: path, body, acceptance."""
+    bodies: list[tuple[JsonPath, TaskBody, Sequence[str]]] = [(path, task, task.acceptance)]
+    for where, body, held in bodies:  # grows while it is iterated
+        for index, fallback in enumerate(body.fallbacks):
+            bodies.append(((*where, "fallbacks", index), fallback, fallback.acceptance or held))
+        if body.undo is not None:
+            bodies.append(((*where, "undo"), body.undo, body.undo.acceptance))
+    return bodies

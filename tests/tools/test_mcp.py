@@ -173,8 +173,8 @@ async def test_tasks_are_held_to_what_is_discovered():
             pass
     assert [problem.message for problem in caught.value.problems] == [
         "task 'a': there is no tool 'web.serch'; did you mean 'web.search'?",
-        "task 'b': tool 'web.search' needs the argument 'query' (string)",
         "task 'b': argument 'limit' of tool 'web.search' is 'three', expected integer, not a string",
+        "task 'b': tool 'web.search' needs the argument 'query' (string)",
     ]
 
 
