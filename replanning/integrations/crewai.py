@@ -19,7 +19,7 @@ from pydantic import PrivateAttr, SerializationInfo, model_serializer
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
-from replanning.errors import NeedsHuman, NotRunning, StoreError, TransientError
+from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -212,6 +212,8 @@ class _Attachment:
 
         try:
             return self._portal.call(partial(session.invoke, called, arguments, execute=execute))
+        except CallSkipped as skipped:
+            return str(skipped)
         except _Reported as reported:
             return reported.failure
         except NeedsHuman as error:

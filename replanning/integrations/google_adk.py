@@ -19,7 +19,7 @@ import anyio
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Session
-from replanning.errors import NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun
+from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -361,6 +361,8 @@ class _Run:
         except _Interrupted as interrupted:
             self.waits = True
             return interrupted.response
+        except CallSkipped as skipped:
+            return {"result": str(skipped)}
         except ToolReportedError as error:
             return error.result
         except NeedsHuman as error:

@@ -41,11 +41,10 @@ from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, Too
 from pydantic import Field
 
 from replanning import Answer, ReplanningEngine, Retry
-from replanning.changes import SkipTask
 from replanning.integrations.crewai import replanned
 from replanning.journal import PlanningNoted
 from replanning.testing import ScriptedGate
-from tests.support.runs import alternative, make_engine
+from tests.support.runs import make_engine, skipping
 from tests.support.tracing import Spans
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # of the framework, by itself
@@ -564,12 +563,12 @@ def test_person() -> None:
 
 
 def test_skipped_call() -> None:
-    """About a call that is skipped, the model is told None."""
+    """About a call that is skipped, the model is told why."""
     model = calls("search")
-    engine = make_engine(lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0], reason="-"))])
-    with replanned(crew_of(model, search), engine) as crew:
+    with replanned(crew_of(model, search), make_engine(skipping)) as crew:
         crew.kickoff()
-    assert results(model) == ["None"]
+    [told] = results(model)
+    assert "was skipped: nobody needs it" in told
 
 
 def test_hooks() -> None:

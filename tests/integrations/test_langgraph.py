@@ -642,7 +642,7 @@ async def test_question_about_a_tool(clock: VirtualClock, choice: int) -> None:
     answer = Command(resume={"question": question, "verdict": "approve", "choice": choice})
     [(name, call, text)] = told(await agent.ainvoke(answer, on_thread()))
     assert (name, call) == ("search", "call-0")
-    assert text == ("task 'search-1' was skipped" if choice else "q0 from the archive")
+    assert text == ("task 'search-2' was skipped" if choice else "q0 from the archive")
 
 
 def test_tool_without_event_loop() -> None:
