@@ -43,13 +43,13 @@ except ImportError as error:
     ) from error
 
 STATE: Final = "replanning"
-"""Key in the checkpoints of the manager for the run that they continue."""
+"""Key in the checkpoints of the manager for the run that they continue, and in the metadata of a task that is a step."""
 
 _STEP: Final = re.compile(r"(\s*)(?:[-*•]|\d+[.)])\s+(.+)")
 
 _SCHEMA: Final = {"properties": {"instruction": {"type": "string"}}, "required": ["instruction"]}
 
-_MAX_STEP_CHARS: Final = 500
+_MAX_TEXT_CHARS: Final = 500
 
 
 class NoProgress(Exception):
@@ -113,26 +113,32 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
     async def plan(self, magentic_context: Any) -> Any:
         """Create a plan, whose steps are the tasks of the session."""
         message = await self._manager.plan(magentic_context)
-        goal = Goal(objective=magentic_context.task[: 4 * _MAX_STEP_CHARS])
-        plan = Plan(goal=goal, tasks=self._steps(message))
-        self._saved = {"plan": plan.model_dump(mode="json", exclude_unset=True), "run": None}
-        await self._open(magentic_context.participant_descriptions)
+        if self._owner is None:
+            goal = Goal(objective=magentic_context.task[:_MAX_TEXT_CHARS])
+            plan = Plan(goal=goal, tasks=self._steps(message))
+            self._saved = {"plan": plan.model_dump(mode="json", exclude_unset=True), "run": None}
+            await self._open(magentic_context)
+        else:  # of another workflow
+            await self._replace_steps(message, magentic_context, "another workflow plans")
         return message
 
     async def replan(self, magentic_context: Any) -> Any:
         """Create another plan, whose steps replace those that are not done."""
-        session = await self._open(magentic_context.participant_descriptions)
-        await self._end_round()
+        await self._open(magentic_context)
         message = await self._manager.replan(magentic_context)
+        await self._replace_steps(message, magentic_context, self._reason or "the manager plans anew")
+        return message
+
+    async def _replace_steps(self, message: Any, context: Any, reason: str) -> None:
+        session = await self._open(context)
+        await self._end_round()
         if session is not None:
             left = [RemoveTask(task_id=each.id) for each in self._open_steps(session)]
-            added = [AddTask(task=each) for each in self._steps(message, session)]
-            session.run.apply([*left, *added], reason=self._reason or "the manager plans anew")
-        return message
+            session.run.apply([*left, *(AddTask(task=each) for each in self._steps(message, session))], reason=reason)
 
     async def create_progress_ledger(self, magentic_context: Any) -> Any:
         """Create a progress ledger, whose next speaker may be a participant that replaces the last one."""
-        session = await self._open(magentic_context.participant_descriptions)
+        session = await self._open(magentic_context)
         ledger = await self._manager.create_progress_ledger(magentic_context)
         if session is None:
             return ledger
@@ -175,12 +181,12 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self._saved = state.get(STATE) or {}
         self._manager.on_checkpoint_restore(state)
 
-    async def _open(self, participants: Mapping[str, str]) -> Session | None:
+    async def _open(self, context: Any) -> Session | None:
         """Return the session; there is none if the checkpoint of another manager was restored."""
         if self._failure is not None:
             raise self._failure
         if self._owner is None and self._saved:
-            self._owner = asyncio.create_task(self._own(participants))
+            self._owner = asyncio.create_task(self._own(context.participant_descriptions))
         if self._owner is not None:
             await self._opened.wait()
             if self._session is None:
@@ -251,7 +257,7 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
             self._requests, self._replies = asyncio.Queue(), asyncio.Queue()
 
     def _open_steps(self, session: Session) -> list[Any]:
-        return [each for each in session.run.live if each.id.startswith("step-") and each.counts_as_unsatisfied]
+        return [each for each in session.run.live if STATE in each.task.metadata and each.counts_as_unsatisfied]
 
     def _steps(self, message: Any, session: Session | None = None) -> list[Task]:
         """Return the steps of a plan: the items of its list, at the outermost level, or else its text."""
@@ -261,4 +267,5 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         names = [text for indent, text in items if len(indent) == outermost] or [plan.text]
         known = () if session is None else [each.id for each in session.run.live]
         free = (f"step-{number}" for number in count(1) if f"step-{number}" not in known)
-        return [Task(id=next(free), name=" ".join(name.split())[:_MAX_STEP_CHARS] or "plan") for name in names]
+        names = [" ".join(name.split())[:_MAX_TEXT_CHARS] for name in names]
+        return [Task(id=next(free), name=name or "plan", metadata={STATE: "step"}) for name in names]

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("agent_framework", reason="agent-framework-core is not installed")
 
 from agent_framework import (
+    SKIP_PARSING,
     Agent,
     AgentSession,
     BaseChatClient,
@@ -32,13 +33,14 @@ from agent_framework import (
     ResponseStream,
     UserInputRequiredException,
     WorkflowBuilder,
+    chat_middleware,
     function_middleware,
     tool,
 )
 from opentelemetry import trace
 
 from replanning import Answer, ReplanningEngine
-from replanning.changes import AbortRun
+from replanning.changes import AbortRun, SkipTask
 from replanning.errors import NotRunning, RunOwned
 from replanning.integrations.agent_framework import Replanned
 from replanning.journal import SqliteStore
@@ -136,8 +138,12 @@ def shape(contents: Any) -> list[tuple[object, ...]]:
 
 def outputs(response: Any) -> list[str]:
     """What the model was told by tools."""
-    contents = [content for message in response.messages for content in message.contents]
-    return [str(each.result) for each in contents if each.type == "function_result"]
+    return [str(each.result) for each in contents_of(response) if each.type == "function_result"]
+
+
+def contents_of(response: Any) -> list[Any]:
+    """The contents of a response."""
+    return [content for message in response.messages for content in message.contents]
 
 
 async def play(agent: Any, stream: bool = False, text: Any = "x?", **options: Any) -> Any:
@@ -184,6 +190,26 @@ async def test_retry(clock: VirtualClock) -> None:
     assert attempts == 3
 
 
+async def test_timeout(clock: VirtualClock) -> None:
+    """The model is told of a tool that exceeds its timeout, where nothing replaces it."""
+
+    @tool
+    async def endless(query: str) -> None:
+        await anyio.sleep_forever()
+
+    attached = Replanned({"endless": {"timeout": 5}}, engine=make_engine(clock=clock))
+    agent = Agent(calls("endless"), tools=[endless], middleware=[attached])
+    [output] = outputs(await agent.run("x?"))
+    assert "deadline after 5 s" in output
+
+
+async def test_skip(clock: VirtualClock) -> None:
+    """For a call that was skipped, the model sees an empty result."""
+    engine = make_engine(lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))], clock=clock)
+    agent = Agent(calls("search"), tools=[search], middleware=[Replanned(engine=engine)])
+    assert outputs(await agent.run("x?")) == [""]
+
+
 @tool
 def picture(query: str) -> list[Any]:
     """Return a picture and its title."""
@@ -193,6 +219,9 @@ def picture(query: str) -> list[Any]:
 @tool
 def nothing(query: str, unit: int = 1) -> None:
     """Return nothing."""
+
+
+raw = FunctionTool(name="raw", func=lambda query: {"about": query}, result_parser=SKIP_PARSING)
 
 
 @tool
@@ -205,7 +234,7 @@ def broken(query: str) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        lambda: calls("search_archive", "picture", "nothing"),
+        lambda: calls("search_archive", "picture", "nothing", "raw"),
         lambda: calls("broken"),
         lambda: calls("unknown"),
         lambda: Model([call("nothing", unit="y")], [call("nothing", query="x", unit=[])]),
@@ -221,7 +250,7 @@ async def test_as_before(model: Any, stream: bool, clock: VirtualClock, monkeypa
         spans = Spans()
         monkeypatch.setattr(trace, "get_tracer", tracing(spans))
         made = model()
-        agent = Agent(made, name="a", tools=[broken, search_archive, picture, nothing], middleware=attached)
+        agent = Agent(made, name="a", tools=[broken, search_archive, picture, nothing, raw], middleware=attached)
         said: list[object] = []
         try:
             if stream:
@@ -258,17 +287,25 @@ async def test_parallel_calls(clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
+def asks(context: Any) -> Any:
+    """A request of middleware for the approval of a call."""
+    call_id = context.metadata["call_id"]
+    asked = Content.from_function_call(call_id, context.function.name, arguments=dict(context.arguments))
+    return Content.from_function_approval_request(call_id, asked)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "raised", [MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])]
+    "raised", [None, MiddlewareTermination(), MiddlewareFailure("unsafe"), UserInputRequiredException([])]
 )
-async def test_control_flow(raised: Exception, stream: bool, clock: VirtualClock) -> None:
-    """Exceptions that are control flow of the framework do what they do without an engine."""
+async def test_control_flow(raised: Exception | None, stream: bool, clock: VirtualClock) -> None:
+    """Requests for approvals by middleware, and exceptions that are control flow, do what they do without an engine."""
 
     @function_middleware
     async def controlling(context: Any, call_next: Any) -> None:
-        context.result = "enough"
-        raise raised
+        context.result = "enough" if raised else asks(context)
+        if raised is not None:
+            raise raised
 
     class Providing(ContextProvider):  # type: ignore[misc]
         async def before_run(self, *, context: Any, **_: Any) -> None:
@@ -281,21 +318,23 @@ async def test_control_flow(raised: Exception, stream: bool, clock: VirtualClock
         )
         try:
             response = await play(agent, stream)
-            seen.append([outputs(response), response.text])
+            seen.append([outputs(response), response.text, [each.type for each in response.user_input_requests]])
         except MiddlewareFailure as error:
             seen.append([error])
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_approval(stream: bool, tmp_path: Path) -> None:
-    """A run that requests an approval pauses its session; the next one resumes it, and executes the call once."""
+@pytest.mark.parametrize(("stream", "fails"), [(False, False), (True, False), (False, True)])
+async def test_approval(stream: bool, fails: bool, tmp_path: Path) -> None:
+    """A run that requests an approval pauses its session; those that resume it execute the call until it is done."""
     executed: list[str] = []
 
     @tool(approval_mode="always_require")
-    def pay(query: str) -> str:
+    def pay(query: str) -> list[Any]:
         executed.append(query)
-        return f"{query} is paid"
+        if fails and len(executed) == 1:
+            raise LookupError("no such account")
+        return [Content.from_text("paid"), Content.from_uri("https://example.org/x.pdf", media_type="application/pdf")]
 
     def engine() -> ReplanningEngine:
         return ReplanningEngine(["repair"], store=SqliteStore(tmp_path / "runs.db"))
@@ -315,11 +354,13 @@ async def test_approval(stream: bool, tmp_path: Path) -> None:
     assert statuses(engine()) == ["paused"]
     session = AgentSession.from_dict(json.loads(saved))
     response = await play(agent(), stream, answer, session=session)
-    assert outputs(response)[-1:] == ["x is paid"]
-    assert executed == ["x"]
+    [*_, result] = [each for each in contents_of(response) if each.type == "function_result"]
+    assert [item.text or item.uri for item in result.items] == ["paid", "https://example.org/x.pdf"]
+    assert executed == ["x"] * (2 if fails else 1)
     assert statuses(engine()) == ["succeeded"]
-    await play(agent([call("search_archive", 2)]), stream, session=session)
-    assert statuses(engine()) == ["succeeded"] * 2
+    for old in (session, AgentSession.from_dict(json.loads(saved))):  # which continue nothing
+        await play(agent([call("search_archive", 2)]), stream, session=old)
+    assert statuses(engine()) == ["succeeded"] * 3
 
 
 @pytest.mark.parametrize("approved", [True, False])
@@ -379,21 +420,33 @@ async def test_function_middleware(clock: VirtualClock) -> None:
             await call_next()
 
     @function_middleware
-    async def forbidding(context: Any, call_next: Any) -> None:
+    async def guarding(context: Any, call_next: Any) -> None:
         if context.function.name == "delete":
             raise MiddlewareTermination("forbidden")
         await call_next()
+        if context.function.name == "picture":
+            context.result = asks(context)
 
-    async def asking(context: FunctionInvocationContext, call_next: Any) -> None:
+    async def shouting(context: FunctionInvocationContext, call_next: Any) -> None:
         await call_next()
         context.result = [Content.from_text(context.result[0].text.upper())]
 
-    for other, expected in ((delete, "stopped the call of 'delete'"), (search_archive, "X, FROM THE ARCHIVE")):
+    @chat_middleware
+    async def chatting(context: Any, call_next: Any) -> None:
+        await call_next()
+
+    cases = {
+        delete: "stopped the call of 'delete'",
+        picture: "put the call of 'picture' to a person",
+        search_archive: "X, FROM THE ARCHIVE",
+    }
+    for other, expected in cases.items():
         seen.clear()
         tools = [search, other]
         stated: Any = {"search": "web", other.name: {"capability": "web", "dangerous": False}}
         attached = Replanned(stated, engine=repairing(clock))
-        agent = Agent(calls("search"), tools=tools, middleware=[attached, Watching(), forbidding, asking])
+        rest = [guarding, shouting, chatting]
+        agent = Agent(calls("search"), tools=tools, middleware=[attached, Watching(), *rest])
         assert expected in outputs(await agent.run("x?"))[0]
         assert {name for name, _ in seen} == {each.name for each in tools}
         assert [name for name, _ in seen].count("search") == 1

@@ -147,6 +147,28 @@ async def test_new_plan(clock: VirtualClock) -> None:
     assert statuses(engine) == ["succeeded"]
 
 
+async def test_plans_of_people(clock: VirtualClock) -> None:
+    """A plan that a person has revised is that of the session, and so is that of a second workflow in the same block."""
+    done = [ledger("writer"), ledger("writer", satisfied=True), "the answer"]
+    engine, said = repairing(clock), list[str]()
+    script = ["facts", PLAN, "facts", "1. Ask\n2) Write", *done, "facts", "- Write again", *done]
+    async with replanned(manager_of(*script), engine) as manager:
+        workflow = workflow_of(manager, said, enable_plan_review=True)
+        [request] = (await workflow.run("Report!")).get_request_info_events()
+        revised = await workflow.run(responses={request.request_id: request.data.revise("shorter")})
+        [request] = revised.get_request_info_events()
+        await workflow.run(responses={request.request_id: request.data.approve()})
+        await workflow_of(manager, said).run("Report again!")
+    assert [name for name, state in tasks(engine).values() if state == "DONE"] == [
+        "Ask",
+        "Write",
+        "writer",
+        "Write again",
+        "writer",
+    ]
+    assert statuses(engine) == ["succeeded"]
+
+
 async def test_plan_that_is_made_twice(clock: VirtualClock) -> None:
     """A manager whose ledger cannot be read plans anew as before; a workflow that ends without success fails."""
     script = ["facts", PLAN, "no ledger", "facts", PLAN, ledger("nobody"), "the answer"]
