@@ -204,10 +204,10 @@ async def test_timeout(clock: VirtualClock) -> None:
 
 
 async def test_skip(clock: VirtualClock) -> None:
-    """For a call that was skipped, the model sees an empty result."""
+    """For a call that was skipped, the model is told so."""
     engine = make_engine(lambda request: [alternative(SkipTask(task_id=request.triggers[0].tasks[0]))], clock=clock)
     agent = Agent(calls("search"), tools=[search], middleware=[Replanned(engine=engine)])
-    assert outputs(await agent.run("x?")) == [""]
+    assert outputs(await agent.run("x?")) == ["task 'search-1' was skipped"]
 
 
 @tool
@@ -435,12 +435,8 @@ async def test_function_middleware(clock: VirtualClock) -> None:
     async def chatting(context: Any, call_next: Any) -> None:
         await call_next()
 
-    cases = {
-        delete: "stopped the call of 'delete'",
-        picture: "put the call of 'picture' to a person",
-        search_archive: "X, FROM THE ARCHIVE",
-    }
-    for other, expected in cases.items():
+    failed = "no answer about x"
+    for other, expected in ((delete, failed), (picture, failed), (search_archive, "X, FROM THE ARCHIVE")):
         seen.clear()
         tools = [search, other]
         stated: Any = {"search": "web", other.name: {"capability": "web", "dangerous": False}}
