@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE = */replanning/changes.py,*/replanning/settings.py,*/replanning/decision/*.py,*/replanning/live/*.py,*/replanning/plan/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks docs
+.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks docs jaeger
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,9 @@ test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of framewor
 
 docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
 	@.venv-docs/bin/python scripts/build_docs.py
+
+jaeger: ## build Jaeger, once: minutes; the tests of tracing in `make test-deep` use it
+	@scripts/jaeger
 
 # Stamps: setting up is repeated only when pyproject.toml has changed.
 

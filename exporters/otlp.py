@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import HOST_NAME, SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
@@ -107,7 +108,8 @@ class OtlpExporter(Exporter):
         endpoint: URL of the collector without the path of a signal, such as `http://localhost:4318`; by default
             `OTEL_EXPORTER_OTLP_ENDPOINT`, or port 4318 of this machine.
         headers: headers of every request, such as an API key.
-        metrics: send metrics, too; Jaeger does not accept them.
+        metrics: send metrics, too, which Jaeger does not accept; by default if `OTEL_METRICS_EXPORTER` is `otlp`. They go
+            to `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, by default to the same collector.
         timeout: seconds for one request, retries included.
         close_limit: seconds that sending the rest may delay the end of a program.
         service_name: service name of the spans; by default `OTEL_SERVICE_NAME` or `replanning`.
@@ -124,7 +126,7 @@ class OtlpExporter(Exporter):
         endpoint: str | None = None,
         *,
         headers: Mapping[str, str] | None = None,
-        metrics: bool = False,
+        metrics: bool | None = None,
         timeout: float = 5.0,
         close_limit: float = 3.0,
         service_name: str | None = None,
@@ -141,7 +143,9 @@ class OtlpExporter(Exporter):
         self.endpoint = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
         self._losses = _LossCounter()
         name = service_name or os.environ.get("OTEL_SERVICE_NAME") or "replanning"
-        resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__})
+        # By its host Jaeger knows that the clocks of all processes of a run are one, and does not correct their times.
+        host = Resource({HOST_NAME: socket.gethostname()})
+        resource = host.merge(Resource.create({SERVICE_NAME: name, SERVICE_VERSION: __version__}))
         # The SDK takes fractions of a second, whatever older versions declare.
         options: dict[str, Any] = {"headers": dict(headers or {}), "timeout": timeout}
         spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", **options)
@@ -151,11 +155,14 @@ class OtlpExporter(Exporter):
         self._tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._tracer_provider.add_span_processor(BatchSpanProcessor(spans, max_queue_size=queue_size))
         self._meter_provider: MeterProvider | None = None
-        if metrics:
-            batches = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", **options)
+        if metrics or (metrics is None and os.environ.get("OTEL_METRICS_EXPORTER") == "otlp"):
+            place = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or f"{base}/v1/metrics"
+            batches = OTLPMetricExporter(endpoint=place, **options)
             self._losses.track(batches, MetricExportResult.FAILURE, "batches of metrics")
             reader = PeriodicExportingMetricReader(batches)
-            self._meter_provider = MeterProvider([reader], resource, shutdown_on_exit=False)
+            # Each process has counters of its own, which are told apart by this.
+            process = Resource({SERVICE_INSTANCE_ID: str(uuid.uuid4())}).merge(resource)
+            self._meter_provider = MeterProvider([reader], process, shutdown_on_exit=False)
         self._close_limit = close_limit
         self._closed = False
         self._problem = ""

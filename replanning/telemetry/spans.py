@@ -13,6 +13,7 @@ from opentelemetry import context as otel
 from opentelemetry.context import Context
 from opentelemetry.trace import (
     INVALID_SPAN,
+    INVALID_SPAN_CONTEXT,
     Link,
     NonRecordingSpan,
     Span,
@@ -67,15 +68,27 @@ def _parse_trace(trace: str) -> SpanContext:
     return get_current_span(_W3C_PROPAGATOR.extract({"traceparent": trace}, Context())).get_span_context()
 
 
-class _TraceIds:
-    """Generator of span ids that leaves them to another one, and the id of the trace fixed."""
+class _SpanIds:
+    """Generator of ids that gives the next span the ids that are set, and leaves all others to another generator."""
 
-    def __init__(self, ids: Any, trace_id: int) -> None:
+    def __init__(self, ids: Any) -> None:
         self._ids = ids
-        self.generate_trace_id = lambda: trace_id
+        self.trace_id: int | None = None
+        self.span_id: int | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._ids, name)
+
+    def generate_trace_id(self) -> Any:
+        return self._ids.generate_trace_id() if self.trace_id is None else self.trace_id
+
+    def generate_span_id(self) -> Any:
+        return self._ids.generate_span_id() if self.span_id is None else self.span_id
+
+
+def _span_id(base: int, number: int) -> int:
+    """Return the id of a span of a run, which another process can tell as well; another one for each number."""
+    return (base + number * 0x9E37_79B9_7F4A_7C15) & 0xFFFF_FFFF_FFFF_FFFF
 
 
 class SpanWriter:
@@ -94,7 +107,11 @@ class SpanWriter:
     def __init__(self, tracer: Tracer, clock: Clock, redactor: Redactor, *, capture_content: bool = False) -> None:
         self.capture_content = capture_content
         self.on_error: Callable[[str], None] = lambda text: None
-        self._tracer = tracer
+        self._tracer: Any = tracer
+        self._ids: _SpanIds | None = None
+        if hasattr(tracer, "id_generator"):  # as the tracers of the SDK have, which the API does not demand
+            self._tracer = copy(tracer)
+            self._tracer.id_generator = self._ids = _SpanIds(self._tracer.id_generator)
         self._clock = clock
         self._redactor = redactor
 
@@ -111,24 +128,32 @@ class SpanWriter:
         at: int | None = None,
         *,
         kind: SpanKind = SpanKind.INTERNAL,
+        trace_id: int | None = None,
+        span_id: int | None = None,
     ) -> Span:
-        """Start a span at `at` (default: now) within `context` (default: the current one)."""
+        """Start a span at `at` (default: now) within `context` (default: the current one), with these ids if possible."""
         at = self.now() if at is None else at
+        ids = self._ids
+        if ids is not None:
+            ids.trace_id, ids.span_id = trace_id, span_id
         try:
-            return self._tracer.start_span(name, context, kind, attributes, links, at)
+            span: Span = self._tracer.start_span(name, context, kind, attributes, links, at)
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
             self.on_error(self.redact_text(repr(error)))
             return INVALID_SPAN
+        return span
 
-    def in_trace(self, trace_id: int) -> SpanWriter | None:
-        """Return a writer whose spans without a parent begin no trace, but belong to this one; None if there can be none."""
-        tracer: Any = copy(self._tracer)
-        if not hasattr(tracer, "id_generator"):  # as the tracers of the SDK have, which the API does not demand
-            return None
-        tracer.id_generator = _TraceIds(tracer.id_generator, trace_id)
-        writer = copy(self)
-        writer._tracer = tracer
-        return writer
+    def restore(
+        self, lost: SpanContext, parent: SpanContext, name: str, attributes: Attributes, times: tuple[int, int]
+    ) -> None:
+        """Write a span that was open, and therefore lost, when its process was killed: others are below it."""
+        if self._ids is None:
+            return
+        context = set_span_in_context(NonRecordingSpan(parent), Context())
+        span = self.start(name, attributes, context, (), times[0], trace_id=lost.trace_id, span_id=lost.span_id)
+        if name == names.RUN_SPAN:
+            self.set_error(span, "killed", "its process ended before the run did")
+        self.end(span, times[1])
 
     def end(self, span: Span, at: int | None = None) -> None:
         """End a span at `at` (default: now)."""
@@ -193,34 +218,49 @@ class OTelRunTracer(RunTracer):
         links: tuple[Link, ...] = ()
         parent = otel.get_current()
         self._unsuccessful_contexts: dict[TaskId, SpanContext] = {}
-        first, ended, current = None, None, None  # traces of the processes of the run
-        for body in (record.body for record in records if type(record.body) in _TRACED):
-            if isinstance(body, journal.RunOpened | journal.RunResumed):
-                current = body.trace
-                first = first or current
-            elif isinstance(body, journal.RunEnded):
-                ended = ended or current
-            elif isinstance(body, _UNSUCCESSFUL) and body.trace is not None:
-                self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
-            elif isinstance(body, journal.PlanRevised):
-                self._unsuccessful_contexts |= {task: _parse_trace(trace) for task, trace in body.traces.items()}
-        opener, earlier = writer, _parse_trace(ended or first or "")
-        if earlier.is_valid:
+        self._cut_off: dict[AttemptId, tuple[SpanContext, journal.Record]] = {}
+        first = current = INVALID_SPAN_CONTEXT
+        killed: journal.Record | None = None  # the first record of the last process, if it did not end its spans
+        self._base = 0
+        for record in records:
+            body = record.body
+            match body:
+                case journal.AttemptStarted():
+                    self._cut_off[body.attempt] = current, record
+                case journal.AttemptSucceeded():
+                    self._cut_off.pop(body.attempt, None)
+                case journal.RunOpened() | journal.RunResumed():
+                    current = _parse_trace(body.trace or "")
+                    first = first if first.is_valid else current
+                    killed, self._base = record, self._base or current.span_id
+                case journal.RunEnded():
+                    killed, self._base = None, 0
+                    self._cut_off.clear()
+                case journal.AttemptFailed() | journal.AttemptTimedOut() | journal.AttemptInterrupted():
+                    if body.trace is not None:
+                        self._unsuccessful_contexts[body.task] = _parse_trace(body.trace)
+                case journal.PlanRevised():
+                    self._unsuccessful_contexts |= {task: _parse_trace(trace) for task, trace in body.traces.items()}
+        if first.is_valid:
             # The trace of the run continues; the caller that resumes it becomes a link instead of the parent.
             caller = get_current_span().get_span_context()
             links = (Link(caller),) if caller.is_valid else ()
-            parent = set_span_in_context(NonRecordingSpan(earlier), parent)
-            if ended is None and (in_trace := writer.in_trace(earlier.trace_id)):
-                # No process before ended its span, so it was never exported: nothing can be found below it.
-                opener, parent = in_trace, set_span_in_context(INVALID_SPAN, parent)
-                links = (Link(earlier, {names.LINK_KIND: "resumes"}), *links)
+            parent = set_span_in_context(NonRecordingSpan(first), parent)
+        self._killed_at = to_nanoseconds(records[-1].at) if records else 0
+        if killed is not None and current.is_valid:
+            above = INVALID_SPAN_CONTEXT if current == first else first
+            attributes: Attributes = {names.RUN_ID: run, names.RUN_RESUMED: isinstance(killed.body, journal.RunResumed)}
+            writer.restore(current, above, names.RUN_SPAN, attributes, (to_nanoseconds(killed.at), self._killed_at))
         self._writer = writer
-        self._span = opener.start(names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links)
+        self._span = writer.start(names.RUN_SPAN, {names.RUN_ID: run, names.RUN_RESUMED: bool(records)}, parent, links)
         self._context = set_span_in_context(self._span, parent)
+        # The spans that a process leaves open when it is killed have ids that the next one knows, from the same base.
+        self._base = self._base or self._span.get_span_context().span_id
         self._run: WatchedRun | None = None
         self._attempt_spans: dict[AttemptId, Span] = {}
         self._replan_spans: dict[str, Span] = {}
         self._parked_replans: set[str] = set()
+        self._decided: set[ReplanId] = set()
         self._question_spans: dict[QuestionId, tuple[Span, str]] = {}
         self._provider_spans: dict[str, Span] = {}
         self._usage: dict[Span, journal.Usage] = {}
@@ -257,7 +297,7 @@ class OTelRunTracer(RunTracer):
         body, at, writer = record.body, to_nanoseconds(record.at), self._writer
         match body:
             case journal.AttemptStarted():
-                self._on_started(body, at)
+                self._on_started(body, at, record.seq)
             case journal.AttemptSucceeded():
                 span = self._attempt_spans.pop(body.attempt, None)
                 if span is not None:
@@ -276,6 +316,7 @@ class OTelRunTracer(RunTracer):
                 error = ("timeout", f"not finished after {body.timeout:g} s")
                 self._end_unsuccessful(body.attempt, body.task, "timed-out", at, error)
             case journal.AttemptInterrupted():
+                self._restore_attempt(body)
                 self._end_unsuccessful(body.attempt, body.task, "interrupted", at)
             case journal.ResultsStale():
                 causes = dict.fromkeys(cause for found in body.tasks.values() for cause in found)
@@ -398,26 +439,51 @@ class OTelRunTracer(RunTracer):
         """Restore the span that was current before `attach_attempt`."""
         otel.detach(token)
 
-    def _on_started(self, body: journal.AttemptStarted, at: int) -> None:
+    def _on_started(self, body: journal.AttemptStarted, at: int, seq: int) -> None:
         assert self._run is not None
         entry = self._run.live.entry(body.task)
+        attributes = self._attempt_attributes(
+            body, entry, "succeeded"
+        )  # set once for the usual outcome, which is cheaper
+        done, total = count_progress(self._run.live.counts)
+        attributes[names.PROGRESS] = done / total
+        span = self._writer.start(
+            names.ATTEMPT_SPAN,
+            attributes,
+            self._context,
+            self._predecessor_links(entry),
+            at,
+            span_id=_span_id(self._base, seq),
+        )
+        self._attempt_spans[body.attempt] = span
+
+    def _restore_attempt(self, interrupted: journal.AttemptInterrupted) -> None:
+        """Write the span of an attempt if it was running when its process was killed."""
+        process, record = self._cut_off.pop(interrupted.attempt, (INVALID_SPAN_CONTEXT, None))
+        if process.is_valid and record is not None and self._run is not None:
+            assert isinstance(record.body, journal.AttemptStarted)
+            lost = SpanContext(process.trace_id, _span_id(self._base, record.seq), True, process.trace_flags)
+            self._unsuccessful_contexts[interrupted.task] = lost
+            attributes = self._attempt_attributes(record.body, self._run.live.entry(interrupted.task), "interrupted")
+            times = to_nanoseconds(record.at), self._killed_at
+            self._writer.restore(lost, process, names.ATTEMPT_SPAN, attributes, times)
+
+    def _attempt_attributes(
+        self, body: journal.AttemptStarted, entry: TaskEntry, outcome: str
+    ) -> dict[str, str | int | float]:
         attributes: dict[str, str | int | float] = {
             names.TASK_ID: body.task,
             names.ATTEMPT_ID: body.attempt,
             names.ATTEMPT_NUMBER: body.number,
-            names.ATTEMPT_OUTCOME: "succeeded",  # set once at the start for the usual outcome, which is cheaper
+            names.ATTEMPT_OUTCOME: outcome,
         }
-        done, total = count_progress(self._run.live.counts)
-        attributes[names.PROGRESS] = done / total
-        tool = entry.fields["tool"]
-        if tool is not None:
+        if (tool := entry.fields["tool"]) is not None:
             attributes[names.TASK_TOOL] = tool
         if entry.parent is not None:
             attributes[names.TASK_ROOT] = entry.root
         if self._writer.capture_content and entry.task.arguments:
             attributes[names.TASK_ARGUMENTS] = self._writer.redact_json(entry.task.arguments)
-        links = self._predecessor_links(entry)
-        self._attempt_spans[body.attempt] = self._writer.start(names.ATTEMPT_SPAN, attributes, self._context, links, at)
+        return attributes
 
     def _predecessor_links(self, entry: TaskEntry) -> tuple[Link, ...]:
         """Link to the last unsuccessful attempt of the task, or of the nearest task that it replaces."""
@@ -509,7 +575,12 @@ class OTelRunTracer(RunTracer):
         tasks = dict.fromkeys(task for trigger in triggers for task in trigger.tasks)
         causes = [self._unsuccessful_contexts[task] for task in tasks if task in self._unsuccessful_contexts]
         links = [Link(cause, _CAUSED_BY_ATTRIBUTES) for cause in causes]
-        span = self._replan_spans[replan] = self._writer.start(names.PLAN_SPAN, attributes, self._context, links)
+        # What a killed process was deciding is decided again under the same id, above the spans that it left.
+        known = None if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
+        self._decided.add(replan)
+        span = self._replan_spans[replan] = self._writer.start(
+            names.PLAN_SPAN, attributes, self._context, links, span_id=known
+        )
         return span
 
     def _end_replan(self, replan: str, at: int) -> None:
@@ -576,11 +647,6 @@ class OTelRunTracer(RunTracer):
 
 
 _UNSUCCESSFUL: Final = (journal.AttemptFailed, journal.AttemptTimedOut, journal.AttemptInterrupted)
-_TRACED: Final = frozenset(
-    (journal.RunOpened, journal.RunResumed, journal.RunEnded, journal.PlanRevised, *_UNSUCCESSFUL)
-)
-"""Records from which a resumed run continues its trace."""
-
 _OBSERVED: Final[tuple[type[journal.RecordBody], ...]] = (
     journal.AttemptStarted,
     journal.AttemptSucceeded,

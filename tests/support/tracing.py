@@ -128,6 +128,12 @@ def tree(spans: Iterable[Flat]) -> tuple[Node, ...]:
     return below(None)
 
 
+def outline(node: Node) -> object:
+    """A span by its name, or that of its attempt, with those below it."""
+    name = str(node.attributes.get("attempt.id", node.name))
+    return (name, [outline(child) for child in node.children]) if node.children else name
+
+
 def output_of(program: str, *arguments: str) -> str:
     """Return what a Python program prints; it must end well, without a word about errors."""
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60)

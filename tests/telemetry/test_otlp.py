@@ -1,18 +1,12 @@
-"""The exporter of spans over OTLP/HTTP, against a real receiver, a dead one, and Jaeger where there is one."""
+"""The exporter of spans over OTLP/HTTP, against a receiver and against one that is dead."""
 
 import logging
-import os
-import shutil
-import subprocess
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
-import tenacity
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -20,10 +14,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from replanning import ReplanningEngine, Retry, RunResult, Settings, __version__
 from replanning.errors import SettingsError
 from replanning.exporters.otlp import OtlpExporter
-from replanning.journal import RunOpened
 from replanning.testing import ScriptedExecutor, ScriptedProvider, VirtualClock, raises, returns, virtual_environment
 from tests.support.http_server import Answer, HttpServer, Request
-from tests.support.runs import again, bodies, chain
+from tests.support.runs import again, chain
 from tests.support.tracing import Flat, Spans, output_of, plain, received, tree
 
 LOG = "replanning.exporters.otlp"
@@ -104,14 +97,15 @@ async def test_the_same_tree_over_the_wire(collector: Collector) -> None:
 
 
 async def test_resource(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans come from the service `replanning` in its version, or under the name that is asked for."""
+    """Spans come from the service `replanning` in its version, or under the name that is asked for, and from this host."""
     await send(OtlpExporter(collector.url))
     monkeypatch.setenv("OTEL_SERVICE_NAME", "from the environment")
     await send(OtlpExporter(collector.url))
     await send(OtlpExporter(collector.url, service_name="nightly"))
     names = [resource["service.name"] for resource in collector.resources]
     assert names == ["replanning", "from the environment", "nightly"]
-    assert {resource["service.version"] for resource in collector.resources} == {__version__}
+    others = {(resource["service.version"], resource["host.name"]) for resource in collector.resources}
+    assert others == {(__version__, socket.gethostname())}
 
 
 @pytest.mark.parametrize("form", ["http://{}", "http://{}/", "http://{}/v1/traces", " http://{} ", "{}"])
@@ -141,12 +135,20 @@ async def test_headers(collector: Collector) -> None:
     assert [request.headers["x-key"] for request in collector.requests] == ["abc"]
 
 
-async def test_metrics_only_when_asked_for(collector: Collector) -> None:
-    """Metrics go to the collector only if wanted, since not every one takes them."""
-    for metrics in (False, True):
-        await repaired(OtlpExporter(collector.url, metrics=metrics))
-    (found,) = [request.body for request in collector.requests if request.path == "/v1/metrics"]
-    groups = ExportMetricsServiceRequest.FromString(found).resource_metrics
+async def test_metrics_only_when_asked_for(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics are sent if wanted, by an argument or a variable and to a place of their own if there is one, marked with the process."""
+    await repaired(OtlpExporter(collector.url))
+    await repaired(OtlpExporter(collector.url, metrics=True))
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{collector.url}/elsewhere")
+    await repaired(OtlpExporter(collector.url))
+    await repaired(OtlpExporter(collector.url, metrics=False))
+    sent = [request for request in collector.requests if request.path != "/v1/traces"]
+    assert [request.path for request in sent] == ["/v1/metrics", "/elsewhere"]
+    groups = [
+        group for request in sent for group in ExportMetricsServiceRequest.FromString(request.body).resource_metrics
+    ]
+    assert all(plain(group.resource.attributes)["service.instance.id"] for group in groups)
     names = {metric.name for group in groups for scope in group.scope_metrics for metric in scope.metrics}
     assert {"replanning.replans", "replanning.attempts", "replanning.replan.duration"} <= names
 
@@ -246,72 +248,3 @@ def test_end_of_the_program(collector: Collector) -> None:
 def test_missing_extra() -> None:
     """Where the optional part is not installed, the message says how to install it."""
     assert "pip install 'replanning[otlp]'" in output_of(MISSING)
-
-
-JAEGER_PROGRAMS = ("jaeger", "jaeger-all-in-one")
-
-
-@pytest.fixture
-def jaeger() -> Iterator[tuple[str, str]]:
-    """Where a real Jaeger takes spans, and where it tells of them."""
-    endpoint, program = os.environ.get("JAEGER_ENDPOINT"), next(filter(shutil.which, JAEGER_PROGRAMS), None)
-    if endpoint is None and program is None:
-        pytest.skip(
-            "needs Jaeger: `docker compose up` and JAEGER_ENDPOINT=http://localhost:4318, or its program on the PATH"
-        )
-    with ExitStack() as stack:
-        if endpoint is None:
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            process = stack.enter_context(subprocess.Popen([str(program)], **quiet))
-            stack.callback(process.terminate)
-            endpoint = "http://localhost:4318"
-        query = os.environ.get("JAEGER_QUERY", f"http://{urlsplit(endpoint).hostname}:16686")
-        # Connecting is tried again, longer and longer apart, until it has started.
-        with httpx.Client(transport=httpx.HTTPTransport(retries=6)) as client:
-            for url in (query, endpoint):
-                client.get(url)
-        yield endpoint, query
-
-
-@pytest.mark.integration
-async def test_jaeger(jaeger: tuple[str, str]) -> None:
-    """Jaeger shows the tree of a run: each span below its parent, the replacement pointing to what it replaces."""
-    endpoint, query = jaeger
-    exporter = OtlpExporter(endpoint, service_name="replanning-test")
-    engine, result = await repaired(exporter)
-    assert exporter.problem == ""
-    (opened,) = bodies(engine.store, result.run, RunOpened)
-    spans = [_shown(span) for span in _stored(f"{query}/api/traces/{opened.trace.split('-')[1]}", count=9)]
-    (run,) = tree(spans)
-    assert [(node.name, sorted(child.name for child in node.children)) for node in run.children] == [
-        ("replanning.attempt", []),
-        ("replanning.attempt", []),
-        ("plan replanning", ["propose scripted", "replanning.apply", "replanning.score"]),
-        ("replanning.attempt", []),
-        ("replanning.attempt", []),
-    ]
-    assert [node.links for node in run.children[2:4]] == [(("b#1", "FOLLOWS_FROM"),)] * 2
-
-
-@tenacity.retry(stop=tenacity.stop_after_delay(20), wait=tenacity.wait_fixed(0.2), reraise=True)
-def _stored(url: str, *, count: int) -> Any:
-    """The spans of a trace, once Jaeger has stored all of them."""
-    spans = httpx.get(url).raise_for_status().json()["data"][0]["spans"]
-    assert len(spans) == count
-    return spans
-
-
-def _shown(span: Any) -> Flat:
-    references = [(reference["refType"], reference["spanID"]) for reference in span["references"]]
-    tags = {tag["key"]: tag["value"] for tag in span["tags"]}
-    return Flat(
-        span["spanID"],
-        next((to for how, to in references if how == "CHILD_OF"), None),
-        span["operationName"],
-        "INTERNAL",
-        tags,
-        tuple((to, how) for how, to in references if how == "FOLLOWS_FROM"),
-        tags.get("otel.status_description"),
-        span["startTime"] * 1000,
-        (span["startTime"] + span["duration"]) * 1000,
-    )

@@ -1,6 +1,7 @@
 """Tracing: what a run, its attempts and its replans look like as spans."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import anyio
@@ -26,7 +27,7 @@ from replanning import (
 )
 from replanning.changes import CancelTask, ReplaceTask, RetryTask
 from replanning.errors import SettingsError, StoreError
-from replanning.journal import AttemptStarted, ErrorContained, MemoryStore, RunOpened, RunResumed, Usage
+from replanning.journal import AttemptStarted, ErrorContained, MemoryStore, Record, RunOpened, RunResumed, Usage
 from replanning.testing import (
     FlakyStore,
     RecordingExporter,
@@ -40,7 +41,7 @@ from replanning.testing import (
     virtual_environment,
 )
 from tests.support.runs import again, alternative, bodies, chain, failing, make_engine, perform, plan
-from tests.support.tracing import Node, Spans, output_of, recorded
+from tests.support.tracing import Node, Spans, outline, output_of, recorded, tree
 
 ONCE: dict[str, Any] = {"retry": {"max_attempts": 1}}
 SECRET = "sk-abcdefghijklmnopqrstuvwxyz"
@@ -170,41 +171,72 @@ async def test_resumed_run_continues_its_trace(spans: Spans, clock: VirtualClock
     assert parents == {"a": first.context.span_id, "b": second.context.span_id}
 
 
-@pytest.mark.parametrize("outcome", ["failed", "timed-out"])
-async def test_resumed_after_a_kill(spans: Spans, clock: VirtualClock, outcome: str) -> None:
-    """After a kill, whose spans were lost, the trace goes on from a root of its own, with links to what failed before."""
+REPLANNED: Any = ("plan replanning", [("propose scripted", ["chat"]), "replanning.score", "replanning.apply"])
 
-    async def work(task: Task, context: TaskContext) -> None:
-        if task.id == "a":
-            await clock.sleep(9 if outcome == "timed-out" else 1)
-            raise ValueError("broken")
 
-    tasks = plan(Task(id="a", timeout=5, idempotent=True), Task(id="b", depends_on=("a",)))
-    engine = make_engine(again, **ONCE, clock=clock, tracer_provider=spans.provider)
-    async with engine.open(tasks) as run:
-        await perform(run, work)
-    records = list(engine.store.read(run.id))
-    killed = next(n for n, record in enumerate(records, 1) if record.body.kind == f"attempt-{outcome}")
-    store, after = MemoryStore(), Spans()
-    lease = store.create(run.id, "killed", 0, 1)
+def after_kill(records: Sequence[Record], kind: str) -> MemoryStore:
+    """The journal of a process that was killed after the first record of a kind."""
+    killed = next(n for n, record in enumerate(records, 1) if record.body.kind == kind)
+    store = MemoryStore()
+    lease = store.create(records[0].body.run, "killed", 0, 1)
     for record in records[:killed]:
         store.append(lease, record)
-    engine = make_engine(again, **ONCE, store=store, clock=clock, tracer_provider=after.provider)
-    for _ in range(2):
-        async with engine.resume(run.id) as resumed:
-            await perform(resumed, work)
+    return store
 
-    root, third = after.named("replanning.run")
-    lost, first = spans.named("replanning.run")[0], spans.named("replanning.attempt")[0]
-    own = {span.context.span_id for span in after.finished}
-    assert root.parent is None
-    assert [span.name for span in after.finished if span.parent and span.parent.span_id not in own] == []
-    assert third.parent is not None
-    assert third.parent.span_id == root.context.span_id
-    assert {span.context.trace_id for span in (*after.finished, *spans.finished)} == {lost.context.trace_id}
-    links = {link.attributes["replanning.link"]: link.context.span_id for span in after.finished for link in span.links}
-    failed = first.context.span_id
-    assert links == {"resumes": lost.context.span_id, "caused-by": failed, "replaces": failed}
+
+@pytest.mark.parametrize(
+    ("last", "exported", "ran"),
+    [
+        ("attempt-started", {"inner"}, ["a#2", "b#1"]),
+        ("attempt-failed", {"inner", "a#1"}, [REPLANNED, "a~2#1", "b#1"]),
+        ("attempt-timed-out", {"inner", "a#1"}, [REPLANNED, "a~2#1", "b#1"]),
+        (
+            "trigger-fired",
+            {"inner", "a#1", "propose scripted", "chat"},
+            [(REPLANNED[0], [REPLANNED[1][0], *REPLANNED[1]]), "a~2#1", "b#1"],
+        ),
+    ],
+)
+async def test_resumed_after_kills(clock: VirtualClock, last: str, exported: set[str], ran: list[object]) -> None:
+    """After kills one tree has the spans that were exported, those that were open and lost, and those of the resumed run."""
+    killed = Spans()
+
+    def engine_of(spans: Spans, **options: Any) -> ReplanningEngine:
+        tracer = spans.provider.get_tracer("mine")
+
+        def propose(request: ReplanRequest) -> list[Alternative]:
+            with tracer.start_as_current_span("chat"):
+                return again(request)
+
+        return make_engine(propose, **ONCE, clock=clock, tracer_provider=spans.provider, **options)
+
+    async def work(task: Task, context: TaskContext) -> None:
+        if context.attempt_id == "a#1":
+            with killed.provider.get_tracer("mine").start_as_current_span("inner"):
+                await clock.sleep(9 if last == "attempt-timed-out" else 1)
+            raise ValueError("broken")
+
+    engine = engine_of(killed)
+    async with engine.open(plan(Task(id="a", timeout=5, idempotent=True), Task(id="b", depends_on=("a",)))) as run:
+        await perform(run, work)
+    once, twice = Spans(), Spans()
+    engine = engine_of(once, store=after_kill(list(engine.store.read(run.id)), last))
+    async with engine.resume(run.id):
+        pass
+    engine = engine_of(twice, store=after_kill(list(engine.store.read(run.id)), "run-resumed"))
+    async with engine.resume(run.id) as resumed:
+        await perform(resumed, work)
+
+    spans = [
+        span for span in killed.flat if {span.name, span.attributes.get("replanning.attempt.id")} & exported
+    ] + twice.flat
+    spans += [span for span in once.flat if span.error]  # what the second process restored of the first
+    assert len({span.id for span in spans}) == len(spans)
+    (root,) = tree(spans)
+    second = "replanning.run"  # it was killed at once
+    assert outline(root) == ("replanning.run", [("a#1", ["inner"]), second, ("replanning.run", ran)])
+    links = {link for node in root.children[2].children for link in node.links}
+    assert links == {("a#1", "retries")} if last == "attempt-started" else {("a#1", "caused-by"), ("a#1", "replaces")}
 
 
 async def test_cancelled_before_a_kill(spans: Spans) -> None:
