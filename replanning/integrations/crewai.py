@@ -60,15 +60,7 @@ _FOR_THE_MODEL: Final = (ToolFailureReason.USAGE_LIMIT, ToolFailureReason.INVALI
 _NOTED: Final = (PlanStepCompletedEvent, PlanRefinementEvent, PlanReplanTriggeredEvent)
 """Events of agents that plan their work in steps."""
 
-_NOTED_FIELDS: Final = {
-    "agent_role",
-    "step_number",
-    "step_description",
-    "success",
-    "error",
-    "replan_reason",
-    "refinements",
-}
+_NOTED_FIELDS: Final = {"agent_role", "step_number", "step_description", "success", "error", "replan_reason"}
 
 _MAX_ID_CHARS: Final = 60
 
@@ -115,7 +107,7 @@ def replanned(
     named = f"Run of the crew {crew.name}" if isinstance(crew, Crew) else f"Run of the agent {crew.role}"  # type: ignore[attr-defined]
     with anyio.from_thread.start_blocking_portal(name="replanning") as portal:
         run_id = None if thread is None else thread_run(engine, thread)
-        opened = engine.session(objective or named, tools=described, run_id=run_id, passes=_PASSES)
+        opened = engine.session(objective or named, tools=described, run_id=run_id, passes=(_Exit, *_PASSES))
         with portal.wrap_async_context_manager(opened) as session:
             token = _current.set(attachment)
             attachment.open(portal, session)
@@ -124,7 +116,7 @@ def replanned(
                     tools[:] = own
                 yield crew
             finally:
-                for tools in lists:
+                for tools in (*lists, *_lists_of_tools(crew)):  # which the program may have replaced
                     tools[:] = [each._original if isinstance(each, _Tool) else each for each in tools]
                 attachment.close()
                 _current.reset(token)
@@ -152,6 +144,10 @@ class _Reported(Exception):
 
 class _MayPass(_Reported, TransientError):
     """Failure that a tool returned as one that may pass."""
+
+
+class _Exit(Exception):
+    """The tool ended the program; the cause is the exception to raise in the thread of the call."""
 
 
 class _Attachment:
@@ -216,6 +212,8 @@ class _Attachment:
             return str(skipped)
         except _Reported as reported:
             return reported.failure
+        except _Exit as error:
+            raise error.__cause__ or error from None
         except NeedsHuman as error:
             if isinstance(error.__cause__, _Reported):
                 return error.__cause__.failure
@@ -276,7 +274,7 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
             attachment: takes the calls.
             own: the tools of the same agent, which take precedence over those of others.
         """
-        made = cls(**{name: getattr(original, name) for name in BaseTool.model_fields if name != "current_usage_count"})
+        made: _Tool = cls.model_construct(**{name: getattr(original, name) for name in BaseTool.model_fields})
         made._original, made._attachment, made._own = original, attachment, own
         return made
 
@@ -285,11 +283,6 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
 
     def __repr__(self) -> str:
         return repr(self._original)
-
-    @property
-    def tool_type(self) -> str:
-        """The class of the original."""
-        return str(self._original.tool_type)
 
     @property
     def formatted_description(self) -> str:
@@ -332,16 +325,11 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         return made
 
 
-def _used(tool: Any) -> int:
-    return int(tool._original.current_usage_count)
-
-
-def _set_used(tool: Any, count: int) -> None:
-    tool._original.current_usage_count = count
-
-
-# A field of the base class, which only a descriptor of the class itself overrides.
-_Tool.current_usage_count = property(_used, _set_used)
+# A field of the base class is overridden only by what the class gets later. CrewAI and the original count together.
+_Tool.current_usage_count = property(
+    lambda tool: tool._original.current_usage_count,
+    lambda tool, count: setattr(tool._original, "current_usage_count", count),
+)
 
 
 def _fits(tool: Any, arguments: Mapping[str, object]) -> bool:
@@ -353,5 +341,8 @@ def _fits(tool: Any, arguments: Mapping[str, object]) -> bool:
 
 
 def _execute(function: Callable[..., Any], arguments: Mapping[str, object]) -> object:
-    result = function(**arguments)
-    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+    try:
+        result = function(**arguments)
+        return asyncio.run(result) if asyncio.iscoroutine(result) else result
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise _Exit from error  # it would end the thread of the session

@@ -198,14 +198,6 @@ async def test_substitute(way: str, functions: bool) -> None:
     assert crew.agents[0].tools == crew.tasks[0].tools == [search, search_archive]
 
 
-def test_without_an_event_loop() -> None:
-    """A crew is attached in a program that has no event loop."""
-    model = calls("search")
-    with replanned(crew_of(model, search, search_archive), capabilities=WEB) as crew:
-        assert crew.kickoff().raw == "done"
-    assert results(model) == ["x, from the archive"]
-
-
 @FUNCTIONS
 def test_retry(functions: bool) -> None:
     """A tool that fails in a way that may pass is tried again, and the model sees the result."""
@@ -595,6 +587,21 @@ def test_hooks() -> None:
     assert done(engine) == {"find-it": "done"}
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_end_of_the_program(error: type[BaseException]) -> None:
+    """A tool that ends the program ends it as without an engine, and leaves the session paused."""
+
+    @tool
+    def leave(query: str) -> str:
+        """Leave."""
+        raise error(3)
+
+    engine = repairing()
+    with pytest.raises(error, match="3"), replanned(crew_of(calls("leave"), leave), engine) as crew:
+        crew.kickoff()
+    assert statuses(engine) == ["paused"]
+
+
 async def test_cancellation() -> None:
     """A crew that is cancelled ends, although its tool hangs, and leaves the session paused."""
     begun, woken = anyio.Event(), threading.Event()
@@ -657,19 +664,23 @@ async def test_single_agent() -> None:
 
 
 def test_saved_crew() -> None:
-    """What CrewAI saves of an attached crew has the tools of the user."""
+    """What CrewAI saves of an attached crew has the tools of the user, and so has the crew after the block."""
     crew = crew_of(calls("search"), Shout())
     saved = [each.model_dump(mode="json") for each in crew.agents[0].tools]
-    shown = repr(crew.agents[0].tools)
+    shown, own = repr(crew.agents[0].tools), [*crew.agents[0].tools]
     with replanned(crew):
         assert [each.model_dump(mode="json") for each in crew.agents[0].tools] == saved
         assert repr(crew.agents[0].tools) == shown
+        crew.agents[0].tools = [*crew.agents[0].tools, echo]
+    assert crew.agents[0].tools == [*own, echo]
 
 
 def test_wrong_arguments() -> None:
     """What cannot be attached is refused before anything is changed."""
     crew = crew_of(calls("search"), search)
     with pytest.raises(TypeError, match="not list"), replanned([crew]):
+        pass
+    with pytest.raises(TypeError, match=r"engine: .* capabilities: "), replanned(crew, 1, capabilities=[]):  # type: ignore[arg-type]
         pass
     with (
         pytest.raises(ValueError, match="no tool called 'serach'; did you mean 'search'"),
