@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
 import contextvars
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import count
@@ -19,7 +19,15 @@ import anyio
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Session
-from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StaleAnswer, UnknownQuestion, UnknownRun
+from replanning.errors import (
+    CallSkipped,
+    NeedsHuman,
+    NotRunning,
+    StaleAnswer,
+    StoreError,
+    UnknownQuestion,
+    UnknownRun,
+)
 from replanning.integrations.frameworks import (
     Capabilities,
     check_arguments,
@@ -40,6 +48,7 @@ try:
     from google.adk.tools import AgentTool, BaseTool, FunctionTool, ToolContext
     from google.adk.tools.base_toolset import BaseToolset
     from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
+    from google.adk.workflow import BaseNode
 
     _USED: Final = [
         getattr(owner, name)
@@ -61,7 +70,11 @@ METADATA: Final = "replanning"
 """Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""
 
 _PENDING: Final = {"error": "This tool call requires confirmation, please approve or reject."}
+_ANSWERS: Final = "the confirmation of the call"
 _REJECTED: Final = {"error": "This tool call is rejected."}
+
+_DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
+"""The fields of the actions of a call that say what it has changed, rather than what it asks for."""
 
 _MAX_OBJECTIVE_CHARS: Final = 500
 
@@ -103,6 +116,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
             capability can stand in for one another. The `custom_metadata` of a tool may state fields, too, under
             `replanning`.
         engine: the engine; by default one with its defaults.
+        agents: agents in a `Workflow`, which plugins do not see, so that their tools are known from the start.
         approvals: whether a question to a person becomes a request to confirm the call. Otherwise the agent sees the
             exception of its tool.
         is_failure: whether a result of a tool says that the tool failed.
@@ -117,6 +131,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         capabilities: Capabilities | None = None,
         *,
         engine: ReplanningEngine | None = None,
+        agents: Sequence[Any] = (),
         approvals: bool = True,
         is_failure: Callable[[object], bool] = reports_failure,
         name: str = "replanning",
@@ -125,6 +140,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         super().__init__(name)
         self.engine = ReplanningEngine() if engine is None else engine
         self.capabilities = dict(capabilities or {})
+        self.agents = tuple(agents)
         self.approvals = approvals
         self.is_failure = is_failure
         self._runs: dict[str, _Run] = {}
@@ -137,7 +153,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         """
         await self._end(invocation_context, "a run with the same id begins")
         run = _Run(self, invocation_context)
-        await run.describe(invocation_context)
+        await run.describe(invocation_context, known=not run.nested)
         self._runs[invocation_context.invocation_id] = run
 
     async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
@@ -174,6 +190,11 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         """Leave all sessions."""
         for run in list(self._runs.values()):
             await self._end(run.context, "the runner was closed")
+
+    def forget(self, run: _Run) -> None:
+        """Forget a run whose session has ended."""
+        if self._runs.get(run.context.invocation_id) is run:
+            del self._runs[run.context.invocation_id]
 
     async def _end(self, context: Any, pause_reason: str) -> None:
         if run := self._runs.pop(context.invocation_id, None):
@@ -217,7 +238,7 @@ class _Run:
         self.context, self._owner = context, owner
         self.around: contextvars.Context | None = None
         self.waits = self.final = False
-        self._nested = _CALL.get() is not None
+        self.nested = _CALL.get() is not None
         self._pause_reason = ""
         self._tools: dict[str, dict[str, Any]] = {}
         self._fields: dict[str, dict[str, object]] = {}
@@ -226,31 +247,38 @@ class _Run:
         self._keeper: asyncio.Task[None] | None = None
         self._session: Session | None = None
 
-    async def describe(self, context: Any) -> None:
-        """Describe the tools of the agent that runs, and of the others of its tree, but no toolsets of those."""
-        agent, capabilities, complete = context.agent, self._owner.capabilities, not self._nested
-        family = [agent.root_agent] if agent is not None else []
-        for each in family:  # which grows
+    async def describe(self, context: Any, *, known: bool) -> None:
+        """Describe the tools of the agent that runs, and of the others of its tree, but no toolsets of those.
+
+        Args:
+            context: of the invocation.
+            known: whether capabilities must name tools of this tree; false if some of its tools are not known.
+
+        Raises:
+            ValueError: capabilities name a tool that does not exist, or a field is not valid.
+        """
+        family = [each.root_agent for each in (context.agent, *self._owner.agents) if each is not None]
+        known = known and context.agent is not None
+        for agent in family:  # which grows
             tools: list[Any] = []
-            for item in getattr(each, "tools", None) or ():
-                if isinstance(item, BaseTool):
-                    tools.append(item)
-                elif not isinstance(item, BaseToolset):
-                    tools += [FunctionTool(item)] if callable(item) else []
-                elif each.name != agent.name:
-                    complete = False
-                else:
-                    try:
+            for item in getattr(agent, "tools", ()):
+                if isinstance(item, BaseToolset) and agent.name == getattr(context.agent, "name", None):
+                    with suppress(Exception):  # the framework reports it, and goes on without these tools
                         tools += await item.get_tools_with_prefix(ReadonlyContext(context))
-                    except Exception:  # noqa: BLE001 - the framework reports it, and goes on without these tools
-                        complete = False
+                elif isinstance(item, BaseTool):
+                    tools.append(item)
+                elif callable(item) and not isinstance(item, BaseNode):
+                    tools.append(FunctionTool(item))
+                known = known and not isinstance(item, (BaseNode, BaseToolset))
             for tool in tools:
-                self._tools.setdefault(each.name, {})[tool.name] = tool
+                self._tools.setdefault(agent.name, {})[tool.name] = tool
                 if tool.name not in self._fields and (fields := _fields(tool)) is not None:
                     self._fields[tool.name] = fields
-            inner = [tool.agent for tool in tools if isinstance(tool, AgentTool)]
-            family += [one for one in (*each.sub_agents, *inner) if all(one is not other for other in family)]
-        if not family or not complete:
+            below = [*agent.sub_agents, *(tool.agent for tool in tools if isinstance(tool, AgentTool))]
+            family += [each for each in below if all(each is not other for other in family)]
+            known = known and (hasattr(agent, "tools") or bool(below))  # others may run agents that nobody sees
+        capabilities = self._owner.capabilities
+        if not known:
             capabilities = {name: stated for name, stated in capabilities.items() if name in self._fields}
         self._described = describe_tools(self._fields, capabilities)
 
@@ -268,7 +296,7 @@ class _Run:
         engine = self._owner.engine
         try:
             if context.agent is not None and context.agent.name not in self._tools:  # a node of a workflow
-                await self.describe(context)
+                await self.describe(context, known=False)
             run_id = self._run_id()
             opened = engine.session(self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES)
             async with opened as self._session:
@@ -288,6 +316,7 @@ class _Run:
         """Leave the session if the task of the agent was cancelled."""
         if task.cancelled():
             self.leave("" if self.final else "it was cancelled")
+            (self._keeper or task).add_done_callback(lambda _: self._owner.forget(self))
 
     async def ended(self) -> None:
         """Wait until the session has ended."""
@@ -326,10 +355,11 @@ class _Run:
         session = await self._open(context.get_invocation_context())
         call_id, answer = context.function_call_id or "", context.tool_confirmation
         asked = _asked(context) if answer is not None else {}
-        verdict: Final = "approve" if answer is not None and answer.confirmed else "reject"
         for question in asked.get("questions", ()):
             with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
-                self._owner.engine.answer(question["question"], verdict, by="the confirmation of the call")
+                self._owner.engine.answer(
+                    question["question"], "approve" if answer.confirmed else "reject", by=_ANSWERS
+                )
         before = _requests(context)
         executed = 0
 
@@ -363,13 +393,17 @@ class _Run:
             return interrupted.response
         except CallSkipped as skipped:
             return {"result": str(skipped)}
+        except NeedsHuman as error:
+            if self._can_ask(context):
+                shown = shown_questions(self._owner.engine, session.run.id, error.questions)
+                return self._ask(context, " ".join(str(each["text"]) for each in shown), {"questions": shown})
+            if isinstance(error.__cause__, ToolReportedError):
+                return error.__cause__.result
+            raise error.__cause__ or error from None
         except ToolReportedError as error:
             return error.result
-        except NeedsHuman as error:
-            if not self._can_ask(context):
-                raise error.__cause__ or error from None
-            shown = shown_questions(self._owner.engine, session.run.id, error.questions)
-            return self._ask(context, " ".join(str(each["text"]) for each in shown), {"questions": shown})
+        except (NotRunning, StoreError):
+            raise
         except Exception:
             if asked and not answer.confirmed:
                 return _REJECTED
@@ -394,7 +428,7 @@ class _Run:
 
     def _can_ask(self, context: Any) -> bool:
         """Return whether the framework passes on a request to confirm: once for each call of an agent."""
-        asks = self._owner.approvals and not self._nested
+        asks = self._owner.approvals and not self.nested
         return asks and bool(context.function_call_id) and context.tool_confirmation is None and context.node is None
 
     def _ask(self, context: Any, text: str, payload: dict[str, Any]) -> dict[str, str]:
@@ -409,8 +443,8 @@ _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
 
 def _requests(context: Any) -> dict[str, Any]:
     """Return what a call has asked of the framework so far, such as a transfer."""
-    fields = vars(context.actions)
-    return {name: copy(fields[name]) for name in fields.keys() - {"state_delta", "artifact_delta"}}
+    fields = vars(context.actions).items()
+    return {name: value.copy() if type(value) is dict else value for name, value in fields if name not in _DELTAS}
 
 
 def _asked(context: Any) -> Mapping[str, Any]:

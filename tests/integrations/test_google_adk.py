@@ -20,6 +20,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import AgentTool, BaseTool, FunctionTool, LongRunningFunctionTool, ToolContext
 from google.adk.tools.base_toolset import BaseToolset
+from google.adk.workflow import Workflow
 from google.genai import types
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -416,6 +417,29 @@ async def test_agents_in_sequence(clock: VirtualClock) -> None:
     assert [run.status for run in engine.store.runs()] == ["succeeded"]
 
 
+async def test_workflow(clock: VirtualClock) -> None:
+    """Tools of the agents and nodes of a workflow are calls of one session; capabilities may name those of a later agent."""
+
+    def read(query: str) -> str:
+        raise KeyError(query)
+
+    def begin(node_input: Any) -> dict[str, str]:
+        return {"query": "a"}
+
+    found = [[call("search", query="a")], [text("found")]]
+    finder = LlmAgent(name="finder", model=ScriptedModel(answers=found, seen=[]), tools=[search, search_archive])
+    answers = [[call("read", query="b")]]
+    reader = LlmAgent(name="reader", model=ScriptedModel(answers=answers, seen=[]), tools=[read])
+    engine = make_engine("repair", clock=clock)
+    flow = Workflow(name="flow", edges=[("START", begin, FunctionTool(search_archive), finder, reader)])
+    with pytest.raises(KeyError):
+        await Chat(flow, attached(engine, WEB | {"read": "book"}, agents=[finder])).send(text("go"))
+    assert finder.model.seen[-1] == [{"result": "a, from the archive"}]
+    [run] = engine.store.runs()
+    assert (run.objective, run.status) == ("go", "paused")
+    assert len(engine.history(run.run).replay()) == 4
+
+
 class Archive(BaseTool):  # type: ignore[misc] # its types may not be installed
     """Tool of its own class."""
 
@@ -575,6 +599,17 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
     with pytest.raises(KeyError):
         await Chat(agent([call("search", query="a")], tools=tools), attached(engine, approvals=False)).send(text("go"))
     assert (status(engine), len(engine.pending())) == ("paused", 1)
+
+    def reporting(query: str) -> dict[str, str]:
+        return {"error": query}
+
+    reporting.__name__ = "search"
+    chat = Chat(
+        agent([call("search", query="a")], [text("done")], tools=[reporting, search_archive]),
+        attached(make_engine(doubtful, clock=clock), approvals=False),
+    )
+    await chat.send(text("go"))
+    assert chat.seen[1:] == [[{"error": "a"}]]
 
     inner = LlmAgent(name="inner", model=ScriptedModel(answers=[[call("search", query="a")]], seen=[]), tools=tools)
     with pytest.raises(KeyError):
