@@ -8,14 +8,12 @@ adds does not see a tool that stands in for another one. The plan of Magentic is
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 # the framework runs on asyncio alone, and a session needs a task of its own
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-import anyio
 from pydantic_core import to_jsonable_python
 
 from replanning.engine.engine import ReplanningEngine
@@ -32,6 +30,7 @@ from replanning.errors import (
 )
 from replanning.integrations.frameworks import (
     Capabilities,
+    SessionTask,
     check_arguments,
     describe_tools,
     missing_framework,
@@ -59,7 +58,7 @@ try:
         raise ImportError("a function middleware does not see the tools of the agent")
 except ImportError as error:
     raise missing_framework(
-        "replanning.integrations.agent_framework",
+        __name__,
         "the Microsoft Agent Framework (tested with agent-framework-core 1.23)",
         "agent-framework",
         error,
@@ -138,10 +137,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             if known is None or known.status in ("running", "paused", "needs_human"):
                 self._resumed = str(left)
         self._run_id = self._resumed
-        self._session: Session | None = None
-        self._opened, self._left = anyio.Event(), anyio.Event()
-        self._owner: asyncio.Task[None] | None = None
-        self._pause_reason, self._asks = "", False
+        self._task: SessionTask | None = None
+        self._asks = False
         given = context.client_kwargs.get("middleware", ())
         given = [each for each in given if not isinstance(each, _AgentRun)]  # of an earlier turn of the same loop
         client = getattr(context.agent, "client", None)
@@ -149,41 +146,24 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         context.client_kwargs["middleware"] = [*given, self]
 
     async def _open(self, tools: Sequence[Any]) -> Session:
-        """Open the session in a task of its own, because any task may close a stream."""
-        if self._owner is None:
-            self._owner = asyncio.create_task(self._own(tools))
-        await self._opened.wait()
-        if self._session is None:
-            await self._owner
-            raise NotRunning("the run of the agent has ended")
-        return self._session
-
-    async def _own(self, tools: Sequence[Any]) -> None:
-        functions = [each for each in tools if isinstance(each, FunctionTool) and not each.declaration_only]
-        asks = self._attachment.approvals
-        if asks is None:
-            asks = not tools or any(each.approval_mode == "always_require" for each in functions)
-        try:
+        if self._task is None:
+            functions = [each for each in tools if isinstance(each, FunctionTool) and not each.declaration_only]
             described = describe_tools(
                 {each.name: _fields(each) for each in functions}, self._attachment.capabilities if tools else None
             )
+            asks = self._attachment.approvals
+            if asks is None:
+                asks = not tools or any(each.approval_mode == "always_require" for each in functions)
+            self._asks = asks and self._agent_session is not None
             opened = self._engine.session(self._objective, tools=described, run_id=self._run_id, passes=_PASSES)
-            async with opened as session:
-                self._run_id, self._session = session.run.id, session
-                self._asks = asks and self._agent_session is not None
-                self._opened.set()
-                await self._left.wait()
-                if self._pause_reason:
-                    session.run.pause(self._pause_reason)
-                else:
-                    self._withdraw_questions()
-        finally:
-            self._session = None
-            self._opened.set()
+            self._task = SessionTask(opened)
+        session = await self._task.session()
+        self._run_id = session.run.id
+        return session
 
     def _withdraw_questions(self) -> None:
         """Withdraw the questions that became requests for an approval: the agent ended without an answer."""
-        for question in self._engine.pending(self._run_id) if self._asks else ():
+        for question in self._engine.pending(self._run_id):
             with suppress(StaleAnswer, UnknownQuestion):
                 self._engine.answer(question.id, "reject", comment="the agent went on without it")
 
@@ -207,26 +187,24 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
     async def end(self, response: Any) -> None:
         """End the session, or leave it paused if the agent waits for its user."""
         if getattr(response, "user_input_requests", ()):
-            self._pause_reason = "the agent waits for its user"
-        if self._resumed and not self._pause_reason:
+            await self._leave("the agent waits for its user")
+            return
+        if self._resumed:
             await self._open(())  # to end it, although no tool may have been called
+        if self._asks:
+            self._withdraw_questions()
         await self._leave()
 
     async def fail(self, error: BaseException) -> None:
         """Leave the session paused after an exception of the agent, which is the one to raise."""
-        self._pause_reason = f"the agent raised {type(error).__name__}"
         with suppress(Exception):
-            await self._leave()
+            await self._leave(f"the agent raised {type(error).__name__}")
 
-    async def _leave(self) -> None:
-        try:
-            if self._owner is not None:
-                self._left.set()
-                with anyio.CancelScope(shield=True):
-                    await self._owner
-        finally:
-            if self._pause_reason and self._run_id is not None and self._agent_session is not None:
-                self._agent_session.state[self._state_key] = self._run_id
+    async def _leave(self, pause_reason: str = "") -> None:
+        if pause_reason and self._run_id is not None and self._agent_session is not None:
+            self._agent_session.state[self._state_key] = self._run_id
+        if self._task is not None:
+            await self._task.end(pause_reason)
 
     async def process(self, context: Any, call_next: Callable[[], Awaitable[None]]) -> None:
         """Call a tool, or what replaces it."""

@@ -1,14 +1,20 @@
-"""What integrations of agent frameworks share: descriptions of tools, runs of threads, and questions to a person."""
+"""What integrations of agent frameworks share: descriptions of tools, runs of threads, tasks of sessions, and questions."""
 
 from __future__ import annotations
 
+import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 from urllib.parse import quote
 
+import anyio
+
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
+from replanning.engine.session import Session
+from replanning.errors import NotRunning
 from replanning.plan.messages import brief_repr, did_you_mean
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
@@ -141,3 +147,54 @@ def shown_questions(engine: ReplanningEngine, run_id: str, questions: Sequence[s
         for each in engine.pending(run_id)
         if each.id in questions
     ]
+
+
+class SessionTask:
+    """Session in an async task of its own, for frameworks where any task may close a stream; they run on asyncio alone.
+
+    Args:
+        opened: the session that `ReplanningEngine.session` returns.
+    """
+
+    def __init__(self, opened: AbstractAsyncContextManager[Session]) -> None:
+        self._session: Session | None = None
+        self._pause_reason = ""
+        self._opened, self._left = anyio.Event(), anyio.Event()
+        self._task = asyncio.create_task(self._keep_open(opened))
+
+    async def _keep_open(self, opened: AbstractAsyncContextManager[Session]) -> None:
+        try:
+            async with opened as session:
+                self._session = session
+                self._opened.set()
+                await self._left.wait()
+                if self._pause_reason:
+                    session.run.pause(self._pause_reason)
+        finally:
+            self._session = None
+            self._opened.set()
+
+    async def session(self) -> Session:
+        """Return the session once it is open.
+
+        Raises:
+            NotRunning: it has ended.
+            RunOwned: another process owns its run.
+            StoreError: the store fails.
+        """
+        await self._opened.wait()
+        if self._session is None:
+            await self._task
+            raise NotRunning("the session has ended")
+        return self._session
+
+    async def end(self, pause_reason: str = "") -> None:
+        """End the session, or leave it paused for this reason.
+
+        Raises:
+            StoreError: the store fails.
+        """
+        self._pause_reason = pause_reason
+        self._left.set()
+        with anyio.CancelScope(shield=True):
+            await self._task

@@ -6,7 +6,6 @@ Tested with langgraph 1.2.22 and langchain 1.4.7. `replanned` attaches a compile
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 # LangGraph runs on asyncio alone, and a session needs a task of its own
 import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from replanning.engine.session import Execute, Session
 from replanning.errors import CallSkipped, ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
     Capabilities,
+    SessionTask,
     check_arguments,
     describe_tools,
     missing_framework,
@@ -253,36 +253,15 @@ class _Attachment:
     async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
         """Open a session in a task of its own, because any task may close a stream; yield the configuration."""
         run = _Run(self._engine)
-        ready, left = anyio.Event(), anyio.Event()
-
-        async def own() -> None:
-            try:
-                async with self._session(graph, given, config) as run.session:
-                    ready.set()
-                    await left.wait()
-                    if run.pause_reason:
-                        run.session.run.pause(run.pause_reason)
-            finally:
-                ready.set()
-
-        owner = asyncio.create_task(own())
-
-        async def leave() -> None:
-            left.set()
-            with anyio.CancelScope(shield=True):
-                await owner
-
+        task = SessionTask(self._session(graph, given, config))
         try:
-            await ready.wait()
-            if owner.done():
-                await owner
+            run.session = await task.session()
             yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
         except BaseException as error:
-            run.pause_reason = f"the graph raised {type(error).__name__}"
             with suppress(ReplanningError):  # the exception of the graph is the one to raise
-                await leave()
+                await task.end(f"the graph raised {type(error).__name__}")
             raise
-        await leave()
+        await task.end(run.pause_reason)
 
     @contextmanager
     def open_in_thread(self, graph: Any, given: Any, config: Any) -> Iterator[Any]:

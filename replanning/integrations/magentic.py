@@ -8,7 +8,7 @@ that are done together, when the manager says that the request is satisfied.
 
 from __future__ import annotations
 
-import asyncio  # noqa: TID251 # the framework runs on asyncio alone, and a session needs a task of its own
+import asyncio  # noqa: TID251 # the framework runs on asyncio alone
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -16,14 +16,13 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any, Final
 
-import anyio
-
 from replanning.changes import AddTask, RemoveTask
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import NotRunning, StoreError
 from replanning.integrations.frameworks import (
     Capabilities,
+    SessionTask,
     check_arguments,
     describe_tools,
     missing_framework,
@@ -36,7 +35,7 @@ try:
     from agent_framework_orchestrations import MagenticManagerBase, MagenticProgressLedgerItem
 except ImportError as error:
     raise missing_framework(
-        "replanning.integrations.magentic",
+        __name__,
         "Magentic of the Microsoft Agent Framework (tested with agent-framework-orchestrations 1.4)",
         "magentic",
         error,
@@ -86,7 +85,7 @@ async def replanned(
         with suppress(Exception):  # the one of the block is the one to raise
             await made.leave(f"the block raised {type(error).__name__}")
         raise
-    await made.leave("")
+    await made.leave()
 
 
 class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not be installed
@@ -100,20 +99,19 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         )
         self.task_ledger_full_prompt = manager.task_ledger_full_prompt
         self._manager, self._engine, self._capabilities = manager, engine, capabilities
-        self._session: Session | None = None
-        self._opened, self._left = anyio.Event(), anyio.Event()
-        self._owner: asyncio.Task[None] | None = None
+        self._task: SessionTask | None = None
         self._round: asyncio.Task[None] | None = None
         self._requests = asyncio.Queue[tuple[str, str] | None]()  # a participant and its instruction; None at the end
         self._replies = asyncio.Queue[str | NoProgress]()
         self._saved: dict[str, Any] = {}
-        self._reason = self._pause_reason = ""
+        self._reason = ""
         self._failure: Exception | None = None
+        self._ended = False
 
     async def plan(self, magentic_context: Any) -> Any:
         """Create a plan, whose steps are the tasks of the session."""
         message = await self._manager.plan(magentic_context)
-        if self._owner is None:
+        if self._task is None:
             goal = Goal(objective=magentic_context.task[:_MAX_TEXT_CHARS])
             plan = Plan(goal=goal, tasks=self._steps(message))
             self._saved = {"plan": plan.model_dump(mode="json", exclude_unset=True), "run": None}
@@ -182,43 +180,31 @@ class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not b
         self._manager.on_checkpoint_restore(state)
 
     async def _open(self, context: Any) -> Session | None:
-        """Return the session; there is none if the checkpoint of another manager was restored."""
+        """Return the session; there is none after the block, or if the checkpoint of another manager was restored."""
         if self._failure is not None:
             raise self._failure
-        if self._owner is None and self._saved:
-            self._owner = asyncio.create_task(self._own(context.participant_descriptions))
-        if self._owner is not None:
-            await self._opened.wait()
-            if self._session is None:
-                await self._owner
-        return self._session
-
-    async def _own(self, participants: Mapping[str, str]) -> None:
+        if self._ended or not self._saved:
+            return None
         try:
-            fields = {name: tool_fields(text, _SCHEMA, kind="participant") for name, text in participants.items()}
-            tools = describe_tools(fields, self._capabilities, noun="participant")
-            plan = Plan.model_validate(self._saved["plan"])
-            async with self._engine.session(plan, tools=tools, run_id=self._saved["run"]) as session:
-                self._session, self._saved["run"] = session, session.run.id
-                self._opened.set()
-                await self._left.wait()
-                if self._pause_reason:
-                    session.run.pause(self._pause_reason)
+            if self._task is None:
+                described = context.participant_descriptions.items()
+                fields = {name: tool_fields(text, _SCHEMA, kind="participant") for name, text in described}
+                tools = describe_tools(fields, self._capabilities, noun="participant")
+                plan = Plan.model_validate(self._saved["plan"])
+                self._task = SessionTask(self._engine.session(plan, tools=tools, run_id=self._saved["run"]))
+            session = await self._task.session()
         except Exception as error:
             self._failure = error
             raise
-        finally:
-            self._session = None
-            self._opened.set()
+        self._saved["run"] = session.run.id
+        return session
 
-    async def leave(self, pause_reason: str) -> None:
+    async def leave(self, pause_reason: str = "") -> None:
         """End the session, or leave it paused."""
-        self._pause_reason = pause_reason
-        with anyio.CancelScope(shield=True):
-            await self._end_round()
-            if self._owner is not None:
-                self._left.set()
-                await self._owner
+        self._ended = True
+        await self._end_round()
+        if self._task is not None:
+            await self._task.end(pause_reason)
 
     async def _speak(self, session: Session, speaker: str, instruction: str) -> None:
         """Have a participant speak, or one that replaces it; the orchestrator sends it the request."""
