@@ -1,0 +1,95 @@
+"""The guides about asking people work: a web application that lists and answers questions, and messages with signed clicks."""
+
+import hashlib
+import hmac
+import json
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from replanning import Plan, ReplanningEngine, Settings, Task, TaskContext
+from tests.packaging.test_pages import ROOT, blocks, run
+from tests.support.http_server import Answer, HttpServer, Request
+
+GUIDES = ROOT / "docs" / "how-to"
+PLAN = Plan.parse("""
+goal: {objective: Read a page}
+tools: [{name: scanner, capability: read}, {name: camera, capability: read}]
+tasks: [{id: read, tool: scanner}]
+""")
+
+pytestmark = pytest.mark.skipif(not GUIDES.exists(), reason="needs the checkout: the pages are not installed")
+
+
+def program(page: str) -> dict[str, Any]:
+    """Run the programs of a guide; return the names that they define."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(GUIDES / page, "python"):
+        run(block, page, names)
+    return names
+
+
+@pytest.mark.skipif(find_spec("fastapi") is None, reason="fastapi is not installed")
+@pytest.mark.filterwarnings("default")  # those of the test client of another project
+def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is begun by a request asks, and goes on when another request answers; what nobody asked is refused."""
+    from fastapi.testclient import TestClient
+
+    monkeypatch.chdir(tmp_path)
+    with TestClient(program("fastapi.md")["app"]) as client:
+
+        def wait_for(address: str, wanted: Any) -> Any:
+            for _ in range(5000):
+                found = client.get(address).json()
+                if wanted(found):
+                    return found
+            raise AssertionError(found)
+
+        assert client.post("/runs/r1").status_code == 202
+        (question,) = wait_for("/questions?run_id=r1", len)
+        assert question["diffs"] == ["- read: tool: scanner [FAILED]\n+ read~2: tool: camera [PENDING]"]
+        address = f"/questions/{question['id']}"
+        assert client.post(address, json={"verdict": "perhaps", "by": "ada"}).status_code == 422
+        assert client.post(address, json={"verdict": "approve", "by": "ada"}).json() == {"accepted": True}
+        assert client.post(address, json={"verdict": "approve", "by": "ada"}).status_code == 409
+        wait_for("/runs/r1", lambda status: status == {"status": "succeeded", "revision": 1})
+
+
+async def test_messages() -> None:
+    """A question is posted with buttons; a click with the right signature answers it, and one with another does not."""
+    names = program("slack.md")
+    refused = []
+
+    def click(message: Any, signature: str = "") -> None:
+        approve, _ = message["blocks"][-1]["elements"]
+        action = {"action_id": approve["action_id"], "value": approve["value"]}
+        body = urlencode({"payload": json.dumps({"user": {"username": "ada"}, "actions": [action]})}).encode()
+        at = str(int(time.time()))  # noqa: TID251 - a signature is good for some minutes
+        right = hmac.new(b"secret", b"v0:%s:%s" % (at.encode(), body), hashlib.sha256).hexdigest()
+        headers = {"x-slack-request-timestamp": at, "x-slack-signature": signature or f"v0={right}"}
+        names["click"](body, headers, "secret")
+
+    def answer(request: Request) -> Answer:
+        message = json.loads(request.body)
+        try:
+            click(message, "v0=wrong")
+        except PermissionError as error:
+            refused.append(str(error))
+        click(message)
+        return 200, {}, b"ok"
+
+    async def work(task: Task, context: TaskContext) -> str:
+        if task.tool == "scanner":
+            raise OSError("the scanner does not answer")
+        return "done"
+
+    with HttpServer(answer) as server:
+        settings = Settings.model_validate({"alternatives": {"require_approval": True}})
+        engine = names["engine"] = ReplanningEngine(gate=names["SlackGate"](server.url), settings=settings)
+        result = await engine.execute(PLAN, work)
+    assert (result.status, result.revisions[0].by) == ("succeeded", "person:ada")
+    assert refused == ["not signed by Slack, or too old"]
