@@ -38,6 +38,8 @@ ReplanningError                  catch this to catch all of them
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -262,7 +264,13 @@ class RunOwned(StoreError):
 
     def __init__(self, run_id: str, owner: str) -> None:
         process = owner.partition(" (")[0]  # without the marks by which processes are told apart
-        super().__init__(f"run {run_id!r} is owned by {process}; stop that process, or wait until its lease ends")
+        own = process == f"process {os.getpid()} on {socket.gethostname()}"
+        advice = (
+            "it is open in this process, so leave it there first"
+            if own
+            else "stop that process, or wait until its lease ends"
+        )
+        super().__init__(f"run {run_id!r} is owned by {process}; {advice}")
         self.run_id, self.owner = run_id, owner
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ from replanning.journal.store import InboxMessage, RunStore, open_store
 from replanning.llm.provider import FallbackLLM, GuardedLLM, LLMProvider
 from replanning.llm.selection import AUTO, create_llm_provider, is_llm
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr, checked, join_names, require_instance
+from replanning.plan.messages import brief_repr, checked, join_names, require_instance, wrong_kinds
 from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal, ToolSpec
 from replanning.plan.types import JsonObject, JsonValue, QuestionId, RunId
@@ -256,7 +256,15 @@ class ReplanningEngine:
         Raises:
             RunOwned: another process is at this run.
             StoreError: it is a run of something else, or the store does not take it.
+            TypeError: arguments are of another kind; names every one.
         """
+        if wrong := wrong_kinds(
+            ("objective", objective, str | Plan, "the aim in words, or a plan"),
+            ("tools", tools, Iterable, "a list of functions and descriptions of tools"),
+            ("run_id", run_id, str | None, "the id of a run"),
+            ("passes", passes, tuple, "a tuple of classes of exceptions"),
+        ):
+            raise TypeError("; ".join(wrong))
         functions = FunctionTools(tools)
         stated = objective if isinstance(objective, Plan) else Plan(goal=Goal(objective=objective))
 

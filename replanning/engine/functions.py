@@ -13,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from replanning.plan.document import Plan
-from replanning.plan.messages import brief_repr, require_instance, validation_problems
+from replanning.plan.messages import require_instance, validation_problems, wrong_kinds
 from replanning.plan.tasks import Retry, Task, ToolSpec
 from replanning.run.run import TaskContext, Work
 
@@ -94,14 +94,9 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
             "parameters": {name: _type_name(self._hints[name]) for name in named},
             "optional": [name for name, each in named.items() if each.default is not inspect.Parameter.empty],
         }
-        problems = [
-            f"{name}: expected {expected}, got {brief_repr(value)}"
-            for name, value, kind, expected in (
-                ("idempotent", idempotent, bool, "true or false"),
-                ("retry", retry, Retry | None, "a Retry"),
-            )
-            if not isinstance(value, kind)
-        ]
+        problems = wrong_kinds(
+            ("idempotent", idempotent, bool, "true or false"), ("retry", retry, Retry | None, "a Retry")
+        )
         try:
             self.spec: ToolSpec = ToolSpec.model_validate(described | fields)
         except ValidationError as error:
@@ -218,18 +213,26 @@ class FunctionTools:
         functions: the functions by the names of their tools.
 
     Raises:
-        TypeError: one is neither a function nor a description.
-        ValueError: several have the same name.
+        TypeError: some are neither functions nor descriptions; names every one.
+        ValueError: several have the same name, or a description is not valid; names every one.
     """
 
     def __init__(self, tools: Iterable[ToolFunction | ToolSpec]) -> None:
         self.functions: dict[str, FunctionTool[..., Any]] = {}
         specs: dict[str, ToolSpec] = {}
+        wrong: list[Exception] = []
         for each in tools:
-            spec = each if isinstance(each, ToolSpec) else self.of(each).spec
+            try:
+                spec = each if isinstance(each, ToolSpec) else self.of(each).spec
+            except (TypeError, ValueError) as error:
+                wrong.append(error)
+                continue
             if spec.name in specs:
-                raise ValueError(f"two tools are called {spec.name!r}; give one of them another `name`")
+                wrong.append(ValueError(f"two tools are called {spec.name!r}; give one of them another `name`"))
             specs[spec.name] = spec
+        if wrong:
+            kind = TypeError if any(isinstance(error, TypeError) for error in wrong) else ValueError
+            raise kind("; ".join(dict.fromkeys(map(str, wrong))))
         self.specs = tuple(specs.values())
 
     def of(self, function: ToolFunction) -> FunctionTool[..., Any]:

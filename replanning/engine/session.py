@@ -14,10 +14,10 @@ from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.json_values import as_object, map_strings
-from replanning.plan.messages import join_names
+from replanning.plan.messages import join_names, wrong_kinds
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, JsonValue, TaskId
-from replanning.run.run import PlanRun, TaskContext
+from replanning.run.run import PlanRun, TaskContext, require_async
 
 Parameters = ParamSpec("Parameters")
 
@@ -103,7 +103,18 @@ class Session:
 
         Raises:
             Exception: as `PlanRun.perform`.
+            TypeError: arguments are of another kind; names every one.
         """
+        if wrong := wrong_kinds(
+            ("tool", tool, str, "the name of a tool"),
+            ("arguments", arguments, Mapping, "a mapping of names to values"),
+            ("execute", execute, Callable | None, "an async function of a name and arguments"),  # type: ignore[arg-type]
+            ("key", key, str, "text"),
+            ("passes", passes, tuple, "a tuple of classes of exceptions"),
+        ):
+            raise TypeError("; ".join(wrong))
+        if execute is not None:
+            require_async("execute", execute)
         objects: list[object] = []
         if key and (clean := self.run.redact_value(key)) != key:  # keys that contain different secrets stay different
             key = f"{clean} {hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"

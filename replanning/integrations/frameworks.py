@@ -15,7 +15,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.errors import NotRunning
-from replanning.plan.messages import brief_repr, did_you_mean
+from replanning.plan.messages import did_you_mean, wrong_kinds
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
@@ -41,19 +41,15 @@ def check_arguments(engine: object, capabilities: object) -> None:
     Raises:
         TypeError: this is not an engine, or these are not capabilities; names every offender.
     """
-    wrong = []
-    if not isinstance(engine, ReplanningEngine | None):
-        wrong.append(f"engine: expected a ReplanningEngine, got {brief_repr(engine)}")
-    if not isinstance(capabilities, Mapping | None):
-        wrong.append(
-            f"capabilities: expected a mapping of names of tools to capabilities, got {brief_repr(capabilities)}"
+    wrong = wrong_kinds(
+        ("engine", engine, ReplanningEngine | None, "a ReplanningEngine"),
+        ("capabilities", capabilities, Mapping | None, "a mapping of names of tools to capabilities"),
+    )
+    if isinstance(capabilities, Mapping):
+        fields = "a capability or a mapping of fields"
+        wrong += wrong_kinds(
+            *((f"capabilities[{n!r}]", each, str | Mapping, fields) for n, each in capabilities.items())
         )
-    else:
-        wrong += [
-            f"capabilities[{brief_repr(name)}]: expected a capability or a mapping of fields, got {brief_repr(value)}"
-            for name, value in (capabilities or {}).items()
-            if not isinstance(value, str | Mapping)
-        ]
     if wrong:
         raise TypeError("; ".join(wrong))
 

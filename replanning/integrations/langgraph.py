@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial, wraps
 from typing import Any, Final
 
 import anyio
@@ -304,7 +305,12 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         """Execute the node in this thread."""
 
         def execute(name: str, _: Mapping[str, object]) -> Any:
-            return self._bodies[name].invoke(input, config, **options)
+            body = self._bodies[name]
+            if (
+                name != self.name and getattr(body, "func", body) is None
+            ):  # async alone: in the event loop of the session
+                return _in_event_loop(body.ainvoke)(input, config, **options)
+            return body.invoke(input, config, **options)
 
         return _run_of(config).call_from_thread(self.name, {}, execute)
 
@@ -344,7 +350,10 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             return handler(request)
 
         def execute(name: str, arguments: Mapping[str, object]) -> Any:
-            return _checked(handler(_request(request, name, arguments)))
+            own = _request(request, name, arguments)
+            if own is not request and getattr(own.tool, "func", own.tool) is None:
+                own = own.override(tool=own.tool.model_copy(update={"func": _in_event_loop(own.tool.coroutine)}))
+            return _checked(handler(own))
 
         call, run = request.tool_call, _run_of(request.runtime.config)
         try:
@@ -378,6 +387,16 @@ def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
     if tool is None:
         raise LookupError(f"the agent has no tool {name!r}")
     return request.override(tool=tool, tool_call={**call, "name": name, "args": dict(arguments)})
+
+
+def _in_event_loop(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    """Return a function for the threads of a session that executes an async function in the event loop of the session."""
+
+    @wraps(function)
+    def execute(*args: Any, **kwargs: Any) -> Any:
+        return anyio.from_thread.run(partial(function, *args, **kwargs))
+
+    return execute
 
 
 def _checked(result: Any) -> Any:

@@ -96,6 +96,19 @@ def require_instance(name: str, value: object, kind: type | UnionType, expected:
         raise TypeError(f"{name}: expected {expected}, got {brief_repr(value)}")
 
 
+def wrong_kinds(*arguments: tuple[str, object, type | UnionType, str]) -> list[str]:
+    """Return what is wrong with the kinds of arguments.
+
+    Args:
+        arguments: of each its name, its value, its kind, and what was expected.
+    """
+    return [
+        f"{name}: expected {expected}, got {brief_repr(value)}"
+        for name, value, kind, expected in arguments
+        if not isinstance(value, kind)
+    ]
+
+
 CallableT = TypeVar("CallableT", bound=Callable[..., object])
 
 

@@ -363,8 +363,11 @@ async def test_cancellation(clock: VirtualClock) -> None:
 
 
 def test_without_event_loop() -> None:
-    """A graph that is invoked or streamed synchronously is repaired as well, and interrupted and resumed."""
+    """A graph that runs synchronously is repaired as well, also by what is async, and interrupted and resumed."""
     engine = ReplanningEngine()
+
+    async def elsewhere(state: State) -> State:
+        return {"log": ["archive"]}
 
     def search(state: State) -> State:
         raise ValueError("down")
@@ -374,7 +377,7 @@ def test_without_event_loop() -> None:
 
     builder = StateGraph(State)
     builder.add_node("search", search)
-    builder.add_node("archive", lambda state: {"log": ["archive"]})
+    builder.add_node("archive", elsewhere)
     builder.add_node("ask", ask)
     builder.add_edge(START, "search")
     builder.add_edge("search", "ask")
@@ -658,8 +661,9 @@ def test_tool_without_event_loop() -> None:
         """Search elsewhere."""
         return f"{query} from the archive"
 
-    agent = agent_of(model_of("search"), [search, elsewhere], ReplanningEngine(), capabilities=WEB)
-    assert told(agent.invoke(QUESTION)) == [("search", "call-0", "q0 from the archive")]
+    for other in (elsewhere, archive_tool):
+        agent = agent_of(model_of("search"), [search, other], ReplanningEngine(), capabilities=WEB)
+        assert told(agent.invoke(QUESTION)) == [("search", "call-0", "q0 from the archive")]
     retry = ToolRetryMiddleware(max_retries=0)
     plain, ours = [
         told(agent_of(model_of("search", "unknown"), [search], each, middleware=[retry]).invoke(QUESTION))

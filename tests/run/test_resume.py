@@ -393,7 +393,9 @@ async def test_owned_by_this_process() -> None:
     """A run that is open cannot be resumed a second time, not even here; the message names its owner."""
     engine = make_engine()
     async with engine.open(chain("a"), run_id=RUN) as run:
-        with pytest.raises(RunOwned, match=r"run 'run-1' is owned by process \d+ on [^ (]+; stop"):
+        with pytest.raises(
+            RunOwned, match=r"run 'run-1' is owned by process \d+ on [^ (]+; it is open in this process"
+        ):
             async with engine.resume(RUN):
                 pass
         assert await perform(run) == ["a"]
