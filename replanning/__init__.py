@@ -7,11 +7,14 @@ plugins implement), `replanning.settings`, `replanning.llm` (language models) an
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from replanning.exports import report_module
+
+logging.getLogger("replanning").addHandler(logging.NullHandler())  # the program decides what becomes of messages
 
 if TYPE_CHECKING:
     from replanning.changes import Alternative

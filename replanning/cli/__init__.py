@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:
+        logging.getLogger("replanning").addHandler(logging.lastResort)  # warnings, on standard error
+    logging.getLogger("replanning.run").propagate = False  # the display tells what happens in a run
     try:
         from replanning.cli.app import app
 

@@ -15,7 +15,8 @@ import anyio
 from replanning import Answer, Question, ReplanningError, StoreGate, Task
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
 from replanning.cli.app import DIFF_STYLES, RunOptions, console, escape_control
-from replanning.cli.lookup import user_name
+from replanning.cli.lookup import RunDisplay, user_name
+from replanning.environment import SystemClock
 from replanning.errors import Problem, SettingsError
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line
@@ -25,13 +26,12 @@ from replanning.plan.tasks import planning_notes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from replanning.cli.display import Display
     from replanning.decision import HumanGate
     from replanning.journal import RunStore
 
 
 def create_gate(
-    options: RunOptions, store: RunStore, display: Display, *, remote_answers: bool = False
+    options: RunOptions, store: RunStore, display: RunDisplay, *, remote_answers: bool = False
 ) -> HumanGate | None:
     """Return the gate through which a person is asked; None where no person is asked.
 
@@ -94,7 +94,7 @@ class ConsoleGate:
         takes_words: whether any words answer a question, such as one about what is unclear.
     """
 
-    def __init__(self, display: Display, by: str) -> None:
+    def __init__(self, display: RunDisplay, by: str) -> None:
         self.takes_words: Callable[[Question], bool] = lambda question: False
         self._display = display
         self._by = by
@@ -163,7 +163,7 @@ class ConsoleGate:
         return None
 
     def _title(self, question: Question, state: str = "") -> str:
-        now = self._display.clock.now()
+        now = SystemClock().now()
         left = "" if question.deadline is None else f" ({max(0.0, question.deadline - now):.0f} s left)"
         return f"\n{spoken_id(question.id).capitalize()}{state}{left}"
 

@@ -37,7 +37,6 @@ from replanning.cli.lookup import (
     read_settings,
     split_run,
 )
-from replanning.cli.narrator import decision_line
 from replanning.environment import SystemClock, lease_time
 from replanning.errors import Problem, ReplanningError, RunOwned, SettingsError
 from replanning.history import (
@@ -59,6 +58,7 @@ from replanning.journal.owner import owner_id
 from replanning.journal.records import DecisionKind, trigger_types
 from replanning.plan.messages import did_you_mean
 from replanning.planning import PlanningState, request_of
+from replanning.planning.tasks import decision_line
 from replanning.plugins import installed_plugins
 from replanning.telemetry import Exporter, ExporterContext
 

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -38,8 +38,10 @@ from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
 if TYPE_CHECKING:
+    from replanning import ReplanningEngine
     from replanning.decision import Question
     from replanning.journal import RunInfo, RunStore
+    from replanning.llm import LLMProvider
     from replanning.telemetry import Exporter
 
 FORGES: Final = ("github", "gitlab")
@@ -285,6 +287,44 @@ def read_text_argument(path: Path, argument: str) -> str:
         return read_text_file(path, noun="file")
     except PlanError as error:
         raise SettingsError([Problem(argument, str(problem)) for problem in error.problems]) from error
+
+
+class RunDisplay(Protocol):
+    """Display of the runs of this process, which leaves the terminal to questions."""
+
+    questions_on_terminal: bool
+
+    def show_note(self, symbol: str, text: str, style: str = "") -> None:
+        """Show a line beside those about the run."""
+
+    def suspend(self) -> AbstractContextManager[None]:
+        """Leave the terminal to the body."""
+
+
+def create_display(*, picture: bool = True) -> Any:  # both an Exporter and a RunDisplay
+    """Create the exporter that shows runs while they are executed; without a picture, it prints lines alone."""
+    return load_plugin("exporters", "live")(picture=picture, result=False)
+
+
+def tell_models(display: RunDisplay, engine: ReplanningEngine, judge_model: LLMProvider | None = None) -> None:
+    """Tell which language models see something of a run."""
+    from replanning.llm import LLMProvider  # most commands need none
+
+    for provider in engine.generator.path_generator.providers:
+        client = getattr(provider, "client", None)
+        if isinstance(client, LLMProvider):
+            shown = f"if the plan must change, it is shown to {_model_label(client)}"
+            display.show_note("●", f"{shown}; --replan-provider repair asks no model", "dim")
+    if judge_model is not None:
+        shown = f"the results of tasks are shown to {_model_label(judge_model)}, which judges them"
+        display.show_note("●", shown, "dim")
+
+
+def _model_label(model: LLMProvider) -> str:
+    from replanning.llm import FallbackLLM
+
+    members = model.members if isinstance(model, FallbackLLM) else (model,)
+    return ", else ".join(f"{member.name} ({member.model})" for member in members)
 
 
 @runtime_checkable

@@ -14,7 +14,6 @@ import typer
 from replanning import Environment, Goal, Plan, ReplanningEngine
 from replanning.cli import lookup
 from replanning.cli.app import ExitCode, Program, RunOptions, epilog, fail, print_message
-from replanning.cli.display import Display
 from replanning.cli.gate import create_gate
 from replanning.cli.plans import read_tools
 from replanning.errors import Problem, ReplanningError, SettingsError
@@ -122,8 +121,8 @@ def mcp_proxy(
     settings = lookup.read_settings(options.settings, quiet=options.quiet)
     exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
     exporters += lookup.open_notifiers(options.notify) if options.notify else []
-    environment = Environment()
-    display = Display(environment.clock, settings.budget, quiet=True)
+    environment, display = Environment(), lookup.create_display(picture=False)
+    exporters += [] if options.quiet else [display]
 
     async def serve(engine: ReplanningEngine, scopes: list[anyio.CancelScope]) -> None:
         retry = Retry(max_attempts=retries + 1) if retries else None
@@ -134,7 +133,7 @@ def mcp_proxy(
                     print_message(f"note: the MCP server {name!r} is not there: {reason}")
                 look = lookup.command_line(options.store, "status", run.id)
                 print_message(f"run {run.id} keeps the calls of {len(proxy.tools)} tools alive; see {look}")
-                display.watch(run, engine)
+                lookup.tell_models(display, engine)
             with anyio.CancelScope() as serving:
                 scopes.append(serving)
                 await mcp.serve_stdio(proxy.server)

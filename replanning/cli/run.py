@@ -32,7 +32,6 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
-from replanning.cli.display import Display
 from replanning.cli.gate import create_gate
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
@@ -229,8 +228,9 @@ def _carry_out(
         settings = settings.model_copy(update={"enabled": False})
     exporters = [lookup.open_trace_exporter(options.trace)] if options.trace else []
     exporters += lookup.open_notifiers(options.notify) if options.notify else []
-    environment = Environment()
-    display = Display(environment.clock, settings.budget, quiet=options.quiet)
+    environment, display = Environment(), lookup.create_display()
+    exporters += [] if options.quiet else [display]
+    started = environment.clock.now()
     run: PlanRun | None = None
     providers: list[ProviderSpec] = []
     judge_model = create_judge_model(settings)
@@ -253,14 +253,12 @@ def _carry_out(
             rules = RuleJudge(executor.check)
             judge: Judge = rules
             if judge_model is not None:
-                display.judge_model = await stack.enter_async_context(judge_model)
-                judge = LLMJudge(judge_model, rules)
+                judge = LLMJudge(await stack.enter_async_context(judge_model), rules)
             await stack.enter_async_context(executor)
             found = await discover_tools(executor, plan, quiet=options.quiet) if plan.mcp else plan
             run = await stack.enter_async_context(open_run(engine, found))
             executor.watch(run.change_resource)
-            if not options.quiet:
-                display.watch(run, engine)
+            lookup.tell_models(display, engine, judge_model)
             if context:
                 run.change_context(context)
             await run_workers(run, JudgedWork(executor, judge), options.concurrency)
@@ -276,9 +274,9 @@ def _carry_out(
             exporters=exporters,
             environment=environment,
         )
-        interrupted = anyio.run(run_until_stopped, work, engine, display, lambda: run)
+        interrupted = anyio.run(run_until_stopped, work, engine, lambda: run)
         assert run is not None
-        return RunSummary(run, options, engine, display.elapsed, interrupted=interrupted)
+        return RunSummary(run, options, engine, environment.clock.now() - started, interrupted=interrupted)
 
 
 def create_judge_model(settings: Settings) -> LLMProvider | None:
@@ -361,16 +359,14 @@ def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
 async def run_until_stopped(
     work: Callable[[], Awaitable[object]],
     engine: ReplanningEngine,
-    display: Display,
     current_run: Callable[[], PlanRun | None],
     background: Callable[[], Awaitable[object]] | None = None,
 ) -> bool:
-    """Do the work while the display is active. The first signal pauses the run, the second one stops it at once.
+    """Do the work. The first signal pauses the run, the second one stops it at once.
 
     Args:
         work: opens the run and carries it out.
         engine: is closed at the end.
-        display: shows the progress.
         current_run: returns the run, or None until it is open.
         background: runs at the same time, and is cancelled when the work ends.
 
@@ -405,8 +401,6 @@ async def run_until_stopped(
 
     async with anyio.create_task_group() as group:
         group.start_soon(handle_signals)
-        if display.console is not None:
-            group.start_soon(display.draw)
         if background is not None:
             group.start_soon(run_background, background)
         try:

@@ -8,19 +8,33 @@ from functools import partial
 from itertools import accumulate
 from typing import Annotated, Final
 
+import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replanning.cli.app import DEFAULT_STORE, JsonOption, Program, StoreOption, console, epilog, print_json
-from replanning.cli.lookup import command_line, existing_store, find_run, question_words
-from replanning.cli.status import status_title
+from replanning.cli.app import (
+    DEFAULT_STORE,
+    ExitCode,
+    JsonOption,
+    Program,
+    StoreOption,
+    console,
+    epilog,
+    fail,
+    print_json,
+)
+from replanning.cli.lookup import command_line, create_display, existing_store, find_run, question_words
+from replanning.cli.status import POLL_INTERVAL, status_title
 from replanning.environment import SystemClock
 from replanning.history.overview import Repair, RepairStep, RunOverview, fold_rows, read_overview, task_table
+from replanning.history.status import is_owner_alive
 from replanning.history.wording import evaluation_line, format_duration, format_iso_time, pluralise, printable_line
+from replanning.journal import RunStore
 from replanning.plan.messages import spoken_id
-from replanning.plan.types import JsonObject
+from replanning.plan.types import JsonObject, RunId
+from replanning.telemetry import Exporter, ExporterContext
 
 commands = Program()
 
@@ -32,7 +46,9 @@ MIN_STEPS: Final = 20
 
 _REPAIR_STYLES: Final = {"failed": "red", "timed out": "red", "waits": "yellow", "applied": "magenta"}
 
-_epilog = partial(epilog, codes="0 done · 1 there is no such run · 2 wrong usage, file or store")
+_epilog = partial(
+    epilog, codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch; the run goes on"
+)
 
 NewestRunArgument = Annotated[
     str | None,
@@ -46,6 +62,7 @@ NewestRunArgument = Annotated[
     epilog=_epilog(
         "replanning show    the newest run",
         "replanning show 20250131 --all",
+        "replanning show --watch    until the run ends",
         "replanning show --json | jq '.tasks[] | select(.state == \"FAILED\")'",
     )
 )
@@ -54,6 +71,10 @@ def show(
     *,
     everything: Annotated[
         bool, typer.Option("--all", help="List every task and repair; a file or pipe always gets all.")
+    ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Follow the run until it ends, as its own process shows it; Ctrl-C stops that."),
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -65,13 +86,42 @@ def show(
     that, each repair is told in steps: what failed, the trigger that it fired, the decision and who made it, and what was
     applied, with times since the start of the run. On a terminal, tasks that are alike are folded into one line.
     """
-    clock = SystemClock()
+    if watch and as_json:
+        fail("--watch shows a run while it is executed; --json goes with a picture of one moment")
+    clock, stopped = SystemClock(), False
     with existing_store(store) as opened:
-        overview = read_overview(opened, find_run(opened, run), clock.now())
+        info = find_run(opened, run)
+        if watch:
+            try:
+                anyio.run(_follow, opened, info.run, clock)
+            except KeyboardInterrupt:  # of the follower alone
+                stopped = True
+        overview = read_overview(opened, find_run(opened, info.run), clock.now())
     if as_json:
         print_json(_overview_json(overview))
     else:
         _print_overview(overview, store, everything=everything)
+    if stopped:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+async def _follow(store: RunStore, run: RunId, clock: SystemClock) -> None:
+    """Show a run as its own process does, until it ends or its process is gone."""
+    display: Exporter = create_display()
+    display.attach(ExporterContext(store, clock))
+    last = 0
+    try:
+        is_over = False
+        while not is_over:
+            info = find_run(store, run)  # first: a run may end before its records are read
+            is_over = info.status != "running" or not is_owner_alive(info)
+            records = list(store.read(run, last))
+            for record in records if last else records[-1:]:  # what was before is in the picture
+                await display.export(run, record)
+            last = records[-1].seq if records else last
+            await clock.sleep(POLL_INTERVAL)
+    finally:
+        await display.aclose()
 
 
 def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:

@@ -27,9 +27,7 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
-from replanning.cli.display import Display
 from replanning.cli.gate import ConsoleGate, create_gate
-from replanning.cli.narrator import Line
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, parse_context_options, run_context_shell, run_until_stopped
 from replanning.cli.summary import RunSummary, current_entries
@@ -496,8 +494,7 @@ def _run_planning(
             await stack.enter_async_context(executor)
             use_tool: Work = executor
             if judge_model is not None:
-                display.judge_model = await stack.enter_async_context(judge_model)
-                use_tool = JudgedWork(executor, LLMJudge(judge_model))
+                use_tool = JudgedWork(executor, LLMJudge(await stack.enter_async_context(judge_model)))
             library = await discover_tools(executor, job.tools, quiet=options.quiet)
             if not library.tools:
                 problem = "there are no tools: none is described, and no server has any"
@@ -515,6 +512,7 @@ def _run_planning(
                     *([lookup.open_trace_exporter(options.trace)] if options.trace else []),
                     PlanningHistoryExporter(PlanningHistoryStore(history)),
                     *lookup.open_notifiers(options.notify or ()),
+                    *([] if options.quiet else [display]),
                 ],
                 environment=environment,
                 max_concurrency=options.concurrency,
@@ -526,8 +524,7 @@ def _run_planning(
 
             def watch(run: PlanRun) -> None:
                 executor.watch(run.change_resource)
-                if not options.quiet:
-                    display.watch(run, planning.engine)
+                lookup.tell_models(display, planning.engine, judge_model)
                 if context:
                     run.change_context(context)
                 if job.llm not in (None, _recorded_model(run.records())):
@@ -548,20 +545,20 @@ def _run_planning(
                                 planning,
                                 exporter.forge,
                                 handled=job.seen_comments,
-                                on_message=lambda text: display.show_note(Line("✉", text)),
+                                on_message=lambda text: display.show_note("✉", text),
                             )
                             group.start_soon(steering.listen)
 
             planning.on_run_started = watch
             background = listen if reads_replies else None
             try:
-                interrupted = await run_until_stopped(work, planning.engine, display, lambda: planning.run, background)
+                interrupted = await run_until_stopped(work, planning.engine, lambda: planning.run, background)
             finally:
                 executor.watch(None)
             return planning, interrupted
 
     with closing(lookup.open_store(options.store)) as store:
-        display = Display(environment.clock, settings.budget, quiet=options.quiet)
+        display, started = lookup.create_display(), environment.clock.now()
         if not options.quiet:
             resumed = bool(job.tools.tasks)  # a run that is resumed keeps its mode
             loops = is_tool_loop(job.tools) if resumed else not settings.planning.enabled
@@ -570,7 +567,7 @@ def _run_planning(
         planning, interrupted = anyio.run(execute)
         run = planning.run
         assert run is not None
-        summary = RunSummary(run, options, planning.engine, display.elapsed, interrupted=interrupted)
+        summary = RunSummary(run, options, planning.engine, environment.clock.now() - started, interrupted=interrupted)
         request = request_of(run.live.plan)
         if request is not None and not store.durable and run.result.status not in lookup.FINISHED_STATUSES:
             # The run is over, as its store does not keep it.

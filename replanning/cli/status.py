@@ -34,7 +34,6 @@ from replanning.cli.app import (
     refuse,
 )
 from replanning.cli.gate import is_phase_task, print_question
-from replanning.cli.narrator import usage_words
 from replanning.decision import Question
 from replanning.environment import SystemClock
 from replanning.errors import (
@@ -59,11 +58,11 @@ from replanning.history.wording import (
     printable_line,
     printable_lines,
     stale_line,
+    usage_words,
 )
 from replanning.journal.records import QuestionVerdict
 from replanning.journal.store import CurrentRunStatus
 from replanning.live import TaskState
-from replanning.live.states import STUCK
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
@@ -293,9 +292,14 @@ def _is_abandoned(report: RunStatusReport) -> bool:
 
 def _progress(report: RunStatusReport) -> str:
     """Return how far a run is: its tasks that are done, run, and have failed, and the time that the rest will take."""
-    found, counts = report.evaluation, report.task_counts
-    words = [f"{found.done} of {found.total} done"]
-    words += [f"{counts[state]} {state.lower()}" for state in (*STUCK, TaskState.RUNNING) if counts.get(state)]
+    found, held = report.evaluation, len(report.held_tasks)
+    counts = {
+        "running": report.task_counts.get(TaskState.RUNNING, 0),
+        "failed": report.task_counts.get(TaskState.FAILED, 0) - held,
+        "blocked": report.task_counts.get(TaskState.BLOCKED, 0),
+        "waiting for a person": held,
+    }
+    words = [f"{found.done} of {found.total} done", *(f"{number} {word}" for word, number in counts.items() if number)]
     words += [f"about {format_duration(found.remaining_seconds)} left"] if found.remaining_seconds else []
     return ", ".join(words)
 

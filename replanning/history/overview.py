@@ -89,7 +89,7 @@ class TaskRow:
         replaces: the task that it replaced.
         replaced_by: the tasks that replaced it.
         question: the open question to a person that holds it; empty without one.
-        note: why it failed, was skipped or is tried later.
+        note: why it failed, was skipped or is tried later, or how long it may run.
     """
 
     id: TaskId
@@ -112,7 +112,7 @@ class TaskRow:
     @property
     def detail(self) -> str:
         """What it waits for, what replaced it, or why it is in its state."""
-        if self.replaced_by:
+        if self.replaced_by and self.state is TaskState.REPLACED_BY_REPLAN:
             return f"→ {join_some(self.replaced_by)}"
         if self.question:
             return f"waits for {self.question}"
@@ -191,16 +191,19 @@ def read_overview(store: RunStore, info: RunInfo, now: float) -> RunOverview:
     return RunOverview(status, rows, repairs, replayed)
 
 
-def task_rows(live: LivePlan, ledger: Ledger, now: float) -> Iterator[TaskRow]:
-    """Yield the tasks of a plan in order, each replacement after what it replaced."""
+def task_rows(live: LivePlan, ledger: Ledger, now: float, *, active_only: bool = False) -> Iterator[TaskRow]:
+    """Yield the tasks of a plan in order, each replacement after what it replaced; or only those that run or failed."""
     questions = {task_id: asked.question for asked in ledger.open_questions.values() for task_id in asked.holds}
     held = {str(task.id) for task in held_tasks(live, ledger.open_questions.values())}
-    entries = [entry for entry in live if not entry.removed]
+    passed_over = {*_FOLDABLE, TaskState.REPLACED_BY_REPLAN} if active_only else ()
+    entries = [entry for entry in live if not (entry.removed or entry.state in passed_over)]
     entries.sort(key=lambda entry: [one.order for one in entry.lineage()])
     for entry in entries:
         waiting = entry.state in WAITING
         asked = questions.get(entry.id) if waiting or entry.id in held or entry.state is TaskState.FAILED else None
         note = entry.reason
+        if entry.state is TaskState.RUNNING and entry.deadline is not None:
+            note = f"of {format_duration(entry.deadline - entry.started_at)}"
         if entry.state is TaskState.BACKOFF and entry.not_before is not None:
             note = f"again in {format_duration(max(0.0, entry.not_before - now))}"
         elif entry.state is TaskState.FAILED and entry.failure is not None:

@@ -19,7 +19,7 @@ from replanning.changes import (
 )
 from replanning.decision.confidence import PlanEvaluation
 from replanning.journal.records import TaskFailed, TriggerEvent, Usage
-from replanning.plan.tasks import PLANNING_KEY, Goal, Task, planning_notes
+from replanning.plan.tasks import PLANNING_KEY, Budget, Goal, Task, planning_notes
 from replanning.plan.types import TaskId
 
 MAX_LINE_CHARS: Final = 300
@@ -39,9 +39,9 @@ def printable_line(text: str, limit: int = MAX_LINE_CHARS) -> str:
     return shown if len(shown) <= limit and len(text) <= 4 * limit else f"{shown[: limit - 1]}…"
 
 
-def printable_lines(text: str) -> list[str]:
-    """Return the lines of a text, each printable and with its indentation."""
-    return [" " * (len(line) - len(line.lstrip())) + printable_line(line) for line in text.splitlines()]
+def printable_lines(text: str, limit: int = MAX_LINE_CHARS) -> list[str]:
+    """Return the lines of a text, each printable, cut at `limit`, and with its indentation."""
+    return [" " * (len(line) - len(line.lstrip())) + printable_line(line, limit) for line in text.splitlines()]
 
 
 def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%SZ") -> str:
@@ -88,6 +88,12 @@ def format_usage(spent: Usage) -> str:
     """Return usage as text; money is in the currency of the budget."""
     more = ", plus usage without a known price" if spent.unpriced else ""
     return f"{pluralise(spent.calls, 'call')}, {pluralise(spent.tokens, 'token')}, {spent.money:.4g} money{more}"
+
+
+def usage_words(spent: Usage, budget: Budget) -> list[str]:
+    """Return the calls and tokens that were spent, with their limits, such as `2 of 20 calls`."""
+    used = (("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens))
+    return [pluralise(count, unit) if most is None else f"{count} of {most} {unit}s" for unit, count, most in used]
 
 
 def pluralise(number: int, thing: str) -> str:

@@ -21,8 +21,8 @@ from replanning.live.view import PlanView
 from replanning.plan.checks import check_graph, check_task
 from replanning.plan.commands import option_problems, use_danger
 from replanning.plan.document import Plan
-from replanning.plan.json_values import iter_strings, map_strings
-from replanning.plan.messages import NameSuggester, brief_repr, join_names
+from replanning.plan.json_values import as_object, iter_strings, map_strings
+from replanning.plan.messages import NameSuggester, brief_repr, join_names, one_line
 from replanning.plan.references import find_references, placeholders, rename_references
 from replanning.plan.tasks import PLANNING_KEY, Fallback, Task, TaskBody, ToolSpec, planning_notes
 from replanning.plan.types import JsonObject, JsonValue, TaskId
@@ -296,6 +296,29 @@ def describe_actions(plan: ActionPlan, tools: Mapping[str, ToolSpec]) -> str:
     if more := len(actions) - len(lines):
         lines.append(f"  … and {more} more")
     return "\n".join(lines)
+
+
+_MAX_REASON_CHARS: Final = 300
+
+
+def decision_line(record: JsonObject, *, warned: bool = False) -> str:
+    """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
+    phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
+    why = one_line(str(as_object(record.get("llm_decision")).get("reasoning") or ""), _MAX_REASON_CHARS)
+    reasoning, rule = f": {why}" if why else "", f"{reason}"
+    if override := record.get("override_reason"):
+        rule = f"{override}: {reason}"
+    if replan == "none":
+        error = as_object(record.get("cause")).get("error")
+        # The first phases make the plan; only later ones can keep it.
+        kept = f"{phase}: {'accepted' if phase in PLANNING_PHASES else 'the plan stays as it is'}"
+        kept += f" ({one_line(str(error), _MAX_REASON_CHARS)})" if error else ""
+        return f"{kept}{reasoning}" if why else f"{kept}: {rule}"
+    if record.get("result") == "failure":
+        return f"{phase}: {replan} failed ({one_line(str(record.get('error')), _MAX_REASON_CHARS)}){reasoning}"
+    if not record.get("executed"):
+        return f"{phase}: {replan} decided, not executed ({rule}){reasoning}"
+    return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}{reasoning}"
 
 
 def revise_decomposition(

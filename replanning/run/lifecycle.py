@@ -120,7 +120,7 @@ _REDACTED_ARGUMENT_MESSAGE: Final = (
 
 _new_tuple = tuple.__new__
 
-_log: Final = logging.getLogger("replanning")
+_log: Final = logging.getLogger("replanning.run")
 
 _READY, _RUNNING = TaskState.READY, TaskState.RUNNING
 
@@ -1157,9 +1157,8 @@ class Lifecycle:
 
 
 def _log_problem(level: int, text: str, traceback: str) -> None:
-    """Log what a run has met, where the program has set up logging; people without it read the journal."""
-    if _log.hasHandlers():
-        _log.log(level, "%s", f"{text}\n{traceback}".rstrip())
+    """Log what a run has met; the journal has it as well."""
+    _log.log(level, "%s", f"{text}\n{traceback}".rstrip())
 
 
 _UNSTORABLE_PLACEHOLDER: Final = "[its text cannot be kept as JSON and was left out]"

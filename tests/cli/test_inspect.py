@@ -17,7 +17,7 @@ import pytest
 
 from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate, Task
 from replanning.changes import SkipTask
-from replanning.cli.narrator import Line, Narrator
+from replanning.exporters._narrator import Line, Narrator
 from replanning.history import ReplanHistory, import_history
 from replanning.journal import SqliteStore
 from replanning.testing import VirtualClock

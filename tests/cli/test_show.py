@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,3 +199,82 @@ def test_no_run() -> None:
     assert "run a plan first" in call("show", code=1)
     make_run("one", chain_of("a"))
     assert "did you mean 'one'" in call("show", "onn", code=1)
+
+
+def test_watching(folder: Path) -> None:
+    """`--watch` shows what the run's own process shows until the run ends, and then the tasks and repairs; it changes nothing."""
+    gate = Gate(folder / "gate")
+    tasks = "id: held, tool: wait" + REPAIRED_TASKS.replace("first, tool", "first, depends_on: [held], tool")
+    write_plan(folder, {**REPAIRED, "wait": gate.command}, tasks)
+    with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
+        started.until("held started")
+        with Terminal(folder, "show", "--watch", COLUMNS="80") as terminal, Started(folder, "show", "--watch") as piped:
+            terminal.until("▶ held")
+            terminal.until("1 running")
+            piped.until("● run now: try it (4 tasks)")
+            gate.open()
+            piped.until("⟳ revision 1")
+            text = terminal.end()
+            assert "run now is succeeded" in piped.end()
+        started.end()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the terminal has its cursor again
+    assert "run now is succeeded" in text
+    assert "--json" in call("show", "--watch", "--json", code=2)
+
+
+def test_watching_is_stopped(folder: Path) -> None:
+    """Ctrl-C ends the watching with code 130 and the picture of that moment, and leaves run and terminal as they are."""
+    gate = Gate(folder / "gate")
+    write_plan(folder, {"wait": gate.command}, "id: held, tool: wait")
+    with Started(folder, "run", "plan.yaml", "--run-id", "now") as started:
+        started.until("held started")
+        with Terminal(folder, "show", "--watch") as terminal:
+            terminal.until("1 running")
+            terminal.process.send_signal(signal.SIGINT)
+            text = terminal.end(130)
+        assert "run now is running" in text
+        assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+        gate.open()
+        started.end()
+
+
+PROGRAM = """
+import anyio
+from replanning import Plan, ReplanningEngine
+
+async def work(task, context):
+    print("result of", task.id)
+    if task.id == "b":
+        raise ValueError("it \\x1b[2J broke")
+
+async def main():
+    engine = ReplanningEngine(["repair"], exporters=["live"])
+    plan = Plan.model_validate({"goal": {"objective": "try it"}, "tasks": [{"id": "a"}, {"id": "b"}]})
+    await engine.execute(plan, work)
+    await engine.aclose()
+
+anyio.run(main)
+"""
+
+
+def test_exporter_in_a_program(folder: Path) -> None:
+    """The exporter `live` shows a run of any program on standard error: lines in a pipe, with the tasks on a terminal."""
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["result of a", "result of b"]
+    told = [line[9:] for line in done.stderr.splitlines()]
+    assert told[0].startswith("● run ")
+    assert "✗ b failed: it \\x1b[2J broke" in told
+    assert told[-1].startswith("● run ")
+    assert "is failed" in told[-1]
+    ours, side = pty.openpty()
+    subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=side, timeout=60, check=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(side)
+    text = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "task" in text
+    assert "result of" not in text
+    assert "\x1b[2J" not in text

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replanning import Plan, Settings
-from replanning.cli.narrator import Narrator
+from replanning.exporters._narrator import Narrator
 from replanning.plan import JsonObject
 from replanning.planning import PlanningHistoryStore
 from replanning.testing import VirtualClock
@@ -292,7 +292,7 @@ def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
     assert "action_sequence" not in told["pending"]
     assert "tasks     1 pending, 2 done, 1 waiting for a person\n" in told["status r"]
     assert "question  1: action_sequence waits: the plan uses tools that may do harm: wipe" in told["status r"]
-    assert "1 pending, 2 done, 1 waiting for a person" in told["status"]
+    assert "2 of 4 done, 1 waiting for a person" in told["status"]
     assert held == [{"task": "action_sequence", "question": "r.q1"}]
     for command in ("why r", "history r"):
         assert f"task 'action_sequence' needs a person's decision: {harm}" in told[command]

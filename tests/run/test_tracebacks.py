@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -90,3 +92,11 @@ async def test_long_and_missing_tracebacks() -> None:
     older = load_body("attempt-failed", '{"attempt":"a#1","task":"a","failure":{"type":"E","message":"m"}}')
     assert isinstance(older, AttemptFailed)
     assert (older.failure.traceback, str(older.failure)) == ("", "E: m")
+
+
+def test_silent_unless_logging_is_set_up() -> None:
+    """A program that has not set up logging sees nothing on standard error; with `basicConfig` it sees what happened."""
+    for setting, silent in (("", True), ("logging.basicConfig()", False)):
+        program = f"import logging, replanning\n{setting}\nlogging.getLogger('replanning.run').error('it broke')"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+        assert (done.stderr == "") is silent

@@ -21,7 +21,7 @@ from replanning.history.wording import (
 from replanning.live import PlanView
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import brief_repr, one_line, spoken_id
-from replanning.plan.tasks import Budget, planning_notes, tool_name
+from replanning.plan.tasks import planning_notes, tool_name
 from replanning.plan.types import JsonObject, TaskId
 
 _MAX_TEXT_CHARS: Final = 300
@@ -189,12 +189,6 @@ class Narrator:
         return f"{_one_line(candidate.alternative.reason)}{score}"
 
 
-def usage_words(spent: journal.Usage, budget: Budget) -> list[str]:
-    """Return the calls and tokens that were spent, with their limits, such as `2 of 20 calls`."""
-    used = (("call", spent.calls, budget.calls), ("token", spent.tokens, budget.tokens))
-    return [pluralise(count, unit) if most is None else f"{count} of {most} {unit}s" for unit, count, most in used]
-
-
 def _one_line(text: str) -> str:
     return one_line(text, _MAX_TEXT_CHARS)
 
@@ -222,6 +216,8 @@ def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -
             return f"{data.get('phase')}: {_phase_outcome(value)}"
         case "replan" if isinstance(record, dict):
             warned = as_object(as_object(data.get("considered")).get("ruling")).get("kind") == "execute_with_warning"
+            from replanning.planning.tasks import decision_line
+
             return decision_line(record, warned=warned)
         case "assumed":
             assumptions = data.get("assumptions")
@@ -229,28 +225,6 @@ def _planning_text(kind: str, data: JsonObject, tools: Mapping[str, ToolSpec]) -
         case "held":
             return f"waits for a person: {' '.join(str(data.get('text')).split())}"
     return ""
-
-
-def decision_line(record: JsonObject, *, warned: bool = False) -> str:
-    """Return a decision of planning mode on one line: what was decided, whether it was executed, and why."""
-    from replanning.planning.tasks import PLANNING_PHASES  # only runs of planning mode have decisions
-
-    phase, replan, reason = record.get("phase"), record.get("replan_type"), record.get("reason")
-    why = _one_line(str(as_object(record.get("llm_decision")).get("reasoning") or ""))
-    reasoning, rule = f": {why}" if why else "", f"{reason}"
-    if override := record.get("override_reason"):
-        rule = f"{override}: {reason}"
-    if replan == "none":
-        error = as_object(record.get("cause")).get("error")
-        # The first phases make the plan; only later ones can keep it.
-        kept = f"{phase}: {'accepted' if phase in PLANNING_PHASES else 'the plan stays as it is'}"
-        kept += f" ({_one_line(str(error))})" if error else ""
-        return f"{kept}{reasoning}" if why else f"{kept}: {rule}"
-    if record.get("result") == "failure":
-        return f"{phase}: {replan} failed ({_one_line(str(record.get('error')))}){reasoning}"
-    if not record.get("executed"):
-        return f"{phase}: {replan} decided, not executed ({rule}){reasoning}"
-    return f"{phase}: {replan} decided, executed{f' with a warning ({reason})' if warned else ''}{reasoning}"
 
 
 def _phase_outcome(value: JsonObject) -> str:

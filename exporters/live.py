@@ -1,0 +1,258 @@
+"""Exporter that shows runs on a terminal while they are executed."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
+from replanning.exporters._narrator import Line, Narrator
+from replanning.history.overview import fold_rows, task_rows, task_table
+from replanning.history.status import ReplayedRun, apply_record, replay_records
+from replanning.history.wording import evaluation_line, pluralise, printable_lines, usage_words
+from replanning.journal import (
+    AttemptFailed,
+    AttemptInterrupted,
+    AttemptStarted,
+    AttemptTimedOut,
+    PlanRevised,
+    QuestionAsked,
+    QuestionReminded,
+    Record,
+    RunEnded,
+    TriggerFired,
+)
+from replanning.journal.store import mean_durations
+from replanning.live import PlanView, TaskState
+from replanning.live.states import WAITING
+from replanning.plan.types import RunId
+from replanning.telemetry import Exporter, ExporterContext
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+REFRESHES_PER_SECOND: Final = 5
+
+MAX_LINE_CHARS: Final = 2_000
+"""Longest line about an event, in characters."""
+
+MAX_ROWS: Final = 16
+"""Lines of tasks in the picture of a run; fewer on a low terminal."""
+
+MAX_PICTURES: Final = 3
+"""Runs that are drawn at the same time."""
+
+MAX_TASKS_LISTED: Final = 1_000
+"""Tasks of a plan that is drawn as a whole; of larger ones, only the running and the failed tasks are."""
+
+_MAY_STRAIN: Final = (AttemptFailed, AttemptTimedOut, AttemptInterrupted, PlanRevised)
+
+
+class _ShownRun:
+    """A run as its records tell it, with the words for them."""
+
+    def __init__(self, replayed: ReplayedRun, seq: int, past: dict[str, float]) -> None:
+        self.replayed = replayed
+        self.seq = seq
+        self.started = replayed.updated  # of what this process shows
+        self._past = past
+        self.narrator = Narrator(lambda: PlanView(replayed.live))
+
+    def evaluate(self) -> PlanEvaluation:
+        return PlanEvaluator().evaluate(PlanView(self.replayed.live), self._past)
+
+
+class LiveExporter(Exporter):
+    """Exporter that tells on standard error what happens in runs, and draws their tasks below that.
+
+    There is a line for each event that matters to a person. On a terminal, the tasks, the progress and the expected
+    remaining time are drawn below the lines several times a second, until the run ends. In a file or pipe there are only the
+    lines. It is what the command line shows of a run.
+
+    Args:
+        picture: False draws no tasks, also on a terminal.
+        result: False says nothing at the end of a run, because something else does.
+
+    Attributes:
+        draws: whether the tasks are drawn.
+        questions_on_terminal: questions are asked on the same terminal, and need no line.
+    """
+
+    name: ClassVar[str] = "live"
+
+    def __init__(self, *, picture: bool = True, result: bool = True) -> None:
+        from rich.console import Console
+
+        console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._console: Console | None = console if picture and console.is_terminal else None
+        self.draws = self._console is not None
+        self._tells_result = result
+        self.questions_on_terminal = False
+        self._context: ExporterContext | None = None
+        self._runs: dict[RunId, _ShownRun] = {}
+        self._deferred_lines: list[tuple[Line, float]] = []
+        self._is_broken = False
+        self._suspend_count = 0
+        self._live: Live | None = None
+        # A thread draws the picture. Nothing is printed within this lock, because drawing takes it within a lock of Rich.
+        self._lock = threading.Lock()
+
+    def attach(self, exporter_context: ExporterContext) -> None:
+        """Read from the store what an earlier process has recorded, and the time from the clock."""
+        self._context = exporter_context
+
+    async def export(self, run: RunId, record: Record) -> None:
+        """Show a record, and those before it that were not handed over."""
+        context, records = self._context, [record]
+        assert context is not None, "an engine attaches it first"
+        shown = self._runs.get(run)
+        if shown is None:
+            past = context.store.read(run) if record.seq > 1 else records
+            replayed = replay_records(one for one in past if one.seq < max(2, record.seq))
+            shown = self._runs[run] = _ShownRun(replayed, max(1, record.seq - 1), mean_durations(context.store))
+            text = f"run {run}: {replayed.live.goal.objective} ({pluralise(shown.evaluate().total, 'task')})"
+            self._print(Line("●", text, "bold"), 0.0)
+            self._print_deferred()
+            self._update_picture()
+        elif record.seq > shown.seq + 1:  # some were dropped because this exporter was slow
+            records = [one for one in context.store.read(run, shown.seq) if one.seq <= record.seq]
+        for one in records:
+            if one.seq > shown.seq:
+                self._show_record(run, shown, one)
+
+    def _show_record(self, run: RunId, shown: _ShownRun, record: Record) -> None:
+        body, elapsed = record.body, record.at - shown.started
+        with self._lock:
+            apply_record(record, shown.replayed.live, shown.replayed.ledger, run)
+        shown.seq = record.seq
+        events: list[object] = [body.trigger if isinstance(body, TriggerFired) else body]
+        events += [shown.evaluate()] if isinstance(body, _MAY_STRAIN) else []
+        if self.draws and isinstance(body, AttemptStarted):
+            events.clear()  # the picture shows it
+        if self.questions_on_terminal and isinstance(body, QuestionAsked | QuestionReminded):
+            events.clear()
+        for line in filter(None, map(shown.narrator.line_for, events)):
+            self._print(line._replace(text=f"{run}: {line.text}") if len(self._runs) > 1 else line, elapsed)
+        if isinstance(body, RunEnded):
+            if self._tells_result:
+                self._print(Line("●", f"run {run} is {body.status}: {body.reason}", "bold"), elapsed)
+            del self._runs[run]
+            self._update_picture()
+
+    def show_note(self, symbol: str, text: str, style: str = "") -> None:
+        """Show a line of one's own, once a run is shown."""
+        last = next(reversed(self._runs.values()), None)
+        now = 0.0 if last is None or self._context is None else self._context.clock.now() - last.started
+        self._print(Line(symbol, text, style), now)
+
+    def _print(self, line: Line, elapsed: float) -> None:
+        """Print a line; later, while the terminal is left to others.
+
+        Nothing more is printed when the reader or the terminal is gone, or the disk is full: the run continues.
+        """
+        if self._suspend_count or not self._runs:
+            self._deferred_lines.append((line, elapsed))
+        elif not self._is_broken:
+            try:
+                text = f"{line.symbol} " + "\n".join(printable_lines(line.text, MAX_LINE_CHARS))
+                if self._console is None:
+                    sys.stderr.write(f"{elapsed:7.1f}s {text}\n")
+                    sys.stderr.flush()
+                else:
+                    from rich.text import Text
+
+                    self._console.print(Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style)))
+            except OSError:
+                self._is_broken = True
+
+    def _print_deferred(self) -> None:
+        lines, self._deferred_lines = self._deferred_lines, []
+        for line, elapsed in lines:
+            self._print(line, elapsed)
+
+    @contextmanager
+    def suspend(self) -> Iterator[None]:
+        """Leave the terminal to the body: remove the picture and defer lines."""
+        self._suspend_count += 1
+        self._update_picture()
+        try:
+            yield
+        finally:
+            self._suspend_count -= 1
+            if not self._suspend_count:
+                self._print_deferred()
+            self._update_picture()
+
+    async def aclose(self) -> None:
+        """Remove the picture."""
+        self._runs.clear()
+        self._update_picture()
+
+    def _update_picture(self) -> None:
+        """Draw while there are runs, and nobody else uses the terminal."""
+        drawn = bool(self._runs) and not self._suspend_count and not self._is_broken
+        if self._console is None or drawn == (self._live is not None):
+            return
+        if self._live is not None:
+            live, self._live = self._live, None
+            atexit.unregister(self._stop_drawing)
+            with suppress(OSError):
+                live.stop()
+            return
+        from rich.live import Live
+
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._picture,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what goes to a file or pipe stays there
+        )
+        atexit.register(self._stop_drawing)  # otherwise the terminal would have no cursor
+        self._live.start()
+
+    def _stop_drawing(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _picture(self) -> RenderableType:
+        from rich.console import Group
+
+        with self._lock:
+            runs = list(self._runs.values())
+            parts = [part for run in runs[:MAX_PICTURES] for part in self._picture_of(run, len(runs))]
+        if len(runs) > MAX_PICTURES:
+            parts.append(f"  and {pluralise(len(runs) - MAX_PICTURES, 'more run')}")
+        return Group(*parts)
+
+    def _picture_of(self, run: _ShownRun, beside: int) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        assert self._console is not None, "it draws"
+        assert self._context is not None, "an engine attaches it first"
+        live, ledger = run.replayed.live, run.replayed.ledger
+        now, counts = self._context.clock.now(), live.counts
+        room = max(3, min(MAX_ROWS, self._console.height - 6) // min(beside, MAX_PICTURES))
+        rows = list(task_rows(live, ledger, now, active_only=len(live) > MAX_TASKS_LISTED))
+        if rows:
+            yield task_table(fold_rows(rows, room))
+        numbers = {
+            "running": counts[TaskState.RUNNING],
+            "waiting": sum(counts[state] for state in WAITING),
+            "done": counts[TaskState.DONE],
+            "replaced": counts[TaskState.REPLACED_BY_REPLAN],
+            "failed": counts[TaskState.FAILED] + counts[TaskState.BLOCKED],
+        }
+        parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
+        parts += [f"revision {live.revision}", f"{now - run.started:.1f} s"]
+        yield Text(f"  {' · '.join(parts)}", "bold")
+        yield Text(f"  {evaluation_line(run.evaluate())}", "dim")
+        spent, budget = ledger.budget_tracker.spent, ledger.budget_tracker.budget
+        if spent.calls:
+            limit = "" if budget.money is None else f" of {budget.money:g}"
+            yield Text(f"  {' · '.join([*usage_words(spent, budget), f'{spent.money:.4g}{limit} money'])}", "dim")
