@@ -494,14 +494,13 @@ async def test_concurrent_runs(clock: VirtualClock) -> None:
 
 
 async def test_mcp_tools(clock: VirtualClock) -> None:
-    """Tools of MCP servers are attached, and stand in for functions."""
+    """A tool of an MCP server takes the place of a function."""
+    pytest.importorskip("mcp")
     server = MCPStdioTool("server", sys.executable, args=[str(SERVER)])
-    stated = {"find": "web", "search": "web"}
-    function = FunctionTool(name="find", func=search.func)
-    async with Agent(
-        calls("find"), tools=[server, function], middleware=[Replanned(stated, engine=repairing(clock))]
-    ) as a:
-        assert outputs(await a.run("x?")) == ["done"]
+    function, stated = FunctionTool(name="find", func=search.func), {"find": "web", "search": "web"}
+    attached = Replanned(stated, engine=repairing(clock))
+    async with Agent(calls("find"), tools=[server, function], middleware=[attached]) as agent:
+        assert outputs(await agent.run("x?")) == ["done"]
 
 
 @pytest.mark.parametrize("inner", [False, True])
