@@ -209,7 +209,8 @@ class _Attachment:
         try:
             return self._portal.call(partial(session.invoke, called, arguments, execute=execute))
         except CallSkipped as skipped:
-            return str(skipped)
+            told = str(skipped)
+            return ToolFailure(message=told) if tool.result_as_answer else told  # a failure is never the final answer
         except _Reported as reported:
             return reported.failure
         except _Exit as error:

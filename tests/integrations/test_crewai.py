@@ -510,7 +510,7 @@ def test_limits_of_use() -> None:
     ) as crew:
         output = crew.kickoff()
     assert results(model)[0] == "x once"
-    assert results(model)[1].startswith("Tool 'limited' has reached its usage limit")
+    assert results(model)[1] == "Error executing tool: no key to ask about x"
     assert (search.current_usage_count, limited.current_usage_count) == (2, 1)
     assert len(output.tasks_output[0].tool_failures) == 1
 
@@ -555,12 +555,19 @@ def test_person() -> None:
 
 
 def test_skipped_call() -> None:
-    """About a call that is skipped, the model is told why."""
-    model = calls("search")
-    with replanned(crew_of(model, search), make_engine(skipping)) as crew:
-        crew.kickoff()
-    [told] = results(model)
-    assert "was skipped: nobody needs it" in told
+    """About a call that is skipped, the model is told why; that is not the answer of the crew."""
+
+    @tool("search", result_as_answer=True)
+    def final(query: str) -> str:
+        """Search."""
+        raise PermissionError("no key")
+
+    for each in (search, final):
+        model = calls("search")
+        with replanned(crew_of(model, each), make_engine(skipping)) as crew:
+            assert crew.kickoff().raw == "done"
+        [told] = results(model)
+        assert "was skipped: nobody needs it" in told
 
 
 def test_hooks() -> None:
