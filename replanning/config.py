@@ -35,6 +35,8 @@ from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonPath, JsonValue
 from replanning.settings import DEFAULT_TRIGGERS, OverrideSettings, Settings
 
+__all__ = ["LoadedSettings", "load_settings"]
+
 FILES: Final = ("replanning.yaml", ".replanning.yaml")
 """Names of the settings file in the working directory."""
 

@@ -62,7 +62,6 @@ PACKAGES: Final = {
     "replanning.llm": "Language models",
     "replanning.planning": "Planning from a goal",
     "replanning.testing": "Fakes and simulations",
-    "replanning.testing.stores": "Checks of stores",
     "replanning.settings": "Settings",
     "replanning.config": "Reading settings",
     "replanning.environment": "Clock, ids and random numbers",
