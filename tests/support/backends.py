@@ -60,7 +60,7 @@ class Jaeger(NamedTuple):
 
     def text(self, traceparent: str) -> str:
         """Return all that it tells of a trace."""
-        return httpx.get(f"{self.query}/api/traces/{traceparent.split('-')[1]}").text
+        return read_text(f"{self.query}/api/traces/{traceparent.split('-')[1]}")
 
 
 def _with_base64(value: Any, key: str = "") -> Any:
@@ -70,6 +70,11 @@ def _with_base64(value: Any, key: str = "") -> Any:
     if isinstance(value, list):
         return [_with_base64(item) for item in value]
     return base64.b64encode(bytes.fromhex(value)).decode() if key in ("traceId", "spanId", "parentSpanId") else value
+
+
+def read_text(url: str) -> str:
+    """Return what is at an address."""
+    return httpx.get(url).raise_for_status().text
 
 
 def eventually(attempt: Callable[[], Any]) -> Any:
@@ -144,4 +149,38 @@ def jaeger(folder: Path) -> Iterator[Jaeger]:
         made = Jaeger(f"http://{otlp}", f"http://{query}", f"http://{metrics}/metrics")
         for url in (made.query, made.endpoint):
             eventually(lambda url=url: httpx.get(url))  # type: ignore[misc]
+        yield made
+
+
+class Prometheus(NamedTuple):
+    """Prometheus, by the address at which it answers queries."""
+
+    url: str
+
+    def values(self, query: str) -> dict[str, float]:
+        """Return the values of a query now, by the labels of their series."""
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()
+        assert answer["status"] == "success", (query, answer)
+        return {
+            " ".join(f"{value}" for _, value in sorted(series["metric"].items())): float(series["value"][1])
+            for series in answer["data"]["result"]
+        }
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+    """Start the Prometheus on the PATH, which reads the metrics at an address as those of the service `replanning`."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("needs the program prometheus: on Debian and Ubuntu `sudo apt install prometheus`")
+    (address,) = free_ports(1)
+    configuration = {
+        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+        "scrape_configs": [{"job_name": "replanning", "static_configs": [{"targets": [target]}]}],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(configuration))  # which is YAML
+    flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}")
+    with started(folder, program, *flags):
+        made = Prometheus(f"http://{address}")
+        eventually(lambda: httpx.get(f"{made.url}/-/ready").is_success)
         yield made
