@@ -17,18 +17,18 @@ from itertools import count
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
-import anyio
 from pydantic_core import to_json
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, StaleAnswer, UnknownQuestion, UnknownRun
 from replanning.integrations.frameworks import (
     Capabilities,
+    SessionTask,
     check_arguments,
     describe_tools,
     missing_framework,
+    shown_questions,
     tool_fields,
 )
 from replanning.journal.records import RunOpened
@@ -108,20 +108,16 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
 
     async def wrap_run(self, ctx: Any, *, handler: Any) -> Any:
         """Keep a session open while the agent runs."""
-        run, result, failure = self._run, None, None
-        if run is None:
+        if self._run is None:
             return await handler()
-        async with anyio.create_task_group() as group:
-            group.start_soon(run.keep_session, ctx)
-            try:
-                result = await handler()
-            except Exception as error:  # noqa: BLE001 - raised below, not in a group that the agent never opened
-                failure = error
-            run.end(failure, result)
-        if failure is not None:
-            raise failure
-        if run.failure is not None:
-            raise run.failure
+        try:
+            result = await handler()
+        except BaseException as error:
+            with suppress(Exception):  # the exception of the agent is the one to raise
+                await self._run.end(f"the agent raised {type(error).__name__}")
+            raise
+        waits = isinstance(getattr(result, "output", None), DeferredToolRequests)
+        await self._run.end("the agent waits for the results of deferred calls" if waits else "")
         return result
 
 
@@ -130,67 +126,41 @@ class _AgentRun:
 
     def __init__(self, owner: Replanned) -> None:
         self._engine, self._capabilities, self._approvals = owner.engine, owner.capabilities, owner.approvals
-        self._tools: Sequence[FunctionTool[..., Any]] | None = None
-        self._described, self._opened, self._ended = anyio.Event(), anyio.Event(), anyio.Event()
-        self._session: Session | None = None
-        self._pause = ""  # why the run may continue later; empty if it has ended
-        self.failure: Exception | None = None
+        self._task: SessionTask | None = None
         self._asked = False  # a question was put as a request for an approval, perhaps by an earlier run
         self._resumed = False
         self._numbers = count(1)
         self._dispatched: set[str] = set()
 
-    def describe(self, tools: Mapping[str, Any], hidden: set[str]) -> None:
-        """Describe the tools of the first step of the run, in which those that are prepared may be hidden."""
-        if self._tools is None:
-            capabilities = {name: each for name, each in self._capabilities.items() if name not in hidden - set(tools)}
-            definitions = {name: each.tool_def for name, each in tools.items()}
-            fields = {
-                name: tool_fields(
-                    each.description,
-                    each.parameters_json_schema,
-                    kind="function",
-                    dangerous=each.kind == "unapproved",  # it stands in for another one only if a person agrees
-                )
-                | (each.metadata or {}).get(METADATA, {})
-                for name, each in definitions.items()
-                if each.kind in ("function", "unapproved")
-            }
-            self._tools = describe_tools(fields, capabilities, noun="function tool")
-            self._described.set()
-
-    async def keep_session(self, ctx: Any) -> None:
-        """Open the session as soon as the tools are known, and close it when the run has ended."""
-        await self._described.wait()
-        if self._tools is None:
+    def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
+        """Open the session with the tools of the first step of the run, in which those that are prepared may be hidden."""
+        if self._task is not None:
             return
+        capabilities = {name: each for name, each in self._capabilities.items() if name not in hidden - set(tools)}
+        fields = {
+            name: tool_fields(
+                each.description,
+                each.parameters_json_schema,
+                kind="function",
+                dangerous=each.kind == "unapproved",  # it stands in for another one only if a person agrees
+            )
+            | (each.metadata or {}).get(METADATA, {})
+            for name, each in ((name, tool.tool_def) for name, tool in tools.items())
+            if each.kind in ("function", "unapproved")
+        }
+        described = describe_tools(fields, capabilities, noun="function tool")
         run_id = _first_run(ctx)
         self._asked = self._resumed = run_id != ctx.run_id
         if not is_valid_run_id(RunId(run_id)):
             run_id = str(uuid5(NAMESPACE_URL, run_id))
-        try:
-            opened = self._engine.session(self._objective(ctx, run_id), tools=self._tools, run_id=run_id)
-            async with opened as session:
-                self._session = session
-                self._opened.set()
-                await self._ended.wait()
-                if self._pause:
-                    session.run.pause(self._pause)
-                else:
-                    self._close_questions(session)
-        except Exception as error:  # noqa: BLE001 - the agent sees it
-            self.failure = error
-        finally:
-            self._opened.set()
+        self._task = SessionTask(self._engine.session(self._objective(ctx, run_id), tools=described, run_id=run_id))
 
-    def end(self, failure: Exception | None, result: Any) -> None:
-        """Let the session end; it is left paused if the run may continue later."""
-        if failure is not None:
-            self._pause = f"the agent raised {type(failure).__name__}"
-        elif isinstance(getattr(result, "output", None), DeferredToolRequests):
-            self._pause = "the agent waits for the results of deferred calls"
-        self._ended.set()
-        self._described.set()
+    async def end(self, pause_reason: str) -> None:
+        """End the session, or leave it paused for this reason."""
+        if self._task is not None:
+            if self._asked and not pause_reason:
+                self._close_questions(await self._task.session())
+            await self._task.end(pause_reason)
 
     def _objective(self, ctx: Any, run_id: str) -> str:
         try:
@@ -205,19 +175,17 @@ class _AgentRun:
 
     def _close_questions(self, session: Session) -> None:
         """Withdraw the questions that were put as requests for an approval: the agent ended without it."""
-        if self._asked:
-            for question in self._engine.pending(session.run.id):
-                with suppress(StaleAnswer, UnknownQuestion):
-                    self._engine.answer(question.id, "reject", comment="the agent went on without it")
+        for question in self._engine.pending(session.run.id):
+            with suppress(StaleAnswer, UnknownQuestion):
+                self._engine.answer(question.id, "reject", comment="the agent went on without it")
 
     async def call(self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
         if ctx.tool_call_id in self._dispatched:
             return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
-        await self._opened.wait()
-        if self._session is None:
-            raise self.failure or RuntimeError("the run of the agent has ended")
-        session, passes = self._session, _PASSES if ctx.last_attempt else (*_PASSES, ModelRetry)
+        assert self._task is not None, "tools are listed before they are called"
+        session = await self._task.session()
+        passes = _PASSES if ctx.last_attempt else (*_PASSES, ModelRetry)
         key, executed, once = _call_key(ctx, name, arguments), False, True
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
@@ -237,7 +205,8 @@ class _AgentRun:
                     if not self._asks(ctx):
                         raise error.__cause__ or error  # noqa: B904 - as the tool raised it, with its own cause
                     self._asked = True
-                    raise ApprovalRequired(metadata={METADATA: self._shown(session, error.questions)}) from error
+                    shown = shown_questions(self._engine, session.run.id, error.questions)
+                    raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error
                 for question_id in error.questions:
                     seen.discard(question_id)
                     self._engine.answer(question_id, "approve", by="the approval of the call")
@@ -272,14 +241,6 @@ class _AgentRun:
         output = getattr(ctx.agent, "output_type", None)
         return DeferredToolRequests in (output if isinstance(output, Sequence) else (output,))
 
-    def _shown(self, session: Session, questions: Sequence[str]) -> dict[str, object]:
-        shown = [
-            {"id": each.id, "text": each.text, "approving": [one.alternative.reason for one in each.candidates[:1]]}
-            for each in self._engine.pending(session.run.id)
-            if each.id in questions
-        ]
-        return {"questions": shown}
-
 
 @dataclass
 class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
@@ -291,7 +252,7 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
         """Return the tools of a step."""
         tools, prepared = await super().get_tools(ctx), set[str]()
         self.apply(lambda each: prepared.update(each.tools) if isinstance(each, FunctionToolset) else None)
-        self.run.describe(tools, prepared)
+        self.run.open(ctx, tools, prepared)
         return tools
 
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:

@@ -282,7 +282,7 @@ async def test_question_as_an_approval(clock: VirtualClock, tmp_path: Path, verd
     stopped = await agent_of(calling(ONE_SEARCH), tools, ways[0], **options).run("find x")
     [call] = stopped.output.approvals
     [question] = stopped.output.metadata[call.tool_call_id]["replanning"]["questions"]
-    assert question["id"] == ways[1].pending()[0].id
+    assert question["question"] == ways[1].pending()[0].id
     results = DeferredToolResults(approvals={call.tool_call_id: verdict})
     again = agent_of(calling(ONE_SEARCH), tools, ways[1], **options)
     result = await again.run(message_history=stopped.all_messages(), deferred_tool_results=results)
@@ -316,7 +316,7 @@ async def test_approval_at_once(clock: VirtualClock) -> None:
     )
     stopped = await agent.run("find x")
     assert asked == [["search"]]
-    assert stopped.output.metadata["id0"]["replanning"]["questions"][0]["approving"] == ["the archive has it"]
+    assert stopped.output.metadata["id0"]["replanning"]["questions"][0]["choices"] == ["the archive has it"]
     asked.clear()
     result = await agent_of(
         calling(ONE_SEARCH), [search, search_archive], engine, handler, output_type=[str, DeferredToolRequests]
