@@ -51,12 +51,15 @@ try:
         MiddlewareType,
         ResponseStream,
         UserInputRequiredException,
+        function_middleware,
     )
     from agent_framework.exceptions import ToolException
 
     if "tools" not in inspect.signature(FunctionInvocationContext).parameters:
         raise ImportError("a function middleware does not see the tools of the agent")
-except ImportError as error:
+    if function_middleware(lambda context, call_next: None)._middleware_type is not MiddlewareType.FUNCTION:
+        raise ImportError("decorated function middleware cannot be recognized")
+except (ImportError, AttributeError) as error:
     raise missing_framework(
         __name__,
         "the Microsoft Agent Framework (tested with agent-framework-core 1.23)",

@@ -608,10 +608,12 @@ def test_wrong_arguments() -> None:
 def test_other_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the framework, or with one that works in another way, the module names the extra that installs it."""
     monkeypatch.delitem(sys.modules, "replanning.integrations.agent_framework")
-    with monkeypatch.context() as patch:
-        patch.setattr("agent_framework.FunctionInvocationContext", type("Older", (), {}))
-        with pytest.raises(ImportError, match=r"replanning\[agent-framework\].*does not see the tools"):
-            import_module("replanning.integrations.agent_framework")
+    older = {"FunctionInvocationContext": type("Older", (), {}), "function_middleware": lambda function: function}
+    for name, value in older.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"agent_framework.{name}", value)
+            with pytest.raises(ImportError, match=r"replanning\[agent-framework\].*middleware"):
+                import_module("replanning.integrations.agent_framework")
     monkeypatch.setitem(sys.modules, "agent_framework", None)
     with pytest.raises(ImportError, match=r"replanning\[agent-framework\]"):
         import_module("replanning.integrations.agent_framework")
