@@ -34,6 +34,7 @@ from replanning.config import load_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md"))]
 BLOCK = re.compile(
     r"^(?:<!-- ([a-z ]+): (.*?) -->\n)?```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
@@ -142,3 +143,12 @@ def test_commands(page: Path) -> None:
             name = " ".join(words[:count])
             group: Any = typer.main.get_group(importlib.import_module(f"replanning.cli.{MODULES[name]}").commands)
             group.commands[name].make_context(name, words[count:], resilient_parsing=True)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    """Links to files of the repository lead somewhere; pages of the reference that follow from the code are not there yet."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = [(page.parent / path).resolve() for path in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", text)]
+    generated = ROOT / "docs" / "reference"
+    assert not [target for target in targets if not target.exists() and generated not in target.parents]
