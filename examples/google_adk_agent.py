@@ -2,6 +2,7 @@
 
 import anyio
 from google.adk.agents import LlmAgent
+from google.adk.apps import App
 from google.adk.models import BaseLlm, LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.genai import types
@@ -32,11 +33,16 @@ async def search_archive(query: str) -> str:
 
 
 assistant = LlmAgent(name="assistant", model=Model(model="scripted"), tools=[search, search_archive])
+app = App(
+    name="assistant",
+    root_agent=assistant,
+    plugins=[Replanned({"search": "web", "search_archive": "web"})],
+)
 
 
 async def main():
     """The tool that fails is replaced, and the model sees the result of the other one."""
-    runner = InMemoryRunner(assistant, plugins=[Replanned({"search": "web", "search_archive": "web"})])
+    runner = InMemoryRunner(app=app)
     events = await runner.run_debug("changelog", quiet=True)
     print(events[-1].content.parts[0].text)
 

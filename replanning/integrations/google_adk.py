@@ -1,4 +1,4 @@
-"""Google ADK: `InMemoryRunner(agent, plugins=[Replanned({"search": "web", "search_archive": "web"})])`, or with an `App`.
+"""Google ADK: `App(name=…, root_agent=agent, plugins=[Replanned({"search": "web", "search_archive": "web"})])`.
 
 Tested with google-adk 2.13. See docs/integrations/google_adk.md for approvals, resumed invocations, and what is lost.
 """
@@ -50,17 +50,11 @@ try:
     from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
     from google.adk.workflow import BaseNode
 
-    _USED: Final = [
-        getattr(owner, name)
-        for owner, names in (
-            (BasePlugin, "before_run_callback after_run_callback on_run_error_callback on_event_callback"),
-            (BasePlugin, "before_agent_callback before_tool_callback"),
-            (BaseTool, "run_async check_require_confirmation"),
-            (ToolContext, "tool_confirmation function_call_id request_confirmation actions node"),
-            (LlmRequest, "append_tools"),
-        )
-        for name in names.split()
-    ]
+    _USED: Final = (
+        *(BasePlugin.before_run_callback, BasePlugin.before_tool_callback, BasePlugin.on_event_callback),
+        *(BaseTool.run_async, BaseTool.check_require_confirmation, LlmRequest.append_tools),
+        *(ToolContext.tool_confirmation, ToolContext.request_confirmation, ToolContext.node),
+    )
 except (ImportError, AttributeError) as error:
     raise missing_framework(
         "replanning.integrations.google_adk", "Google ADK (tested with google-adk 2.13)", "google-adk", error

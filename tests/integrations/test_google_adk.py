@@ -91,9 +91,9 @@ def search_archive(query: str) -> str:
     return f"{query}, from the archive"
 
 
-def agent(*answers: list[Any], tools: list[Any], **fields: Any) -> Any:
+def agent(*answers: list[Any], name: str = "assistant", **fields: Any) -> Any:
     """An agent whose model gives these answers."""
-    return LlmAgent(name="assistant", model=ScriptedModel(answers=list(answers), seen=[]), tools=tools, **fields)
+    return LlmAgent(name=name, model=ScriptedModel(answers=list(answers), seen=[]), **fields)
 
 
 def attached(engine: ReplanningEngine, capabilities: Any = None, **options: Any) -> Replanned:
@@ -128,6 +128,11 @@ class Chat:
         """What the model saw, request by request."""
         seen: list[Any] = self.root.model.seen
         return seen
+
+
+def searching(tools: list[Any], *plugins: Any, **options: Any) -> Chat:
+    """A chat with an agent that searches once."""
+    return Chat(agent([call("search", query="a")], [text("done")], tools=tools), *plugins, **options)
 
 
 def shape(events: list[Any]) -> list[Any]:
@@ -179,11 +184,7 @@ async def test_same_without_failures(clock: VirtualClock) -> None:
 
     told = []
     for engine in (None, make_engine("repair", clock=clock)):
-        helper = LlmAgent(
-            name="helper",
-            model=ScriptedModel(answers=[[call("look", query="c")], [text("it is"), text(" done")]], seen=[]),
-            tools=[look],
-        )
+        helper = agent([call("look", query="c")], [text("it is"), text(" done")], name="helper", tools=[look])
         calls = [call("look", query="a"), call("look", query="b"), call("missing")]
         root = agent(calls, [call("leave")], tools=[look, leave], sub_agents=[helper])
         chat = Chat(root, *([] if engine is None else [Replanned({"look": "web"}, engine=engine)]))
@@ -196,7 +197,7 @@ async def test_same_without_failures(clock: VirtualClock) -> None:
 async def test_substitute(clock: VirtualClock) -> None:
     """A tool that fails is replaced, and the model sees the result of the other one as that of the tool it called."""
     engine = make_engine("repair", clock=clock)
-    chat = Chat(agent([call("search", query="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    chat = searching([search, search_archive], attached(engine))
     events = await chat.send(text("find a"))
     assert chat.seen == ["find a", [{"result": "a, from the archive"}]]
     assert events[1].content.parts[0].function_response.name == "search"
@@ -217,9 +218,7 @@ async def test_retry(clock: VirtualClock) -> None:
 
     tool = FunctionTool(search)
     tool.custom_metadata = {"replanning": {"idempotent": True, "retry": Retry(max_attempts=4)}}
-    chat = Chat(
-        agent([call("search", query="a")], [text("done")], tools=[tool]), attached(make_engine(clock=clock), {})
-    )
+    chat = searching([tool], attached(make_engine(clock=clock), {}))
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"result": "a"}]]
     assert attempts == ["a"] * 4
@@ -237,8 +236,7 @@ async def test_timeout(clock: VirtualClock) -> None:
         raise AssertionError
 
     stated = {"search": {"capability": "web", "timeout": 5, "idempotent": True}, "search_archive": "web"}
-    root = agent([call("search", query="a")], [text("done")], tools=[search, search_archive])
-    chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
+    chat = searching([search, search_archive], attached(make_engine("repair", clock=clock), stated))
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
     assert set(ends) == {"a"}
@@ -308,7 +306,7 @@ async def test_reported_failures(clock: VirtualClock, result: dict[str, Any], fa
     for tools, seen in (([search], result), ([search, search_archive], {"result": "a, from the archive"})):
         engine = make_engine("repair", clock=clock)
         named = {each: WEB[each] for each in WEB if each in [tool.__name__ for tool in tools]}
-        chat = Chat(agent([call("search", query="a")], [text("done")], tools=tools), attached(engine, named), asked)
+        chat = searching(tools, attached(engine, named), asked)
         await chat.send(text("find a"))
         assert chat.seen[1:] == [[seen if fails else result]]
     assert not [each for each in asked.told if each[0] == "error"]
@@ -363,10 +361,8 @@ async def test_what_a_failed_tool_asked_for(clock: VirtualClock) -> None:
 
 async def test_agents_as_tools(clock: VirtualClock) -> None:
     """An agent that is a tool stands in for another tool, and its own tools are replaced in a session of their own."""
-    researcher = LlmAgent(
-        name="researcher",
-        model=ScriptedModel(answers=[[call("search", query="b")], [text("b is found")]], seen=[]),
-        tools=[search, search_archive],
+    researcher = agent(
+        [call("search", query="b")], [text("b is found")], name="researcher", tools=[search, search_archive]
     )
 
     def ask(request: str) -> str:
@@ -388,7 +384,7 @@ async def test_sub_agents(clock: VirtualClock) -> None:
     """A tool of a sub-agent is replaced by one of another agent; a sub-agent that answers once is itself a tool."""
     engine = make_engine("repair", clock=clock)
     found = [[call("search", query="b")], [text("found")]]
-    once = LlmAgent(name="once", mode="single_turn", model=ScriptedModel(answers=found, seen=[]), tools=[search])
+    once = agent(*found, name="once", mode="single_turn", tools=[search])
     chat = Chat(
         agent([call("once", request="b?")], [text("done")], tools=[search_archive], sub_agents=[once]), attached(engine)
     )
@@ -402,14 +398,9 @@ async def test_agents_in_sequence(clock: VirtualClock) -> None:
     """Agents under one that has no model share a session."""
     engine = make_engine("repair", clock=clock)
     parts = [
-        LlmAgent(
-            name=name,
-            model=ScriptedModel(answers=[[call("search", query=name)], [text("ok")]], seen=[]),
-            tools=[search],
-        )
-        for name in ("first", "second")
+        agent([call("search", query=name)], [text("ok")], name=name, tools=[search]) for name in ("first", "second")
     ]
-    parts.append(LlmAgent(name="third", model=ScriptedModel(answers=[[text("end")]], seen=[]), tools=[search_archive]))
+    parts.append(agent([text("end")], name="third", tools=[search_archive]))
     await Chat(SequentialAgent(name="all", sub_agents=parts), attached(engine)).send(text("go"))
     assert [part.model.seen[1] for part in parts[:2]] == [
         [{"result": f"{n}, from the archive"}] for n in ("first", "second")
@@ -427,9 +418,9 @@ async def test_workflow(clock: VirtualClock) -> None:
         return {"query": "a"}
 
     found = [[call("search", query="a")], [text("found")]]
-    finder = LlmAgent(name="finder", model=ScriptedModel(answers=found, seen=[]), tools=[search, search_archive])
+    finder = agent(*found, name="finder", tools=[search, search_archive])
     answers = [[call("read", query="b")]]
-    reader = LlmAgent(name="reader", model=ScriptedModel(answers=answers, seen=[]), tools=[read])
+    reader = agent(*answers, name="reader", tools=[read])
     engine = make_engine("repair", clock=clock)
     flow = Workflow(name="flow", edges=[("START", begin, FunctionTool(search_archive), finder, reader)])
     with pytest.raises(KeyError):
@@ -461,8 +452,7 @@ class Shelf(BaseToolset):  # type: ignore[misc] # its types may not be installed
 async def test_toolsets(clock: VirtualClock) -> None:
     """A tool of a toolset, under its prefix, stands in for a function, with the context of the call."""
     stated = {"search": "web", "shelf_archive": "web"}
-    root = agent([call("search", query="a")], [text("done")], tools=[search, Shelf(tool_name_prefix="shelf")])
-    chat = Chat(root, attached(make_engine("repair", clock=clock), stated))
+    chat = searching([search, Shelf(tool_name_prefix="shelf")], attached(make_engine("repair", clock=clock), stated))
     await chat.send(text("find a"))
     assert chat.seen[1:] == [[{"book": "a", "by": "u"}]]
 
@@ -523,9 +513,8 @@ async def test_confirmed_and_failed(clock: VirtualClock) -> None:
 async def test_stand_in_that_needs_a_confirmation(clock: VirtualClock, confirmed: bool, seen: Any) -> None:
     """A tool that requires a confirmation stands in only after a person has confirmed that."""
     ran: list[str] = []
-    root = agent([call("search", query="a")], [text("done")], tools=[search, deleting(ran)])
     engine = make_engine("repair", clock=clock)
-    chat = Chat(root, attached(engine, {"search": "web", "delete": "web"}))
+    chat = searching([search, deleting(ran)], attached(engine, {"search": "web", "delete": "web"}))
     asked = await chat.send(text("go"))
     [hint] = [each.hint for event in asked for each in event.actions.requested_tool_confirmations.values()]
     assert hint == "Please approve or reject that delete() stands in for search(), which failed."
@@ -588,10 +577,7 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
 
     gate = ScriptedGate([Answer("approve", by="ada")], clock=clock)
     tools = [search, search_archive]
-    chat = Chat(
-        agent([call("search", query="a")], [text("done")], tools=tools),
-        attached(make_engine(doubtful, clock=clock, gate=gate)),
-    )
+    chat = searching(tools, attached(make_engine(doubtful, clock=clock, gate=gate)))
     await chat.send(text("go"))
     assert chat.seen[1:] == [[{"result": "a, from the archive"}]]
 
@@ -604,14 +590,11 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
         return {"error": query}
 
     reporting.__name__ = "search"
-    chat = Chat(
-        agent([call("search", query="a")], [text("done")], tools=[reporting, search_archive]),
-        attached(make_engine(doubtful, clock=clock), approvals=False),
-    )
+    chat = searching([reporting, search_archive], attached(make_engine(doubtful, clock=clock), approvals=False))
     await chat.send(text("go"))
     assert chat.seen[1:] == [[{"error": "a"}]]
 
-    inner = LlmAgent(name="inner", model=ScriptedModel(answers=[[call("search", query="a")]], seen=[]), tools=tools)
+    inner = agent([call("search", query="a")], name="inner", tools=tools)
     with pytest.raises(KeyError):
         await Chat(
             agent([call("inner", request="a")], tools=[AgentTool(inner)]), attached(make_engine(doubtful, clock=clock))
@@ -619,7 +602,7 @@ async def test_question_that_is_not_put_to_the_user(clock: VirtualClock) -> None
 
 
 async def test_long_running_tools(clock: VirtualClock) -> None:
-    """A tool that ends later leaves the session paused; the run that brings its result resumes it."""
+    """A tool that ends later leaves the session paused; its result resumes it, and what comes after its end is a new one."""
 
     def ask_boss(query: str) -> dict[str, str]:
         return {"status": "pending"}
@@ -640,6 +623,9 @@ async def test_long_running_tools(clock: VirtualClock) -> None:
     await chat.send(types.Part(function_response=later))
     assert chat.seen[-1] == [{"result": "b, from the archive"}]
     assert [(run.run, run.status) for run in engine.store.runs()] == [(calls.invocation_id, "succeeded")]
+    chat.root.model.answers.insert(0, [call("search", query="c")])
+    await chat.send(types.Part(function_response=later))
+    assert [run.run for run in engine.store.runs()] == [f"{calls.invocation_id}.2", calls.invocation_id]
 
 
 async def test_resumed_invocation(clock: VirtualClock) -> None:
@@ -654,8 +640,7 @@ async def test_resumed_invocation(clock: VirtualClock) -> None:
         raise KeyError(query)
 
     engine = make_engine("repair", clock=clock)
-    root = agent([call("search", query="a")], [text("done")], tools=[search, search_archive])
-    chat = Chat(root, attached(engine), resumable=True)
+    chat = searching([search, search_archive], attached(engine), resumable=True)
     running = asyncio.create_task(chat.send(text("go")))
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -701,7 +686,7 @@ async def test_cancellation(clock: VirtualClock) -> None:
 async def test_stopping_early(clock: VirtualClock) -> None:
     """A caller that leaves the events after the answer has a session that succeeded."""
     engine = make_engine("repair", clock=clock)
-    chat = Chat(agent([call("search", query="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    chat = searching([search, search_archive], attached(engine))
     session = await chat.runner.session_service.create_session(app_name="app", user_id="u")
     message = types.Content(role="user", parts=[text("go")])
     stream = chat.runner.run_async(user_id="u", session_id=session.id, new_message=message)
@@ -724,7 +709,7 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
             return query
 
     engine = make_engine("repair", clock=clock, tracer_provider=provider)
-    chat = Chat(agent([call("search", query="a")], [text("done")], tools=[search, search_archive]), attached(engine))
+    chat = searching([search, search_archive], attached(engine))
     await chat.send(text("go"))
     spans = {span.context.span_id: span for span in memory.get_finished_spans()}
     [span] = [each for each in spans.values() if each.name == "reading"]
@@ -764,11 +749,7 @@ async def test_two_tools_of_one_name(clock: VirtualClock) -> None:
 
         return search
 
-    helper = LlmAgent(
-        name="helper",
-        model=ScriptedModel(answers=[[call("search", words=["a", "b"])], [text("done")]], seen=[]),
-        tools=[other()],
-    )
+    helper = agent([call("search", words=["a", "b"])], [text("done")], name="helper", tools=[other()])
     engine = make_engine("repair", clock=clock)
     root = agent([call("transfer_to_agent", agent_name="helper")], tools=[search, search_archive], sub_agents=[helper])
     await Chat(root, attached(engine)).send(text("go"))
@@ -801,5 +782,5 @@ def test_missing_framework(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_example() -> None:
     """The example runs as it is, and its tool that fails is replaced."""
     example = Path(__file__).parents[2] / "examples" / "google_adk_agent.py"
-    done = subprocess.run([sys.executable, example], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", example], capture_output=True, text=True, timeout=60)
     assert "found changelog, from the archive" in done.stdout, done.stderr
