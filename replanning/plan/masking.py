@@ -13,7 +13,7 @@ from binascii import a2b_base64
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Final
 
 from replanning.plan.secrets import MASK, Span
@@ -46,8 +46,8 @@ _BASE64: Final = re.compile(
 )
 """A word in base64, or lines of it; without capitals it is a hash or a name, because encoded text has some."""
 
-_LINE_WRAP: Final = re.compile(r"((?:[ \t]+[\w.]+\.py:[0-9]+)?[ \t]*\r?\n[ \t│|]*)")
-"""Line end within text that was wrapped, with the place that loggers write at the end of the first line."""
+_LINE_WRAP: Final = re.compile(r"((?:[ \t]+[\w.]+\.py:[0-9]+)?[ \t]*\r?\n(?:[ \t]|[│|](?=[ \t]))*)")
+"""Line end within text that was wrapped, with the place that loggers write at the end of the first line, and frames."""
 
 _BETWEEN_WORDS: Final = "\n\a\n"
 """Text between decoded words; it ends lines, names and terminal titles."""
@@ -65,9 +65,9 @@ def mask(text: str, find: Callable[[str], list[Span]], *, wrapped: bool = False)
         wrapped: whether secrets may also be broken by line ends.
     """
     spans = _look_through(text, find, _MAX_NESTING)
-    for gap in ("", " ") if wrapped else ():  # within words, and between them
-        parts = _LINE_WRAP.split(text)
-        spans += _look_through_split(parts, [gap] * (len(parts) // 2), find, _MAX_NESTING)
+    if wrapped and len(parts := _LINE_WRAP.split(text)) > 1:
+        for gaps in _unwrapped_gaps(parts):
+            spans += _look_through_split(parts, gaps, find, _MAX_NESTING)
     if not spans:
         return text
     spans.sort()
@@ -100,6 +100,26 @@ def known_texts(values: Iterable[str], least: int) -> tuple[str, ...]:
 def find_known(text: str, known: Iterable[str]) -> list[Span]:
     """Return the spans of known texts."""
     return [match.span() for value in known if value in text for match in re.finditer(re.escape(value), text)]
+
+
+def _unwrapped_gaps(parts: list[str]) -> Iterator[list[str]]:
+    """Yield what may have been at each of the line ends between lines: nothing, within a word, or a blank.
+
+    At first the same at each. Then, for secrets with both, nothing at the ends of the longest lines of each block, since
+    words are broken where the width ends; and lastly nothing only if such a line is a single word.
+    """
+    lines, line_ends = parts[::2], parts[1::2]
+    yield [""] * len(line_ends)
+    yield [" "] * len(line_ends)
+    indents = [len(end) - end.rfind("\n") - 1 for end in line_ends]
+    edges = [indent + len(line) for indent, line in zip([0, *indents], lines, strict=True)]
+    full: list[bool] = []
+    for _, block in groupby(indents):  # of the lines after the first
+        count = len(list(block))
+        around = edges[len(full) : len(full) + count + 1]
+        full += [edge == max(around) for edge in around[:-1]]
+    yield ["" if is_full else " " for is_full in full]
+    yield ["" if is_full and " " not in line else " " for is_full, line in zip(full, lines, strict=False)]
 
 
 def _look_through(text: str, find: Callable[[str], list[Span]], nesting: int) -> list[Span]:

@@ -471,3 +471,21 @@ def test_rules_by_name_are_bounded(rule: _secrets.SecretRule) -> None:
     """A rule that fails has read a bounded piece of text; those by shape fail on short runs of characters alone."""
     widest = import_module("re._parser").parse(rule.pattern.pattern).getwidth()[1]
     assert widest < 10_000
+
+
+def test_wrapped_at_blanks_and_within_words():
+    """A secret that a logger has wrapped both at a blank and within a word is masked, and bars that belong to it are no frame."""
+    lines = [
+        "12:30 INFO  Tool failed: sent  server.py:453",
+        "            bitbucket",
+        "            ||'67abefzf8ebclqa              ",
+        "            nc6kpl8ankbqra8ggv              ",
+        "            hokj4ckyxxh6xb0tce              ",
+        "            bz3mopfhu5xyz to a",
+        "            server",
+    ]
+    wrapped = "\n".join(lines)
+    assert Redactor().text(wrapped) == wrapped
+    clean = Redactor().text(wrapped, wrapped=True)
+    assert not any(part in clean for part in ("67abefzf", "nc6kpl8a", "hokj4cky", "bz3mop"))
+    assert clean.endswith("server")
