@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import wraps
@@ -29,6 +30,8 @@ from replanning.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from replanning.plan.redaction import Redactor
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Run plans": {"demo": "run", "run": "run", "solve": "solve", "resume": "status", "pause": "status"},
@@ -98,21 +101,41 @@ def console(*, error: bool = False) -> Console:
     return Console(stderr=error, width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
+_settings_file: Final = ContextVar[str | None]("_settings_file", default=None)
+"""The value of `--settings` for the command that is carried out."""
+
+_NO_OVERRIDE: Final[Mapping[str, object]] = {"status": "success", "data": {"planning": {}}}
+
+_redactor: Final = ContextVar["Redactor | None"]("_redactor", default=None)
+
+
+def redactor() -> Redactor:
+    """Return the redactor that the settings of the command describe; with the rules alone if they are not valid."""
+    if (found := _redactor.get()) is None:
+        from replanning.config import load_settings  # help needs none of these
+        from replanning.plan.redaction import Redactor
+        from replanning.run.opening import redactor_for
+
+        try:
+            loaded = load_settings(_settings_file.get(), override=lambda: _NO_OVERRIDE)  # which says nothing of secrets
+            found = redactor_for(loaded.settings)
+        except (SettingsError, OSError):
+            found = Redactor()
+        _redactor.set(found)
+    return found
+
+
 def print_message(text: str) -> None:
     """Print a message on standard error, without secrets; a closed standard error is ignored, so that the work continues."""
-    from replanning.plan.redaction import Redactor  # help needs none
-
     with suppress(OSError):
-        sys.stderr.write(f"{escape_control(Redactor().text(text))}\n")
+        sys.stderr.write(f"{escape_control(redactor().text(text))}\n")
         sys.stderr.flush()
 
 
 def print_json(value: object, *, redact: bool = False) -> None:
     """Print a result as JSON on standard output, in ASCII so that every program can read it; redact what no run has."""
     if redact:
-        from replanning.plan.redaction import Redactor  # likewise
-
-        value = Redactor().value(json.loads(json.dumps(value, default=str)))
+        value = redactor().value(json.loads(json.dumps(value, default=str)))
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
     sys.stdout.flush()
 
@@ -302,6 +325,12 @@ class _HideFlagTypes:
 class Command(_HideFlagTypes, TyperCommand):
     """A command of the program."""
 
+    def invoke(self, ctx: Any) -> Any:  # typer does not export the types
+        """Carry out the command; what it prints is redacted as its settings say."""
+        _settings_file.set(ctx.params.get("settings"))
+        _redactor.set(None)
+        return super().invoke(ctx)
+
 
 class CommandGroup(_HideFlagTypes, TyperGroup):
     """Group of commands."""
@@ -327,6 +356,8 @@ class LazyCommandGroup(CommandGroup):
 
     def invoke(self, ctx: Any) -> Any:  # likewise
         """Run a command; print errors of the library, which the user can correct, and end with their exit code."""
+        _settings_file.set(None)
+        _redactor.set(None)
         try:
             return super().invoke(ctx)
         except ReplanningError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from replanning import Plan, Settings
-from replanning.cli.app import DEFAULT_STORE, fail, print_message, refuse
+from replanning.cli.app import DEFAULT_STORE, fail, print_message, redactor, refuse
 from replanning.config import load_settings
 from replanning.decision.answers import closed_error
 from replanning.errors import (
@@ -33,7 +33,6 @@ from replanning.journal import store as stores
 from replanning.journal.records import RunOpened
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -197,7 +196,7 @@ def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Que
 def check_run_id(run_id: str) -> None:
     """Refuse an id for a new run that later commands could not name."""
     problems = {"": "is empty", LATEST: "means the newest run"}
-    if Redactor().is_secret_name(run_id):
+    if redactor().is_secret_name(run_id):
         fail("--run-id: what looks like a secret cannot be the id of a run, because it is kept; choose another")
     if problem := "would be read as an option" if run_id.startswith("-") else problems.get(run_id, ""):
         fail(f"--run-id: {run_id!r} {problem}; choose another id, or leave the option out")
@@ -205,7 +204,7 @@ def check_run_id(run_id: str) -> None:
 
 def shown_place(place: str) -> str:
     """Return the place of a store without the password of its address, which then has to come from elsewhere."""
-    return Redactor().text(place) if "://" in place else place
+    return redactor().text(place) if "://" in place else place
 
 
 def command_line(place: str, *words: str) -> str:
@@ -226,7 +225,7 @@ def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, 
 def user_name(name: str | None) -> str:
     """Return the name of the person who decides, without secrets; by default that of the current user."""
     if name is not None:
-        return Redactor().text(name)
+        return redactor().text(name)
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # in a container the user may have no name
@@ -254,7 +253,7 @@ def read_plan(path: str) -> Plan:
     """
     try:
         plan = Plan.load(path)
-        if problems := Redactor().name_problems(plan):
+        if problems := redactor().name_problems(plan):
             raise PlanError(locate_problems(problems, path))
         return plan
     except PlanError as error:

@@ -27,6 +27,7 @@ from replanning.cli.app import (
     escape_control,
     print_json,
     print_message,
+    redactor,
 )
 from replanning.cli.lookup import load_document, read_plan, read_settings, read_text_argument
 from replanning.errors import Problem, SettingsError
@@ -35,7 +36,6 @@ from replanning.plan.commands import danger_reason
 from replanning.plan.document import plan_schema
 from replanning.plan.messages import did_you_mean, format_path, one_line, parse_path
 from replanning.plan.reading import format_of, locate_problems, read_document
-from replanning.plan.redaction import Redactor
 from replanning.plan.types import JsonObject, JsonValue
 from replanning.tools import ToolExecutor, check_machine, check_tools
 from replanning.tools.check import check_danger, check_unused_arguments
@@ -84,7 +84,7 @@ def validate(plan: PlanArgument, *, as_json: JsonOption = False) -> None:
         counts = f"{pluralise(len(document.tasks), 'task')}, {pluralise(len(document.tools), 'tool')}"
         console().print(f"{path} is valid: {counts}")
         for note in notes:
-            console().print(f"note: {escape_control(Redactor().text(note.message))}")
+            console().print(f"note: {escape_control(redactor().text(note.message))}")
     raise typer.Exit(ExitCode.USAGE if problems else ExitCode.OK)
 
 
@@ -188,11 +188,11 @@ def tools(
         parameters = (f"{name}{'?' if name in tool.optional else ''}: {kind}" for name, kind in tool.parameters.items())
         dangerous = ", dangerous" if tool.dangerous else ""
         signature = f"{tool.name}({', '.join(parameters)})"
-        console().print(escape_control(Redactor().text(f"{signature}  {tool.kind}{dangerous}  from {row['from']}")))
-        details = {"": one_line(Redactor().text(tool.description), MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
+        console().print(escape_control(redactor().text(f"{signature}  {tool.kind}{dangerous}  from {row['from']}")))
+        details = {"": one_line(redactor().text(tool.description), MAX_DESCRIPTION_CHARS), "dangerous: ": row["harm"]}
         for label, text in (details | {"not available: ": row["why"]}).items():
             if text:
-                console().print(escape_control(Redactor().text(f"    {label}{text}")))
+                console().print(escape_control(redactor().text(f"    {label}{text}")))
 
 
 class _InvalidTools(PlanError):
@@ -226,7 +226,7 @@ def read_tools(path: Path, argument: str = "--tools", *, planning: bool = True) 
         except PlanError as error:
             problems = (Problem(f"{path} {problem.place}", problem.message) for problem in error.problems)
             raise PlanError(list(problems)) from None
-        if wrong := [*Redactor().name_problems(plan), *check_tools(plan)]:
+        if wrong := [*redactor().name_problems(plan), *check_tools(plan)]:
             raise PlanError(wrong)
     except PlanError as error:
         raise _InvalidTools(error.problems) from None
@@ -320,7 +320,7 @@ def simulate(
         print_json(report.document(), redact=True)
     else:
         out = console()
-        name = escape_control(Redactor().text(report.plan))
+        name = escape_control(redactor().text(report.plan))
         out.print(f"{name}: {len(report.runs)} simulated runs of {len(document.tasks)} tasks, no tool was used")
         out.print(
             f"  {report.success_rate:.1%} succeeded", style="bold green" if report.success_rate == 1 else "bold red"
@@ -334,7 +334,7 @@ def simulate(
             if counts:
                 out.print(f"\n{title}", style="bold")
                 for reason, number in list(counts.items())[:10]:
-                    out.print(f"  {number:6} {escape_control(Redactor().text(reason))}")
+                    out.print(f"  {number:6} {escape_control(redactor().text(reason))}")
     raise typer.Exit(ExitCode.OK if report.success_rate == 1 else ExitCode.FAILED)
 
 

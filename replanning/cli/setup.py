@@ -24,6 +24,7 @@ from replanning.cli.app import (
     fail,
     print_json,
     print_message,
+    redactor,
 )
 from replanning.cli.lookup import read_settings
 from replanning.config import FILES, find_file, load_settings, misspelt, trust_file, values
@@ -32,7 +33,6 @@ from replanning.errors import NoLLMProvider, PluginError, ReplanningError, Setti
 from replanning.history.wording import pluralise
 from replanning.llm import LLMOptions, LLMProvider
 from replanning.llm.selection import AUTO, create_clients, is_llm
-from replanning.plan.redaction import Redactor
 from replanning.plugins import PLUGIN_GROUPS, installed_plugins, load_plugin
 from replanning.run.opening import redactor_for
 
@@ -229,7 +229,7 @@ def providers(
                     plugin.state = "unavailable" if plugin.problem else state
                     plugin.kind, plugin.model = LANGUAGE_MODEL, client.model
                     plugin.key = str(getattr(client, "key_variable", ""))
-                    plugin.address = Redactor().text(str(getattr(client, "base_url", "")))
+                    plugin.address = redactor().text(str(getattr(client, "base_url", "")))
                     if not plugin.problem:
                         models.append((plugin, client))
                     continue

@@ -31,6 +31,7 @@ from replanning.cli.app import (
     fail,
     print_json,
     print_message,
+    redactor,
     refuse,
 )
 from replanning.cli.gate import is_phase_task, print_question
@@ -66,7 +67,6 @@ from replanning.live import TaskState
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, spoken_id
 from replanning.plan.reading import MAX_PLAN_SIZE, format_of, read_document
-from replanning.plan.redaction import Redactor
 from replanning.plan.tasks import Goal
 from replanning.plan.types import JsonObject, JsonValue
 
@@ -580,7 +580,7 @@ def request(
                 raise UnknownTask(unknown, did_you_mean(unknown, [entry.id for entry in live]))
         name = lookup.user_name(options.by)
         payload: JsonObject = {"reason": reason, "tasks": list[JsonValue](task or [])}
-        payload = as_object(Redactor().value(payload | ({"goal": new_goal} if new_goal else {})))
+        payload = as_object(redactor().value(payload | ({"goal": new_goal} if new_goal else {})))
         opened.post(info.run, journal.InboxMessage("request", SystemClock().now(), name, payload))
 
         def outcome(bodies: list[journal.RecordBody]) -> str:
@@ -610,7 +610,7 @@ def pause(
         if info.status != "running":
             raise NotRunning(f"run {info.run!r} is {info.status}; there is nothing to pause")
         by = lookup.user_name(None)
-        payload: JsonObject = {"reason": Redactor().text(reason) or f"{by} asked for it"}
+        payload: JsonObject = {"reason": redactor().text(reason) or f"{by} asked for it"}
         opened.post(info.run, journal.InboxMessage("pause", SystemClock().now(), by, payload))
     if as_json:
         print_json({"run": info.run, "asked": "pause"})
