@@ -19,23 +19,21 @@ from pydantic_core import to_jsonable_python
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import (
-    CallFailed,
     CallSkipped,
     NeedsHuman,
-    NoResult,
     NotRunning,
-    StaleAnswer,
     StoreError,
-    UnknownQuestion,
 )
 from replanning.integrations.frameworks import (
     Capabilities,
     SessionTask,
     check_arguments,
     describe_tools,
+    invoke_approved,
     missing_framework,
     shown_questions,
     tool_fields,
+    withdraw_questions,
 )
 
 try:
@@ -164,12 +162,6 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         self._run_id = session.run.id
         return session
 
-    def _withdraw_questions(self) -> None:
-        """Withdraw the questions that became requests for an approval: the agent ended without an answer."""
-        for question in self._engine.pending(self._run_id):
-            with suppress(StaleAnswer, UnknownQuestion):
-                self._engine.answer(question.id, "reject", comment="the agent went on without it")
-
     def follow(self, stream: Any) -> Any:
         """Return a stream with the same updates and response, which ends the session when it ends or is closed."""
 
@@ -194,8 +186,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             return
         if self._resumed:
             await self._open(())  # to end it, although no tool may have been called
-        if self._asks:
-            self._withdraw_questions()
+        if self._asks and self._run_id is not None:
+            withdraw_questions(self._engine, self._run_id)
         await self._leave()
 
     async def fail(self, error: BaseException) -> None:
@@ -229,12 +221,8 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         # Only a call that a person is asked about is made again, by the next run, under the same id.
         is_keyed = self._asks or context.function.approval_mode == "always_require"
         key = context.metadata.get("function_call_occurrence_id", "") if is_keyed else ""
-        seen = {each.id for each in self._engine.pending(session.run.id)} if approved else set[str]()
-        once, executed = approved, False
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
-            nonlocal executed
-            executed = True
             if other == name and values is arguments:
                 result = await _execute(context, arguments, call_next)
             else:
@@ -242,30 +230,20 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
             outputs.append((_journaled(result), result))
             return outputs[-1][0]
 
-        while True:
-            try:
-                output = await session.invoke(name, arguments, execute=execute, key=key, once=once)
-            except NeedsHuman as error:
-                if not seen.issuperset(error.questions):
-                    if not self._asks:
-                        raise error.__cause__ or error  # noqa: B904 - as the tool raised it
-                    context.result = self._request(session, context, arguments, error.questions)
-                    return
-                for question_id in error.questions:
-                    seen.discard(question_id)
-                    self._engine.answer(question_id, "approve", by="the approval of the call")
-            except CallSkipped as skipped:
-                context.arguments, context.result = arguments, FunctionTool.parse_result(str(skipped))
-                return
-            except CallFailed as error:
-                if executed or not once or isinstance(error.__cause__, NoResult):
-                    raise
-                once = False  # it was given up in the run that this one continues
-            else:
-                context.arguments = arguments
-                results = [result for journaled, result in outputs if journaled is output]
-                context.result = results[-1] if results else _restored(output)
-                return
+        try:
+            output = await invoke_approved(
+                self._engine, session, name, arguments, execute=execute, key=key, approved=approved, once=approved
+            )
+        except NeedsHuman as error:
+            if not self._asks:
+                raise error.__cause__ or error  # noqa: B904 - as the tool raised it
+            context.result = self._request(session, context, arguments, error.questions)
+        except CallSkipped as skipped:
+            context.arguments, context.result = arguments, FunctionTool.parse_result(str(skipped))
+        else:
+            context.arguments = arguments
+            results = [result for journaled, result in outputs if journaled is output]
+            context.result = results[-1] if results else _restored(output)
 
     def _request(self, session: Session, context: Any, arguments: Any, questions: Sequence[str]) -> Any:
         """Return a request for the approval of a call, with the questions that the engine asks."""

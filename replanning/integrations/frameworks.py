@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -13,8 +13,8 @@ import anyio
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
-from replanning.engine.session import Session
-from replanning.errors import NotRunning
+from replanning.engine.session import Execute, Session
+from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning, StaleAnswer, UnknownQuestion
 from replanning.plan.messages import did_you_mean, wrong_kinds
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
@@ -143,6 +143,67 @@ def shown_questions(engine: ReplanningEngine, run_id: str, questions: Sequence[s
         for each in engine.pending(run_id)
         if each.id in questions
     ]
+
+
+def withdraw_questions(engine: ReplanningEngine, run_id: str) -> None:
+    """Reject open questions that were put as requests for the approval of calls: the agent went on without an answer."""
+    for question in engine.pending(run_id):
+        with suppress(StaleAnswer, UnknownQuestion):
+            engine.answer(question.id, "reject", comment="the agent went on without it")
+
+
+async def invoke_approved(
+    engine: ReplanningEngine,
+    session: Session,
+    tool: str,
+    arguments: Mapping[str, object],
+    *,
+    execute: Execute,
+    key: str,
+    approved: bool,
+    once: bool = True,
+    resumed: bool = True,
+    passes: tuple[type[BaseException], ...] = (),
+) -> object:
+    """Call a tool for an agent whose framework asks people to approve calls, and makes the calls again after that.
+
+    Args:
+        engine: the engine of the session.
+        session: the session.
+        tool: the name of the tool.
+        arguments: of the tool.
+        execute: executes this tool, and any tool that replaces it.
+        key: identifies the call, also when it is made again.
+        approved: whether the call was approved. Then the first alternative is chosen for a question that was open before.
+        once: as `Session.invoke` takes it.
+        resumed: whether an earlier run of the agent may have made this call; if it was given up there, it is made anew.
+        passes: as `Session.invoke` takes it.
+
+    Raises:
+        Exception: as `Session.invoke`; NeedsHuman for a question that the approval does not answer.
+    """
+    seen = {question.id for question in engine.pending(session.run.id)} if approved else set[str]()
+    executed = False
+
+    async def noting(name: str, values: Mapping[str, object]) -> object:
+        nonlocal executed
+        executed = True
+        return await execute(name, values)
+
+    while True:
+        try:
+            return await session.invoke(tool, arguments, execute=noting, key=key, once=once, passes=passes)
+        except NeedsHuman as error:
+            if not seen.issuperset(error.questions):
+                raise
+            for question_id in error.questions:
+                seen.discard(question_id)
+                engine.answer(question_id, "approve", by="the approval of the call")
+        except CallFailed as error:
+            is_final = isinstance(error, CallSkipped) or isinstance(error.__cause__, NoResult)
+            if executed or is_final or not (once and resumed):
+                raise
+            once = False
 
 
 class SessionTask:

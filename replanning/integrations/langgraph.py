@@ -196,9 +196,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         if payload is None:  # it was answered elsewhere
             return True
         while True:
-            answer = interrupt(
-                payload
-            )  # the first ones may be answers to interrupts of the node itself, or were refused
+            # The first ones may be answers to interrupts of the node itself, or were refused.
+            answer = interrupt(payload)
             if not isinstance(answer, Mapping) or answer.get("question") != question_id:
                 continue
             fields = {str(name): value for name, value in answer.items() if name not in ("question", "verdict")}
@@ -306,9 +305,7 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
 
         def execute(name: str, _: Mapping[str, object]) -> Any:
             body = self._bodies[name]
-            if (
-                name != self.name and getattr(body, "func", body) is None
-            ):  # async alone: in the event loop of the session
+            if name != self.name and getattr(body, "func", body) is None:  # it has no synchronous function
                 return _in_event_loop(body.ainvoke)(input, config, **options)
             return body.invoke(input, config, **options)
 

@@ -20,16 +20,17 @@ from uuid import NAMESPACE_URL, uuid5
 from pydantic_core import to_json
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.engine.session import Session
-from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, StaleAnswer, UnknownQuestion, UnknownRun
+from replanning.errors import CallSkipped, NeedsHuman, UnknownRun
 from replanning.integrations.frameworks import (
     Capabilities,
     SessionTask,
     check_arguments,
     describe_tools,
+    invoke_approved,
     missing_framework,
     shown_questions,
     tool_fields,
+    withdraw_questions,
 )
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
@@ -159,7 +160,7 @@ class _AgentRun:
         """End the session, or leave it paused for this reason."""
         if self._task is not None:
             if self._asked and not pause_reason:
-                self._close_questions(await self._task.session())
+                withdraw_questions(self._engine, (await self._task.session()).run.id)
             await self._task.end(pause_reason)
 
     def _objective(self, ctx: Any, run_id: str) -> str:
@@ -173,20 +174,13 @@ class _AgentRun:
         words = " ".join(part for part in prompt if isinstance(part, str)).strip()
         return words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(ctx.agent, 'name', None) or 'an agent'}"
 
-    def _close_questions(self, session: Session) -> None:
-        """Withdraw the questions that were put as requests for an approval: the agent ended without it."""
-        for question in self._engine.pending(session.run.id):
-            with suppress(StaleAnswer, UnknownQuestion):
-                self._engine.answer(question.id, "reject", comment="the agent went on without it")
-
     async def call(self, toolset: _ReplannedToolset, name: str, arguments: Any, ctx: Any, tool: Any) -> Any:
         """Call a tool, or what replaces it."""
         if ctx.tool_call_id in self._dispatched:
             return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
         assert self._task is not None, "tools are listed before they are called"
         session = await self._task.session()
-        passes = _PASSES if ctx.last_attempt else (*_PASSES, ModelRetry)
-        key, executed, once = _call_key(ctx, name, arguments), False, True
+        executed = False
 
         async def execute(other: str, values: Mapping[str, object]) -> object:
             nonlocal executed
@@ -196,26 +190,26 @@ class _AgentRun:
                 return await toolset.wrapped.call_tool(name, arguments, ctx, tool)
             return await self._dispatch(other, values, ctx, approved=approved)
 
-        seen = {question.id for question in self._engine.pending(session.run.id)} if ctx.tool_call_approved else set()
-        while True:
-            try:
-                return await session.invoke(name, arguments, execute=execute, key=key, once=once, passes=passes)
-            except NeedsHuman as error:
-                if not seen.issuperset(error.questions):
-                    if not self._asks(ctx):
-                        raise error.__cause__ or error  # noqa: B904 - as the tool raised it, with its own cause
-                    self._asked = True
-                    shown = shown_questions(self._engine, session.run.id, error.questions)
-                    raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error
-                for question_id in error.questions:
-                    seen.discard(question_id)
-                    self._engine.answer(question_id, "approve", by="the approval of the call")
-            except CallSkipped as skipped:
-                return str(skipped)
-            except CallFailed as error:
-                if executed or not (once and self._resumed) or isinstance(error.__cause__, NoResult):
-                    raise
-                once = False  # it was given up in the run that this one continues
+        try:
+            return await invoke_approved(
+                self._engine,
+                session,
+                name,
+                arguments,
+                execute=execute,
+                key=_call_key(ctx, name, arguments),
+                approved=ctx.tool_call_approved,
+                resumed=self._resumed,
+                passes=_PASSES if ctx.last_attempt else (*_PASSES, ModelRetry),
+            )
+        except NeedsHuman as error:
+            if not self._asks(ctx):
+                raise error.__cause__ or error  # noqa: B904 - as the tool raised it, with its own cause
+            self._asked = True
+            shown = shown_questions(self._engine, session.run.id, error.questions)
+            raise ApprovalRequired(metadata={METADATA: {"questions": shown}}) from error
+        except CallSkipped as skipped:
+            return str(skipped)
 
     async def _dispatch(self, name: str, arguments: Mapping[str, object], ctx: Any, *, approved: bool) -> object:
         """Call another tool as the framework does, with its own context, hooks and span."""
