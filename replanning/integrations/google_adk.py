@@ -38,9 +38,11 @@ from replanning.integrations.frameworks import (
 )
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
+from replanning.plan.messages import brief_repr
 from replanning.plan.types import RunId
 
 try:
+    from google.adk.agents import BaseAgent
     from google.adk.agents.invocation_context import LlmCallsLimitExceededError
     from google.adk.agents.readonly_context import ReadonlyContext
     from google.adk.models import LlmRequest
@@ -131,6 +133,10 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         name: str = "replanning",
     ) -> None:
         check_arguments(engine, capabilities)
+        if wrong := [each for each in agents if not isinstance(each, BaseAgent)]:
+            raise TypeError(f"agents: expected agents of ADK, got {', '.join(map(brief_repr, wrong))}")
+        if not callable(is_failure):
+            raise TypeError(f"is_failure: expected a function of a result, got {brief_repr(is_failure)}")
         super().__init__(name)
         self.engine = ReplanningEngine() if engine is None else engine
         self.capabilities = dict(capabilities or {})
@@ -289,8 +295,8 @@ class _Run:
     async def _keep(self, context: Any) -> None:
         engine = self._owner.engine
         try:
-            if context.agent is not None and context.agent.name not in self._tools:  # a node of a workflow
-                await self.describe(context, known=False)
+            if context.agent_name not in self._tools:  # of a workflow
+                await self.describe(context.get_invocation_context(), known=False)
             run_id = self._run_id()
             opened = engine.session(self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES)
             async with opened as self._session:
@@ -316,6 +322,8 @@ class _Run:
         """Wait until the session has ended."""
         if self._keeper is not None:
             with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._keeper])
+            if self._session is not None:  # otherwise the calls have raised why it could not be opened
                 await self._keeper
 
     def _run_id(self) -> str:
@@ -346,7 +354,7 @@ class _Run:
         Raises:
             Exception: of the tool; no alternative is left.
         """
-        session = await self._open(context.get_invocation_context())
+        session = self._session or await self._open(context)
         call_id, answer = context.function_call_id or "", context.tool_confirmation
         asked = _asked(context) if answer is not None else {}
         for question in asked.get("questions", ()):

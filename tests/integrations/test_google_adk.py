@@ -724,6 +724,10 @@ async def test_wrong_arguments_of_the_plugin() -> None:
     """What is no engine and no capability is refused at once; what is no field ends the run before the model is asked."""
     with pytest.raises(TypeError, match=r"engine: .*; capabilities\['search'\]: .*, got 1"):
         Replanned({"search": 1}, engine="repair")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="agents: expected agents of ADK, got 1, 'finder'"):
+        Replanned(agents=[1, "finder"])
+    with pytest.raises(TypeError, match="is_failure: expected a function of a result, got 'error'"):
+        Replanned(is_failure="error")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="capabilities: expected a mapping"):
         Replanned(ReplanningEngine())  # type: ignore[arg-type]
     chat = Chat(agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"search": {"costs": 1}}))
@@ -756,7 +760,7 @@ async def test_two_tools_of_one_name(clock: VirtualClock) -> None:
     assert helper.model.seen[-1] == [{"result": 2}]
 
 
-async def test_a_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:
+async def test_a_store_that_fails(clock: VirtualClock, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A session that cannot be opened is an exception of the tool; a plugin leaves no trace on a tool without it."""
     tool = FunctionTool(search_archive)
     store = SqliteStore(tmp_path / "runs.db")
@@ -766,6 +770,7 @@ async def test_a_store_that_fails(clock: VirtualClock, tmp_path: Path) -> None:
     (tmp_path / "runs.db").write_bytes(b"no database")
     with pytest.raises(StoreError):
         await chat.send(text("go"))
+    assert "Error in plugin" not in caplog.text
     plain = Chat(agent([call("search_archive", query="a")], [text("done")], tools=[tool]))
     await plain.send(text("go"))
     assert plain.seen[1:] == [[{"result": "a, from the archive"}]]
