@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from tests.support.tracing import Flat, Node, received, tree
 
 BUILT: Final = Path(__file__).parents[2] / "scripts" / "jaeger"
-PATIENCE: Final = 60.0
+PATIENCE: Final = 300.0
 """Seconds after which a program that does not answer, or does not have what was sent to it, is given up."""
 
 WARNINGS: Final = "@jaeger@warnings"
@@ -157,9 +157,10 @@ class Prometheus(NamedTuple):
 
     url: str
 
-    def values(self, query: str) -> dict[str, float]:
-        """Return the values of a query now, by the labels of their series."""
-        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query}).json()
+    def values(self, query: str, *, at: float | None = None) -> dict[str, float]:
+        """Return the values of a query at a time, or now, by the labels of their series."""
+        when = {} if at is None else {"time": at}
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": query, **when}).json()
         assert answer["status"] == "success", (query, answer)
         return {
             " ".join(f"{value}" for _, value in sorted(series["metric"].items())): float(series["value"][1])

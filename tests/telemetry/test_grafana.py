@@ -68,11 +68,12 @@ async def test_queries(read: tuple[MeterProvider, Prometheus]) -> None:
     assert found["Decisions A"] == {"ask policy": 1, "execute person": 1}
     assert found["Mean confidence in alternatives, by provider A"] == {"scripted": pytest.approx(0.81)}
 
-    soon = queries("3s")["Attempts by outcome A"]
-    eventually(lambda: running.values(soon) == {"failed": 0, "succeeded": 0})
+    (began,) = running.values("vector(time())").values()
     await repaired(meter_provider=meters)
-    eventually(lambda: running.values(soon) == {"failed": 1, "succeeded": 2})
-    assert running.values(queries()["Attempts A"]) == {"": 6}
+    eventually(lambda: running.values(queries()["Attempts A"]) == {"": 6})
+    (now,) = running.values("vector(time())").values()
+    since = queries(f"{round((now - began) * 1000)}ms")
+    assert running.values(since["Attempts by outcome A"], at=now) == {"failed": 1, "succeeded": 2}
 
 
 async def test_names_over_the_wire(tmp_path: Path) -> None:
