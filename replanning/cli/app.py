@@ -38,6 +38,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Look at runs": {
         "status": "status",
         "show": "show",
+        "graph": "show",
         "history": "history",
         "why": "history",
         "diff": "history",

@@ -1,4 +1,4 @@
-"""The pictures of a run: the command `show`."""
+"""The pictures of a run: the commands `show` and `graph`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Final
 
 import anyio
@@ -28,6 +29,7 @@ from replanning.cli.app import (
 from replanning.cli.lookup import command_line, create_display, existing_store, find_run, question_words
 from replanning.cli.status import POLL_INTERVAL, status_title
 from replanning.environment import SystemClock
+from replanning.history.graph import draw_graph
 from replanning.history.overview import Repair, RepairStep, RunOverview, fold_rows, read_overview, task_table
 from replanning.history.status import is_owner_alive
 from replanning.history.wording import evaluation_line, format_duration, format_iso_time, pluralise, printable_line
@@ -122,6 +124,39 @@ async def _follow(store: RunStore, run: RunId, clock: SystemClock) -> None:
             await clock.sleep(POLL_INTERVAL)
     finally:
         await display.aclose()
+
+
+@commands.command(
+    epilog=_epilog(
+        "replanning graph latest -o plan.svg    then open it in a browser",
+        "replanning graph 20250131 > plan.svg",
+    )
+)
+def graph(
+    run: NewestRunArgument = None,
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write; by default standard output."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Draw the plan of a run as an SVG: its tasks with their states and dependencies, what replaced what, and the revisions.
+
+    Each state has a colour and a sign, and replaced tasks stand beside their replacements. Plans of more than 200 tasks are
+    drawn in groups by stage and state. The file has no scripts, and shows the full text of a task under the pointer.
+    """
+    if output is None and sys.stdout.isatty():
+        fail("an SVG is no text for a terminal; name a file with --output")
+    with existing_store(store) as opened:
+        text = draw_graph(read_overview(opened, find_run(opened, run), SystemClock().now()))
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"--output: {str(output)!r} cannot be written: {error.strerror or error}")
 
 
 def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> None:

@@ -204,7 +204,7 @@ def test_providers_that_are_broken(tmp_path: Path) -> None:
 # Help
 
 
-ABOUT_RUNS = "status show history why diff decisions pending approve reject modify request notify"
+ABOUT_RUNS = "status show graph history why diff decisions pending approve reject modify request notify"
 
 
 @pytest.mark.parametrize("words", [(), *commands()], ids=" ".join)

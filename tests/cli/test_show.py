@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import anyio
 import pytest
@@ -278,3 +279,66 @@ def test_exporter_in_a_program(folder: Path) -> None:
     assert "task" in text
     assert "result of" not in text
     assert "\x1b[2J" not in text
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(*words: str) -> tuple[list[str], dict[str, tuple[float, float, str]]]:
+    """The texts of a drawing, and place and colour of each box by its first line; it has no scripts, links or styles of others."""
+    root = ET.fromstring(call("graph", *words))
+    elements = set("svg style defs marker path rect g title text".split())  # noqa: SIM905 - read at once
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} <= elements
+    assert not any(name.startswith("on") or "href" in name for element in root.iter() for name in element.attrib)
+    texts = [element.text or "" for element in root.iter(f"{SVG}text")]
+    boxes = {}
+    for group in root.iter(f"{SVG}g"):
+        box, title = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
+        boxes[title.text or ""] = (float(box.get("x", 0)), float(box.get("y", 0)), box.get("fill", ""))
+    return texts, boxes
+
+
+def test_graph_of_tasks() -> None:
+    """Tasks stand in the order of their dependencies, with colour and sign of their state, replaced ones beside their replacements."""
+    make_run("one", chain_of("a", "b", "c", "d"), "b", stop_after=3)
+    texts, boxes = drawn("one")
+    assert list(boxes) == ["✓ a", "✓ b~2", "⟳ b", "○ c", "· d"]
+    assert boxes["✓ a"][0] < boxes["✓ b~2"][0] < boxes["○ c"][0] < boxes["· d"][0]
+    assert boxes["⟳ b"][0] == boxes["✓ b~2"][0]
+    assert boxes["⟳ b"][1] < boxes["✓ b~2"][1]
+    assert len({colour for _, _, colour in boxes.values()}) == 4
+    assert '⟳ revision 1 by policy: b → b~2: arguments none → {"instead_of": "b"}' in texts
+    assert "paused, 2 of 4 tasks done (50%), about 3 s left" in texts
+
+
+def test_graph_of_a_chain_grows_downwards() -> None:
+    """Boxes never cover one another; a long chain grows downwards instead of to the side."""
+    tasks = [*chain_of(*(f"s{n}" for n in range(30))), Task(id="end", depends_on=("s0", "s29"))]
+    make_run("chain", tasks, "s3", stop_after=6)
+    _, boxes = drawn()
+    places = [(x, y) for x, y, _ in boxes.values()]
+    assert max(x for x, _ in places) < 600 < max(y for _, y in places)
+    assert all(abs(x - u) >= 190 or abs(y - v) >= 42 for i, (x, y) in enumerate(places) for u, v in places[:i])
+
+
+def test_graph_of_a_large_plan() -> None:
+    """Above 200 tasks those of one stage in one state are one box with their number."""
+    tasks = [Task(id=f"t{n}", depends_on=(f"t{n - 100}",) if n >= 100 else ()) for n in range(500)]
+    make_run("big", tasks, "t3", stop_after=150)
+    texts, boxes = drawn()
+    assert set(boxes) >= {"✓ 99 done", "○ t3~2", "✓ 50 done", "○ 49 ready", "· t103", "· 100 waiting"}
+    assert "⟳ 1 replaced before" in texts
+    assert len(boxes) < 12
+
+
+def test_graph_of_hostile_names(folder: Path) -> None:
+    """Names are escaped, and are no markup; a file is written where it is named, and what cannot be written is said."""
+    make_run("evil", [Task(id="</text><script>alert('\u202e')</script>")])
+    texts, boxes = drawn()
+    assert list(boxes) == ["✓ </text><script>alert…"]
+    assert "\u202e" not in "".join(texts)
+    assert call("graph", "-o", "plan.svg") == ""
+    assert (folder / "plan.svg").read_text(encoding="utf-8") == call("graph")
+    assert "cannot be written" in call("graph", "-o", "no/plan.svg", code=2)
+    with Terminal(folder, "graph", REPLANNING_STORE=STORE) as terminal:
+        assert "name a file with --output" in terminal.end(2)
