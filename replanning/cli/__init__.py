@@ -20,7 +20,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if logging.lastResort is not None:
         logging.getLogger("replanning").addHandler(logging.lastResort)  # warnings, on standard error
-    logging.getLogger("replanning.run").propagate = False  # the display tells what happens in a run
+    in_runs = logging.getLogger("replanning.run")  # the display tells what happens in a run
+    in_runs.addHandler(logging.NullHandler())
+    in_runs.propagate = False
     try:
         from replanning.cli.app import app
 

@@ -45,6 +45,16 @@ def test_a_missing_program_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / ".replanning" / "history.db").exists()
 
 
+def test_a_failure_is_told_once(tmp_path: Path) -> None:
+    """What the display tells of a run is not logged on the terminal as well."""
+    write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
+
+    done = process(tmp_path, *RUN)
+
+    assert done.stderr.count("✗ pack failed") == 1
+    assert "attempt pack#1 failed" not in done.stderr
+
+
 def test_the_result_as_json(tmp_path: Path) -> None:
     """With --json standard output holds one JSON document: status, outputs, and each revision with its cause."""
     write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
