@@ -37,7 +37,7 @@ from crewai.events.types.tool_usage_events import (
 )
 from crewai.hooks import HookAborted, register_before_tool_call_hook, unregister_before_tool_call_hook
 from crewai.tools import BaseTool, tool
-from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailurePolicy
+from crewai.tools.tool_failure import ToolExecutionFailedError, ToolFailure, ToolFailurePolicy, ToolFailureReason
 from pydantic import Field
 
 from replanning import Answer, ReplanningEngine, Retry
@@ -395,8 +395,8 @@ def test_copies_of_a_crew() -> None:
     assert {"find-it", "find-it-2"} < done(engine).keys()
 
 
-async def test_copies_at_once() -> None:
-    """Copies of a crew that run at the same time share the session."""
+def meeting() -> Any:
+    """A tool whose calls wait for one another, two at a time."""
     barrier = threading.Barrier(2, timeout=20)
 
     @tool
@@ -405,28 +405,25 @@ async def test_copies_at_once() -> None:
         barrier.wait()
         return query
 
+    return meet
+
+
+async def test_copies_at_once() -> None:
+    """Copies of a crew that run at the same time share the session."""
     model, engine = (
         ScriptedModel(model="scripted", answers=[[call_of("meet")], [call_of("meet")], "a", "a"]),
         repairing(),
     )
-    with replanned(crew_of(model, meet), engine) as crew:
+    with replanned(crew_of(model, meeting()), engine) as crew:
         assert [output.raw for output in await crew.kickoff_for_each_async([{}, {}])] == ["a", "a"]
     assert (statuses(engine), sorted(map(str, done(engine).values()))) == (["succeeded"], ["a", "a", "x", "x"])
 
 
 def test_calls_at_once() -> None:
     """Calls that the model makes at once are executed at once, and each has its own result."""
-    barrier = threading.Barrier(2, timeout=20)
-
-    @tool
-    def meet(query: str) -> str:
-        """Wait for the other one."""
-        barrier.wait()
-        return query
-
     called = [call_of("meet", 0, query="a"), call_of("search", 1), call_of("meet", 2, query="b")]
     model = ScriptedModel(model="scripted", answers=[called, "done"])
-    with replanned(crew_of(model, meet, search, search_archive), repairing(), capabilities=WEB) as crew:
+    with replanned(crew_of(model, meeting(), search, search_archive), repairing(), capabilities=WEB) as crew:
         crew.kickoff()
     assert results(model) == ["a", "x, from the archive", "b"]
 
@@ -513,6 +510,18 @@ def test_limits_of_use() -> None:
     assert results(model)[1] == "Error executing tool: no key to ask about x"
     assert (search.current_usage_count, limited.current_usage_count) == (2, 1)
     assert len(output.tasks_output[0].tool_failures) == 1
+
+
+def test_what_only_the_model_can_mend() -> None:
+    """Arguments that do not fit a tool, and a limit that is spent, are told to the model; the engine does not act."""
+    engine, web = repairing(), {"echo": "web", "once": "web", "search_archive": "web"}
+    with replanned(crew_of(calls("echo", other=1), echo, once, search_archive), engine, capabilities=web) as crew:
+        output = crew.kickoff()
+        assert "arguments validation failed" in output.tasks_output[0].tool_failures[0].message
+        limited = crew.agents[0].tools[1]
+        told = [limited.run(query="x"), limited.run(query="x")]
+    assert (told[0], told[1].reason) == ("x once", ToolFailureReason.USAGE_LIMIT)
+    assert not [body for body in bodies(engine) if body.kind == "alternatives-considered"]
 
 
 def test_failure_that_a_tool_reports() -> None:
