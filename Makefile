@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EACH := -n auto --dist worksteal
 
 # The frameworks whose own requirements would change the development environment: each gets one of its own.
-FRAMEWORKS ?= google-adk crewai
+FRAMEWORKS ?= google-adk crewai temporal
 
 # The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 CORE = */replanning/changes.py,*/replanning/settings.py,*/replanning/decision/*.py,*/replanning/live/*.py,*/replanning/plan/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks docs jaeger
+.PHONY: help setup demo test test-deep cover lint format bench test-all test-local test-frameworks docs jaeger temporal-demo
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -78,6 +78,9 @@ test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of framewor
 		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _).py $(ARGS) || exit 1; \
 	done
 
+temporal-demo: .venv-temporal/.framework ## run a plan as a workflow of Temporal, on a server of its own
+	@.venv-temporal/bin/python examples/temporal_demo.py
+
 docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
 	@.venv-docs/bin/python scripts/build_docs.py
 
@@ -102,6 +105,10 @@ $(VENV)/.dev: pyproject.toml
 
 .venv-docs/.docs: pyproject.toml
 	@PYTHON="$(PYTHON)" scripts/setup .venv-docs docs
+	@touch $@
+
+.venv-temporal/.framework: pyproject.toml
+	@PYTHON="$(PYTHON)" EXTRA=temporal,temporal-server scripts/setup .venv-temporal framework
 	@touch $@
 
 .venv-%/.framework: pyproject.toml

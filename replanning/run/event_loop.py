@@ -112,7 +112,7 @@ class LoopThread:
         Raises:
             NotRunning: this is another thread, and the loop takes no more calls; the function was not called.
         """
-        if get_ident() == self._thread:
+        if get_ident() == self._thread or self._runs_here():
             return function(*args, **kwargs)
         with self._lock:
             taken = not self.closed
@@ -123,6 +123,13 @@ class LoopThread:
             except anyio.RunFinishedError:
                 self.closed = True
         raise NotRunning("the run was left, and its event loop takes no more calls from other threads")
+
+    def _runs_here(self) -> bool:
+        """Return whether the loop runs in this thread now; some loops are run by several threads in turn."""
+        try:
+            return anyio.lowlevel.current_token() == self._token
+        except RuntimeError:  # no loop runs here
+            return False
 
     def _execute(self, function: Callable[[], ResultT]) -> ResultT:
         try:
@@ -141,7 +148,7 @@ class LoopThread:
 
     def post(self, function: Callable[[], object]) -> None:
         """Have a function called in this thread, without waiting: a finalizer may run in a thread that the loop waits for."""
-        if get_ident() == self._thread or self.closed:
+        if get_ident() == self._thread or self.closed or self._runs_here():
             function()
         else:
             Thread(target=self.call, args=(function,), daemon=True).start()

@@ -14,7 +14,7 @@ from typing import Final
 
 import anyio
 
-from replanning.errors import NotAccepted, StoreError, TransientError
+from replanning.errors import NotAccepted, ReplanningError, StoreError, TransientError
 from replanning.journal.records import Failure
 from replanning.live.graph import TaskEntry
 from replanning.plan.redaction import Redactor
@@ -82,6 +82,18 @@ _SQLITE_BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "database is locked", "da
 """Beginnings of the name, or without one of the message, of an error of SQLite that may pass."""
 
 
+class FailedElsewhere(ReplanningError):
+    """Work failed in another process; raised by work that hands tasks on, it stands for that failure.
+
+    Args:
+        failure: the record of the failure.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def is_transient_status(status: int) -> bool:
     """Return whether the cause of an HTTP status may pass: 408, 409, 425, 429 and 5xx."""
     return status in (408, 409, 425, 429) or status >= 500
@@ -106,6 +118,8 @@ def failure_from(
     """
     if isinstance(error, str):
         return Failure("Error", error)
+    if isinstance(error, FailedElsewhere):
+        return error.failure
     message = error_message(error)
     if isinstance(error, NotAccepted):
         return Failure("NotAccepted", message, kind=error.kind)

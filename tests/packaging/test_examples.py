@@ -41,6 +41,7 @@ ATTACHED = [
     ("agent_framework_agent", "agent_framework", "found changelog, from the archive"),
     ("openai_agents_agent", "agents", "['changelog, from the archive'] found"),
     ("langgraph_agent", "langchain", "'changelog, from the archive', 'found'"),
+    ("temporal_demo", "temporalio", "of the same capability 'read-page'"),
     ("pydantic_ai_agent", "pydantic_ai", "found changelog, from the archive"),
 ]
 
