@@ -71,19 +71,18 @@ def _parse_trace(trace: str) -> SpanContext:
 class _SpanIds:
     """Generator of ids that gives the next span the ids that are set, and leaves all others to another generator."""
 
-    def __init__(self, ids: Any) -> None:
-        self._ids = ids
-        self.trace_id: int | None = None
-        self.span_id: int | None = None
+    def __init__(self, others: Any) -> None:
+        self.others = others
+        self.trace_id = self.span_id = 0
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._ids, name)
+        return getattr(self.others, name)
 
     def generate_trace_id(self) -> Any:
-        return self._ids.generate_trace_id() if self.trace_id is None else self.trace_id
+        return self.trace_id or self.others.generate_trace_id()
 
     def generate_span_id(self) -> Any:
-        return self._ids.generate_span_id() if self.span_id is None else self.span_id
+        return self.span_id or self.others.generate_span_id()
 
 
 def _span_id(base: int, number: int) -> int:
@@ -107,11 +106,11 @@ class SpanWriter:
     def __init__(self, tracer: Tracer, clock: Clock, redactor: Redactor, *, capture_content: bool = False) -> None:
         self.capture_content = capture_content
         self.on_error: Callable[[str], None] = lambda text: None
-        self._tracer: Any = tracer
-        self._ids: _SpanIds | None = None
-        if hasattr(tracer, "id_generator"):  # as the tracers of the SDK have, which the API does not demand
-            self._tracer = copy(tracer)
-            self._tracer.id_generator = self._ids = _SpanIds(self._tracer.id_generator)
+        self._ids = _SpanIds(getattr(tracer, "id_generator", None))
+        if self._ids.others is not None:  # tracers of the SDK have them, which the API does not demand
+            tracer = copy(tracer)
+            tracer.id_generator = self._ids  # type: ignore[attr-defined]
+        self._tracer = tracer
         self._clock = clock
         self._redactor = redactor
 
@@ -128,26 +127,23 @@ class SpanWriter:
         at: int | None = None,
         *,
         kind: SpanKind = SpanKind.INTERNAL,
-        trace_id: int | None = None,
-        span_id: int | None = None,
+        trace_id: int = 0,
+        span_id: int = 0,
     ) -> Span:
         """Start a span at `at` (default: now) within `context` (default: the current one), with these ids if possible."""
         at = self.now() if at is None else at
-        ids = self._ids
-        if ids is not None:
-            ids.trace_id, ids.span_id = trace_id, span_id
+        self._ids.trace_id, self._ids.span_id = trace_id, span_id
         try:
-            span: Span = self._tracer.start_span(name, context, kind, attributes, links, at)
+            return self._tracer.start_span(name, context, kind, attributes, links, at)
         except Exception as error:  # noqa: BLE001 - a span processor may raise anything
             self.on_error(self.redact_text(repr(error)))
             return INVALID_SPAN
-        return span
 
     def restore(
         self, lost: SpanContext, parent: SpanContext, name: str, attributes: Attributes, times: tuple[int, int]
     ) -> None:
         """Write a span that was open, and therefore lost, when its process was killed: others are below it."""
-        if self._ids is None:
+        if self._ids.others is None:
             return
         context = set_span_in_context(NonRecordingSpan(parent), Context())
         span = self.start(name, attributes, context, (), times[0], trace_id=lost.trace_id, span_id=lost.span_id)
@@ -247,7 +243,7 @@ class OTelRunTracer(RunTracer):
             links = (Link(caller),) if caller.is_valid else ()
             parent = set_span_in_context(NonRecordingSpan(first), parent)
         self._killed_at = to_nanoseconds(records[-1].at) if records else 0
-        if killed is not None and current.is_valid:
+        if killed is not None and current.trace_flags.sampled:
             above = INVALID_SPAN_CONTEXT if current == first else first
             attributes: Attributes = {names.RUN_ID: run, names.RUN_RESUMED: isinstance(killed.body, journal.RunResumed)}
             writer.restore(current, above, names.RUN_SPAN, attributes, (to_nanoseconds(killed.at), self._killed_at))
@@ -447,20 +443,14 @@ class OTelRunTracer(RunTracer):
         )  # set once for the usual outcome, which is cheaper
         done, total = count_progress(self._run.live.counts)
         attributes[names.PROGRESS] = done / total
-        span = self._writer.start(
-            names.ATTEMPT_SPAN,
-            attributes,
-            self._context,
-            self._predecessor_links(entry),
-            at,
-            span_id=_span_id(self._base, seq),
-        )
+        links, span_id = self._predecessor_links(entry), _span_id(self._base, seq)
+        span = self._writer.start(names.ATTEMPT_SPAN, attributes, self._context, links, at, span_id=span_id)
         self._attempt_spans[body.attempt] = span
 
     def _restore_attempt(self, interrupted: journal.AttemptInterrupted) -> None:
         """Write the span of an attempt if it was running when its process was killed."""
         process, record = self._cut_off.pop(interrupted.attempt, (INVALID_SPAN_CONTEXT, None))
-        if process.is_valid and record is not None and self._run is not None:
+        if process.trace_flags.sampled and record is not None and self._run is not None:
             assert isinstance(record.body, journal.AttemptStarted)
             lost = SpanContext(process.trace_id, _span_id(self._base, record.seq), True, process.trace_flags)
             self._unsuccessful_contexts[interrupted.task] = lost
@@ -468,10 +458,8 @@ class OTelRunTracer(RunTracer):
             times = to_nanoseconds(record.at), self._killed_at
             self._writer.restore(lost, process, names.ATTEMPT_SPAN, attributes, times)
 
-    def _attempt_attributes(
-        self, body: journal.AttemptStarted, entry: TaskEntry, outcome: str
-    ) -> dict[str, str | int | float]:
-        attributes: dict[str, str | int | float] = {
+    def _attempt_attributes(self, body: journal.AttemptStarted, entry: TaskEntry, outcome: str) -> dict[str, Any]:
+        attributes: dict[str, Any] = {
             names.TASK_ID: body.task,
             names.ATTEMPT_ID: body.attempt,
             names.ATTEMPT_NUMBER: body.number,
@@ -576,11 +564,10 @@ class OTelRunTracer(RunTracer):
         causes = [self._unsuccessful_contexts[task] for task in tasks if task in self._unsuccessful_contexts]
         links = [Link(cause, _CAUSED_BY_ATTRIBUTES) for cause in causes]
         # What a killed process was deciding is decided again under the same id, above the spans that it left.
-        known = None if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
+        span_id = 0 if replan in self._decided else _span_id(self._base, -int.from_bytes(replan.encode()))
         self._decided.add(replan)
-        span = self._replan_spans[replan] = self._writer.start(
-            names.PLAN_SPAN, attributes, self._context, links, span_id=known
-        )
+        span = self._writer.start(names.PLAN_SPAN, attributes, self._context, links, span_id=span_id)
+        self._replan_spans[replan] = span
         return span
 
     def _end_replan(self, replan: str, at: int) -> None:

@@ -29,6 +29,22 @@ PATIENCE: Final = 300.0
 WARNINGS: Final = "@jaeger@warnings"
 """The attribute in which Jaeger says what is wrong with a span."""
 
+JAEGER: Final = """
+service:
+  extensions: [jaeger_storage, jaeger_query]
+  pipelines:
+    traces: {{receivers: [otlp], exporters: [jaeger_storage_exporter]}}
+    metrics: {{receivers: [otlp], exporters: [prometheus]}}
+  telemetry: {{metrics: {{level: none}}}}
+extensions:
+  jaeger_storage: {{backends: {{memory: {{memory: {{max_traces: 1000}}}}}}}}
+  jaeger_query: {{storage: {{traces: memory}}, http: {{endpoint: "{query}"}}, grpc: {{endpoint: "{grpc}"}}}}
+receivers: {{otlp: {{protocols: {{http: {{endpoint: "{otlp}"}}}}}}}}
+exporters:
+  jaeger_storage_exporter: {{trace_storage: memory}}
+  prometheus: {{endpoint: "{metrics}"}}
+"""
+
 
 class Jaeger(NamedTuple):
     """Jaeger, by the addresses at which it takes spans and metrics, tells of spans, and tells of metrics."""
@@ -128,24 +144,8 @@ def jaeger(folder: Path) -> Iterator[Jaeger]:
             "needs Jaeger: `scripts/jaeger` builds it, or `docker compose up` and JAEGER_ENDPOINT=http://localhost:4318"
         )
     otlp, query, grpc, metrics = free_ports(4)
-    configuration = {
-        "service": {
-            "extensions": ["jaeger_storage", "jaeger_query"],
-            "pipelines": {
-                "traces": {"receivers": ["otlp"], "exporters": ["jaeger_storage_exporter"]},
-                "metrics": {"receivers": ["otlp"], "exporters": ["prometheus"]},
-            },
-            "telemetry": {"metrics": {"level": "none"}},
-        },
-        "extensions": {
-            "jaeger_storage": {"backends": {"memory": {"memory": {"max_traces": 1_000}}}},
-            "jaeger_query": {"storage": {"traces": "memory"}, "http": {"endpoint": query}, "grpc": {"endpoint": grpc}},
-        },
-        "receivers": {"otlp": {"protocols": {"http": {"endpoint": otlp}}}},
-        "exporters": {"jaeger_storage_exporter": {"trace_storage": "memory"}, "prometheus": {"endpoint": metrics}},
-    }
-    (folder / "jaeger.json").write_text(json.dumps(configuration))  # which is YAML
-    with started(folder, program, "--config", "jaeger.json"):
+    (folder / "jaeger.yaml").write_text(JAEGER.format(otlp=otlp, query=query, grpc=grpc, metrics=metrics))
+    with started(folder, program, "--config", "jaeger.yaml"):
         made = Jaeger(f"http://{otlp}", f"http://{query}", f"http://{metrics}/metrics")
         for url in (made.query, made.endpoint):
             eventually(lambda url=url: httpx.get(url))  # type: ignore[misc]
@@ -175,11 +175,8 @@ def prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
     if program is None:
         pytest.skip("needs the program prometheus: on Debian and Ubuntu `sudo apt install prometheus`")
     (address,) = free_ports(1)
-    configuration = {
-        "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
-        "scrape_configs": [{"job_name": "replanning", "static_configs": [{"targets": [target]}]}],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(configuration))  # which is YAML
+    read = {"job_name": "replanning", "static_configs": [{"targets": [target]}], "scrape_interval": "200ms"}
+    (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": [{**read, "scrape_timeout": "200ms"}]}))
     flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}")
     with started(folder, program, *flags):
         made = Prometheus(f"http://{address}")

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.support.tracing import Flat, outline
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
 SECRET = "sk-planted0000000000000000000000"
+REPAIRED_BY = ("plan replanning", ["propose repair", "replanning.score", "replanning.apply"])
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +59,8 @@ async def test_run(server: Jaeger) -> None:
     ]
     build = Task(id="build", tool="make", arguments={"out": f"--key={SECRET}"})
     document = plan(build, Task(id="ship", depends_on=("build",)), tools=tools, name=f"release {SECRET}")
-    settings = Settings.model_validate(
-        {
-            "retry": {"max_attempts": 1},
-            "alternatives": {"require_approval": True},
-            "capture_content": True,
-            "triggers": ["task-failed"],
-        }
-    )
+    approval: dict[str, Any] = {"retry": {"max_attempts": 1}, "alternatives": {"require_approval": True}}
+    settings = Settings.model_validate({**approval, "capture_content": True, "triggers": ["task-failed"]})
     approve = CallbackGate(lambda question: Answer("approve", by="ada", comment=SECRET))
     proposal = reply(candidate(replaced("build", "cmake"), reason=f"cmake needs no {SECRET}"))
     with ScriptedLLMServer([json.dumps(proposal)]) as model:
@@ -77,18 +73,8 @@ async def test_run(server: Jaeger) -> None:
     assert (result.status, exporter.problem) == ("succeeded", "")
     trace = trace_of(engine.store, result.run)
     (run,) = server.tree(trace, ended)
-    assert outline(run) == (
-        "replanning.run",
-        [
-            "build#1",
-            (
-                "plan replanning",
-                [("propose openai", ["chat gpt-4.1-mini"]), "replanning.score", "replanning.ask", "replanning.apply"],
-            ),
-            "new#1",
-            "ship#1",
-        ],
-    )
+    asked = [("propose openai", ["chat gpt-4.1-mini"]), "replanning.score", "replanning.ask", "replanning.apply"]
+    assert outline(run) == ("replanning.run", ["build#1", ("plan replanning", asked), "new#1", "ship#1"])
     failed, replanned, replacement, _ = run.children
     assert (failed.error, failed.attributes["error.type"]) == ("token=[redacted] was refused", "PermissionError")
     assert (replanned.links, replacement.links) == ((("build#1", "caused-by"),), (("build#1", "replaces"),))
@@ -120,18 +106,8 @@ def test_killed_run(server: Jaeger, tmp_path: Path) -> None:
         gate.open()
         process.end()
     (killed,) = server.tree(found, ended)
-    assert outline(killed) == (
-        "replanning.run",
-        [
-            "first#1",
-            "pack#1",
-            ("plan replanning", ["propose repair", "replanning.score", "replanning.apply"]),
-            "pack~2#1",
-            "last#1",
-            "hold#1",
-            ("replanning.run", ["hold#2"]),
-        ],
-    )
+    before = ["first#1", "pack#1", REPAIRED_BY, "pack~2#1", "last#1", "hold#1"]
+    assert outline(killed) == ("replanning.run", [*before, ("replanning.run", ["hold#2"])])
     held, resumed = killed.children[-2:]
     assert (killed.error, held.attributes["attempt.outcome"]) == ("its process ended before the run did", "interrupted")
     assert (resumed.error, resumed.children[0].links) == (None, (("hold#1", "retries"),))
@@ -159,17 +135,6 @@ async def test_session(server: Jaeger) -> None:
     (agent,) = server.tree(
         trace_of(engine.store, session.run.id), lambda spans: any(span.parent is None for span in spans)
     )
-    assert outline(agent) == (
-        "invoke_agent",
-        [
-            (
-                "replanning.run",
-                [
-                    "search-1#1",
-                    ("plan replanning", ["propose repair", "replanning.score", "replanning.apply"]),
-                    ("search-1~2#1", ["read the archive"]),
-                ],
-            )
-        ],
-    )
+    calls = ["search-1#1", REPAIRED_BY, ("search-1~2#1", ["read the archive"])]
+    assert outline(agent) == ("invoke_agent", [("replanning.run", calls)])
     assert [node.error for node in agent.children[0].children] == ["no answer to changelog", None, None]
