@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import yaml
 
@@ -322,7 +322,7 @@ def describe(name: str, command: Any) -> Iterator[str]:
     rows = [f"| `{usage_of(param)}` | {cell(param.help or '')} |" for param in arguments]
     for param in options:
         flags = ", ".join(f"`{flag}`" for flag in [*param.opts, *param.secondary_opts])
-        value = "" if param.is_flag else f" `{param.metavar or 'VALUE'}`".replace("|", "\\|")
+        value = "" if param.is_flag else f" `{param.metavar or choices(param)}`".replace("|", "\\|")
         variable = f" Variable `{param.envvar}`." if isinstance(param.envvar, str) else ""
         rows.append(f"| {flags}{value} | {cell(param.help or '')}{variable} |")
     if rows:
@@ -333,6 +333,12 @@ def describe(name: str, command: Any) -> Iterator[str]:
         yield "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```"
     for inner, each in getattr(command, "commands", {}).items():
         yield from describe(f"{name} {inner}", each)
+
+
+def choices(param: Any) -> str:
+    """Return the values that an option takes, or a word for them."""
+    values = get_args(getattr(param, "type_descriptor", None) and param.type_descriptor.annotation)
+    return "|".join(map(str, values)) if values and all(isinstance(each, str) for each in values) else "VALUE"
 
 
 def usage_of(param: Any) -> str:
@@ -358,7 +364,7 @@ def records() -> str:
             "A record has these fields:"
         ),
         fields_of(Record),
-        "`replanning history RUN --json` prints the records of a run; in Python, `engine.history(run_id).records`.",
+        "`engine.store.read(run_id)` returns the records of a run. `replanning history RUN --json` prints what follows from them, in a form of its own.",
         "## Bodies",
     ]
     for kind, body in BODY_TYPES.items():
