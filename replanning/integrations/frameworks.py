@@ -15,7 +15,7 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Execute, Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning, StaleAnswer, UnknownQuestion
-from replanning.plan.messages import did_you_mean, wrong_kinds
+from replanning.plan.messages import did_you_mean, require_instance, wrong_kinds
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
@@ -123,7 +123,11 @@ def thread_run(engine: ReplanningEngine, thread: str, *, part: str = "", resumes
         thread: the id of the thread.
         part: the part of the thread that has runs of its own.
         resumes: false for a new run in any case.
+
+    Raises:
+        TypeError: the id is not text.
     """
+    require_instance("thread", thread, str, "the id of a thread")
     prefix = f"thread-{quote(thread, safe='')}{part and f'-{part}'}"
     runs = engine.store.runs() if resumes else ()
     last = next((each for each in runs if each.run.rpartition(".")[0] == prefix), None)  # the newest

@@ -61,7 +61,7 @@ _DEFAULT_NAME: Final = "LangGraph"
 
 def replanned(
     graph: Any,
-    engine: ReplanningEngine,
+    engine: ReplanningEngine | None = None,
     *,
     capabilities: Capabilities | None = None,
     objective: str = "",
@@ -73,7 +73,7 @@ def replanned(
 
     Args:
         graph: as `StateGraph.compile` or `create_agent` returns it; it is not changed.
-        engine: decides what follows a failure.
+        engine: decides what follows a failure; by default one with its defaults.
         capabilities: by the name of a node or a tool, its capability, or fields of a `ToolSpec`. Those of the same
             capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
         objective: the aim of a run; by default the name of the graph, or those of its nodes.
@@ -115,7 +115,7 @@ def replanned(
     }
     named_so = graph.get_name() != _DEFAULT_NAME
     objective = objective or f"Run the graph {graph.get_name() if named_so else f'of {join_names(bodies, 5)}'}"
-    attachment = _Attachment(engine, objective, tools)
+    attachment = _Attachment(engine or ReplanningEngine(), objective, tools)
     return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
 
 

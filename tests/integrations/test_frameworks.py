@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from replanning import Retry
-from replanning.integrations.frameworks import describe_tools, shown_questions, thread_run, tool_fields
+from replanning.integrations.frameworks import describe_tools, thread_run, tool_fields
 from replanning.testing import VirtualClock
-from tests.support.questions import asking
 from tests.support.runs import make_engine
 
 SCHEMA = {
@@ -81,20 +80,5 @@ async def test_threads(clock: VirtualClock) -> None:
     async with engine.session("talk", run_id=run_id):
         pass
     assert thread_run(engine, "a/b") != run_id
-
-
-async def test_questions(clock: VirtualClock) -> None:
-    """Questions that are open are shown with their choices."""
-
-    async def full() -> None:
-        raise OSError("disk full")
-
-    engine = asking(clock)
-    async with engine.session("save", tools=[full]) as session:
-        with pytest.raises(Exception, match="a person must answer") as raised:
-            await session.call(full)
-        questions: Any = raised.value
-        [shown] = shown_questions(engine, session.run.id, questions.questions)
-        assert shown["question"] == questions.questions[0]
-        assert shown["choices"]
-        assert shown_questions(engine, session.run.id, []) == []
+    with pytest.raises(TypeError, match="thread: expected the id of a thread, got 3"):
+        thread_run(engine, 3)  # type: ignore[arg-type]

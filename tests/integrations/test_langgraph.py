@@ -767,6 +767,7 @@ async def test_objective(clock: VirtualClock) -> None:
     for each in (replanned(graph, engine), replanned(named, engine), replanned(graph, engine, objective="Find out")):
         await each.ainvoke({"query": "a", "log": []})
     objectives = [info.objective for info in engine.store.runs()]
+    assert (await replanned(graph).ainvoke({"query": "a", "log": []}))["log"] == ["0 found", "1 found"]
     assert objectives == ["Find out", "Run the graph Reporter", "Run the graph of search, archive, report"]
 
 
