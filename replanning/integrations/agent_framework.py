@@ -331,6 +331,5 @@ def _fields(tool: Any) -> dict[str, object]:
     """Return the fields of the description of a tool, which it may state itself."""
     # One that requires approval stands in for another one only if a person agrees.
     dangerous = tool.approval_mode == "always_require"
-    fields = tool_fields(tool.description, tool.parameters(), kind="function", dangerous=dangerous)
-    own = (tool.additional_properties or {}).get(METADATA, {})
-    return {**fields, **({"capability": own} if isinstance(own, str) else own)}
+    stated = (tool.additional_properties or {}).get(METADATA)
+    return tool_fields(tool.description, tool.parameters(), stated=stated, kind="function", dangerous=dangerous)

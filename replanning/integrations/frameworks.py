@@ -54,12 +54,15 @@ def check_arguments(engine: object, capabilities: object) -> None:
         raise TypeError("; ".join(wrong))
 
 
-def tool_fields(description: str | None, schema: Mapping[str, Any], **fields: object) -> dict[str, object]:
+def tool_fields(
+    description: str | None, schema: Mapping[str, Any], *, stated: object = None, **fields: object
+) -> dict[str, object]:
     """Return the fields of the description of a tool.
 
     Args:
         description: what it does.
         schema: the JSON schema of its arguments.
+        stated: what the tool itself states, such as in its metadata: its capability, or fields that override the others.
         fields: further ones, such as `dangerous`.
     """
     properties = {
@@ -74,7 +77,14 @@ def tool_fields(description: str | None, schema: Mapping[str, Any], **fields: ob
         },
         "optional": [name for name in properties if name not in required],
         **fields,
+        **_stated_fields(stated),
     }
+
+
+def _stated_fields(stated: object) -> dict[str, Any]:
+    if isinstance(stated, Mapping):
+        return dict(stated)
+    return {} if stated is None else {"capability": stated}
 
 
 def describe_tools(
@@ -94,8 +104,7 @@ def describe_tools(
     problems = unknown_names(stated, tools, noun)
     described = []
     for name, fields in tools.items():
-        own = stated.get(name, {})
-        merged: dict[str, Any] = {"name": name, **fields, **({"capability": own} if isinstance(own, str) else own)}
+        merged: dict[str, Any] = {"name": name, **fields, **_stated_fields(stated.get(name))}
         try:
             described.append(FunctionTool(_executed_elsewhere, **merged))
         except ValueError as error:

@@ -470,4 +470,4 @@ def _fields(tool: Any) -> dict[str, object] | None:
     schema = declaration.parameters_json_schema
     if schema is None and declaration.parameters is not None:
         schema = declaration.parameters.json_schema.model_dump(mode="json", exclude_none=True)
-    return tool_fields(tool.description, schema or {}, **(tool.custom_metadata or {}).get(METADATA, {}))
+    return tool_fields(tool.description, schema or {}, stated=(tool.custom_metadata or {}).get(METADATA))

@@ -98,7 +98,8 @@ def replanned(
             if not _has_middleware(node.bound):
                 detached += [tool.name for tool in tools if tool.name in (capabilities or {})]
         elif name != START:
-            described.append((name, {"kind": "langgraph", "capability": (node.metadata or {}).get("capability")}))
+            capability = (node.metadata or {}).get("capability")
+            described.append((name, tool_fields("", {}, kind="langgraph", stated=capability)))
             bodies[name] = node.bound
     named = Counter(name for name, _ in described)
     if twice := [name for name, times in named.items() if times > 1]:
@@ -123,9 +124,7 @@ def _described(tool: Any) -> dict[str, Any]:
     """Return the fields of the description of a tool."""
     function = convert_to_openai_tool(tool)["function"]
     capability = (tool.metadata or {}).get("capability")
-    return tool_fields(
-        function.get("description"), function.get("parameters", {}), kind="langchain", capability=capability
-    )
+    return tool_fields(function.get("description"), function.get("parameters", {}), kind="langchain", stated=capability)
 
 
 def _has_middleware(node: Any) -> bool:

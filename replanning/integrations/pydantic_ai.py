@@ -144,8 +144,8 @@ class _AgentRun:
                 each.parameters_json_schema,
                 kind="function",
                 dangerous=each.kind == "unapproved",  # it stands in for another one only if a person agrees
+                stated=(each.metadata or {}).get(METADATA),
             )
-            | (each.metadata or {}).get(METADATA, {})
             for name, each in ((name, tool.tool_def) for name, tool in tools.items())
             if each.kind in ("function", "unapproved")
         }

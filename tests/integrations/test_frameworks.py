@@ -56,6 +56,10 @@ def test_description() -> None:
     assert tool.spec.parameters == {"query": "string", "at": "any", "limit": "any", "all": "any"}
     assert (tool.spec.optional, tool.spec.capability) == (("at", "limit", "all"), "web")
     assert (tool.spec.dangerous, tool.retry) == (True, Retry(max_attempts=2))
+    [same] = describe_tools({"look": tool_fields("", {}, stated="web")}, {"look": {"cost": 2}})
+    assert (same.spec.capability, same.spec.cost) == ("web", 2)
+    with pytest.raises(ValueError, match="tool 'look': capability: expected text, got 3"):
+        describe_tools({"look": tool_fields("", {}, stated=3)}, None)
     with pytest.raises(ValueError, match="capabilities") as raised:
         describe_tools({"search": fields, "look": {}}, {"serach": "web", "look": {"capabilty": "web", "retry": 3}})
     assert str(raised.value) == (

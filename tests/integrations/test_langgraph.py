@@ -783,10 +783,10 @@ async def test_fields_of_a_node(clock: VirtualClock) -> None:
 
 
 async def test_capabilities_in_metadata(clock: VirtualClock) -> None:
-    """A capability may stand in the metadata of a node."""
+    """A capability, or fields, may stand in the metadata of a node."""
     builder = StateGraph(State)
     builder.add_node("search", raising(ValueError("down")), metadata={"capability": "web"})
-    builder.add_node("archive", archive, metadata={"capability": "web"})
+    builder.add_node("archive", archive, metadata={"capability": {"capability": "web"}})
     builder.add_edge(START, "search")
     graph = replanned(builder.compile(), make_engine("repair", clock=clock))
     assert (await graph.ainvoke({"query": "a"}))["log"] == ["a from the archive"]
