@@ -322,7 +322,7 @@ def describe(name: str, command: Any) -> Iterator[str]:
     rows = [f"| `{usage_of(param)}` | {cell(param.help or '')} |" for param in arguments]
     for param in options:
         flags = ", ".join(f"`{flag}`" for flag in [*param.opts, *param.secondary_opts])
-        value = "" if param.is_flag else f" `{param.metavar or choices(param)}`".replace("|", "\\|")
+        value = "" if param.is_flag else f" `{param.metavar or choices(param)}`"
         variable = f" Variable `{param.envvar}`." if isinstance(param.envvar, str) else ""
         rows.append(f"| {flags}{value} | {cell(param.help or '')}{variable} |")
     if rows:
@@ -388,7 +388,7 @@ def fields_of(cls: type) -> str:
         name: hint for each in reversed(cls.__mro__) for name, hint in vars(each).get("__annotations__", {}).items()
     }
     own = getattr(cls, "model_fields", None) or getattr(cls, "__dataclass_fields__", None) or hints
-    types = {name: str(getattr(hint, "__forward_arg__", hint)).replace("|", "\\|") for name, hint in hints.items()}
+    types = {name: str(getattr(hint, "__forward_arg__", hint)) for name, hint in hints.items()}
     rows = [f"| `{name}` | `{types.get(name, 'object')}` |" for name in own if name != "kind"]
     return "\n".join(["| field | type |", "|---|---|", *rows]) if rows else ""
 
