@@ -258,13 +258,17 @@ class SessionTask:
             raise NotRunning("the session has ended")
         return self._session
 
+    def leave(self, pause_reason: str = "") -> asyncio.Task[None]:
+        """Let the session end, or be left paused for this reason; the first reason counts. Return the task that ends it."""
+        self._pause_reason = self._pause_reason or pause_reason
+        self._left.set()
+        return self._task
+
     async def end(self, pause_reason: str = "") -> None:
         """End the session, or leave it paused for this reason.
 
         Raises:
             StoreError: the store fails.
         """
-        self._pause_reason = pause_reason
-        self._left.set()
         with anyio.CancelScope(shield=True):
-            await self._task
+            await self.leave(pause_reason)

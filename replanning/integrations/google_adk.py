@@ -14,8 +14,6 @@ from itertools import count
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
-import anyio
-
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Session
@@ -30,6 +28,7 @@ from replanning.errors import (
 )
 from replanning.integrations.frameworks import (
     Capabilities,
+    SessionTask,
     check_arguments,
     describe_tools,
     missing_framework,
@@ -198,8 +197,7 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
 
     async def _end(self, context: Any, pause_reason: str) -> None:
         if run := self._runs.pop(context.invocation_id, None):
-            run.leave(pause_reason)
-            await run.ended()
+            await run.end(pause_reason)
 
 
 _CALL: Final[contextvars.ContextVar[tuple[_Run, Any] | None]] = contextvars.ContextVar("replanning_call", default=None)
@@ -239,12 +237,11 @@ class _Run:
         self.around: contextvars.Context | None = None
         self.waits = self.final = False
         self.nested = _CALL.get() is not None
-        self._pause_reason = ""
         self._tools: dict[str, dict[str, Any]] = {}
         self._fields: dict[str, dict[str, object]] = {}
         self._described: list[DescribedTool[..., Any]] = []
-        self._opened, self._left = asyncio.Event(), asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._task: SessionTask | None = None
         self._session: Session | None = None
 
     async def describe(self, context: Any, *, known: bool) -> None:
@@ -283,48 +280,40 @@ class _Run:
         self._described = describe_tools(self._fields, capabilities)
 
     async def _open(self, context: Any) -> Session:
-        """Return the session, which is opened at the first call."""
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep(context), context=self.around)
-        await self._opened.wait()
-        if self._session is None:
-            await self._keeper
-            raise NotRunning("the invocation has ended")
-        return self._session
-
-    async def _keep(self, context: Any) -> None:
-        engine = self._owner.engine
+        """Open the session at the first call, or again if that failed."""
+        async with self._opening:
+            if self._task is None:
+                if context.agent_name not in self._tools:  # of a workflow
+                    await self.describe(context.get_invocation_context(), known=False)
+                run_id = self._run_id()
+                opened = self._owner.engine.session(
+                    self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES
+                )
+                around = self.around or contextvars.copy_context()
+                self._task = around.run(SessionTask, opened)
+        task = self._task
         try:
-            if context.agent_name not in self._tools:  # of a workflow
-                await self.describe(context.get_invocation_context(), known=False)
-            run_id = self._run_id()
-            opened = engine.session(self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES)
-            async with opened as self._session:
-                self._opened.set()
-                await self._left.wait()
-                if self._pause_reason or self.waits:
-                    self._session.run.pause(self._pause_reason or "it waits for an answer")
-        finally:
-            self._opened.set()
-
-    def leave(self, pause_reason: str) -> None:
-        """Let the session end, or pause for this reason."""
-        self._pause_reason = self._pause_reason or pause_reason
-        self._left.set()
+            self._session = await task.session()
+        except Exception:
+            self._task = None if self._task is task else self._task
+            raise
+        return self._session
 
     def follow(self, task: asyncio.Task[Any]) -> None:
         """Leave the session if the task of the agent was cancelled."""
         if task.cancelled():
-            self.leave("" if self.final else "it was cancelled")
-            (self._keeper or task).add_done_callback(lambda _: self._owner.forget(self))
+            ended = (
+                task if self._task is None else self._task.leave(self._why("" if self.final else "it was cancelled"))
+            )
+            ended.add_done_callback(lambda _: self._owner.forget(self))
 
-    async def ended(self) -> None:
-        """Wait until the session has ended."""
-        if self._keeper is not None:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([self._keeper])
-            if self._session is not None:  # otherwise the calls have raised why it could not be opened
-                await self._keeper
+    async def end(self, pause_reason: str) -> None:
+        """End the session, or leave it paused for this reason, or because the invocation waits."""
+        if self._task is not None:
+            await self._task.end(self._why(pause_reason))
+
+    def _why(self, pause_reason: str) -> str:
+        return pause_reason or ("it waits for an answer" if self.waits else "")
 
     def _run_id(self) -> str:
         """Return the id of the run: that of the invocation, with a number if an earlier run of it has ended."""

@@ -683,9 +683,10 @@ async def test_cancellation(clock: VirtualClock) -> None:
         assert status(engine) == "paused"
 
 
-async def test_stopping_early(clock: VirtualClock) -> None:
-    """A caller that leaves the events after the answer has a session that succeeded."""
-    engine = make_engine("repair", clock=clock)
+@pytest.mark.parametrize(("stand_in", "left"), [("repair", "succeeded"), (doubtful, "paused")])
+async def test_stopping_early(clock: VirtualClock, stand_in: Any, left: str) -> None:
+    """A caller that leaves the events after the answer has a session that succeeded; one that is asked, one that waits."""
+    engine = make_engine(stand_in, clock=clock)
     chat = searching([search, search_archive], attached(engine))
     session = await chat.runner.session_service.create_session(app_name="app", user_id="u")
     message = types.Content(role="user", parts=[text("go")])
@@ -694,7 +695,7 @@ async def test_stopping_early(clock: VirtualClock) -> None:
         if event.is_final_response():
             break
     await stream.aclose()
-    assert status(engine) == "succeeded"
+    assert status(engine) == left
 
 
 async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
