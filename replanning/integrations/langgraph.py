@@ -74,9 +74,9 @@ def replanned(
     Args:
         graph: as `StateGraph.compile` or `create_agent` returns it; it is not changed.
         engine: decides what follows a failure; by default one with its defaults.
-        capabilities: by the name of a node or a tool, its capability, or fields of a `ToolSpec`. Those of the same
-            capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
-        objective: the aim of a run; by default the name of the graph, or those of its nodes.
+        capabilities: by the name of a node or a tool, its capability, or the fields that `replanning.tool` takes. Those of
+            the same capability can stand in for one another. By default `capability` in the metadata of a node or a tool.
+        objective: the aim of a run; by default the name of the graph, if it was compiled with one.
 
     Raises:
         TypeError: this is not a compiled graph, it is attached already, or an argument is of another kind.
@@ -114,9 +114,9 @@ def replanned(
         name: node.copy({"bound": _Node(name, bodies), "subgraphs": node.subgraphs}) if name in bodies else node
         for name, node in graph.nodes.items()
     }
-    named_so = graph.get_name() != _DEFAULT_NAME
-    objective = objective or f"Run the graph {graph.get_name() if named_so else f'of {join_names(bodies, 5)}'}"
-    attachment = _Attachment(engine or ReplanningEngine(), objective, tools)
+    # Without the names of nodes, so that a thread can be resumed after a node was added.
+    name = "a graph" if graph.get_name() == _DEFAULT_NAME else f"the graph {graph.get_name()}"
+    attachment = _Attachment(engine or ReplanningEngine(), objective or f"Run {name}", tools)
     return ReplannedGraph(attachment=attachment, **vars(graph.copy({"nodes": nodes})))
 
 

@@ -1,10 +1,6 @@
 """OpenAI Agents SDK: `async with replanned(agent, capabilities={…}) as agent:` around `Runner.run(agent, …)`.
 
-Tested with openai-agents 0.24.
-
-What is lost: tools whose `needs_approval` is a function, hosted tools, and the tools of agents that are used as tools
-(`as_tool`) are not attached. A question of the engine needs a gate, because a tool that has begun cannot interrupt a run.
-Tools of MCP servers are listed once. `Runner.run_sync` cannot be used in the block.
+Tested with openai-agents 0.24. See docs/integrations/openai_agents.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """pydantic-ai: `Agent(…, capabilities=[Replanned({"search": "web", "search_archive": "web"})])`.
 
-Tested with pydantic-ai 2.68.
-
-What is lost: a tool that appears only in a later step of a run is not replaced. The framework turns a timeout of a tool
-into a `ModelRetry`. The span of a call has no children: the attempts are below the span of the session.
+Tested with pydantic-ai 2.68. See docs/integrations/pydantic_ai.md.
 """
 
 from __future__ import annotations

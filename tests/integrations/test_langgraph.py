@@ -761,14 +761,14 @@ async def test_agent_without_the_middleware(clock: VirtualClock) -> None:
 
 
 async def test_objective(clock: VirtualClock) -> None:
-    """The objective of a run is what is stated, or else the name of the graph, or else its nodes."""
+    """The objective of a run is what is stated, or else the name of the graph, if it has one of its own."""
     engine, graph = make_engine("repair", clock=clock), graph_of(report)
     named = graph.copy({"name": "Reporter"})
     for each in (replanned(graph, engine), replanned(named, engine), replanned(graph, engine, objective="Find out")):
         await each.ainvoke({"query": "a", "log": []})
     objectives = [info.objective for info in engine.store.runs()]
     assert (await replanned(graph).ainvoke({"query": "a", "log": []}))["log"] == ["0 found", "1 found"]
-    assert objectives == ["Find out", "Run the graph Reporter", "Run the graph of search, archive, report"]
+    assert objectives == ["Find out", "Run the graph Reporter", "Run a graph"]
 
 
 async def test_fields_of_a_node(clock: VirtualClock) -> None:
