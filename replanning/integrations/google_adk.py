@@ -156,11 +156,9 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self._runs[invocation_context.invocation_id] = run
 
     async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
-        """Leave the session once the task of the invocation is cancelled, of which plugins are not told."""
-        run, task = self._runs.get(callback_context.invocation_id), asyncio.current_task()
-        if run is not None and run.around is None and task is not None:
-            run.around = contextvars.copy_context()  # with the span of the first agent
-            task.add_done_callback(run.follow)
+        """Watch the task of the invocation, because plugins are not told when it is cancelled."""
+        if run := self._runs.get(callback_context.invocation_id):
+            run.watch(asyncio.current_task())
 
     async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
         """Let the session execute the tool when the framework does."""
@@ -234,7 +232,8 @@ class _Run:
 
     def __init__(self, owner: Replanned, context: Any) -> None:
         self.context, self._owner = context, owner
-        self.around: contextvars.Context | None = None
+        self._watched: asyncio.Task[Any] | None = None
+        self._around: contextvars.Context | None = None
         self.waits = self.final = False
         self.nested = _CALL.get() is not None
         self._tools: dict[str, dict[str, Any]] = {}
@@ -289,7 +288,7 @@ class _Run:
                 opened = self._owner.engine.session(
                     self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES
                 )
-                around = self.around or contextvars.copy_context()
+                around = self._around or contextvars.copy_context()
                 self._task = around.run(SessionTask, opened)
         task = self._task
         try:
@@ -299,8 +298,13 @@ class _Run:
             raise
         return self._session
 
-    def follow(self, task: asyncio.Task[Any]) -> None:
-        """Leave the session if the task of the agent was cancelled."""
+    def watch(self, task: asyncio.Task[Any] | None) -> None:
+        """Leave the session if this task, in which the first agent runs, is cancelled; its span is around the session."""
+        if self._watched is None and task is not None:
+            self._watched, self._around = task, contextvars.copy_context()
+            task.add_done_callback(self._follow)
+
+    def _follow(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             ended = (
                 task if self._task is None else self._task.leave(self._why("" if self.final else "it was cancelled"))
@@ -309,6 +313,8 @@ class _Run:
 
     async def end(self, pause_reason: str) -> None:
         """End the session, or leave it paused for this reason, or because the invocation waits."""
+        if self._watched is not None:
+            self._watched.remove_done_callback(self._follow)
         if self._task is not None:
             await self._task.end(self._why(pause_reason))
 
@@ -443,8 +449,7 @@ def _asked(context: Any) -> Mapping[str, Any]:
     for event in reversed(context.session.events):
         request = event.actions.requested_tool_confirmations.get(context.function_call_id)
         if request is not None:
-            payload = request.payload if isinstance(request.payload, Mapping) else {}
-            asked = payload.get(METADATA, {})
+            asked = request.payload.get(METADATA) if isinstance(request.payload, Mapping) else None
             return asked if isinstance(asked, Mapping) else {}
     return {}
 
