@@ -72,7 +72,9 @@ _MAX_COMMANDS: Final = 2_000
 _MAX_PROGRAM_CHARS: Final = 1_000
 _BEFORE_WORD: Final = frozenset(" \t\n;|&(")
 _AFTER_WORD: Final = frozenset(" \t\n;|&)<>")
-_PREFIX_WORDS: Final = frozenset("! { if then elif else do while until exec command time env nohup nice".split())  # noqa: SIM905 - a list would take a line each
+_PREFIX_WORDS: Final = frozenset(
+    "! { if then elif else do while until exec command builtin coproc time env nohup nice".split()  # noqa: SIM905 - a list would take a line each
+)
 _CLOSING_WORDS: Final = frozenset({"}", "done", "fi"})
 _SHELL_BUILTINS: Final = frozenset(
     ": . [ alias bg break case cd continue done echo esac eval exit export false fg fi for getopts hash jobs kill local"  # noqa: SIM905 - likewise
@@ -360,13 +362,18 @@ def _simple_commands(command: str) -> list[tuple[str, list[str]]]:
     commands: list[tuple[str, list[str]]] = []
     words: list[str] = []
     word = before = ""
+    opened = 0
     for kind, text, _ in [*_tokens("".join([*parts, rest])), ("text", ";", True)]:
         if kind != "text" or text not in " \t\n;|&()" or (text == "&" and word[-1:] in {"<", ">"}):
             word += text  # quoted parts stay as they are
             continue
         if word and (words or not (re.match(r"\w+=", word) or word in _PREFIX_WORDS | _CLOSING_WORDS)):
             words.append(word)
+        before += "=" if text == "(" and word.endswith("=") else ""  # of an array
         word = ""
+        opened += (text == "(") - (text == ")")
+        if opened < 0:  # after a pattern of `case`
+            words, opened = [], 0
         if words and text not in " \t)":
             commands.append((before, words))
             words, before = [], text
@@ -396,16 +403,36 @@ _CODE_OPTIONS: Final = {
 _LAUNCHERS: Final = re.compile(
     r"find|xargs|timeout|nohup|setsid|busybox|toybox|ssh|stdbuf|chroot|parallel|watch|ionice|taskset|strace|ltrace|unshare"
     r"|env|nice|chrt|flock|nsenter|systemd-run|script|gdb|valgrind|perf|numactl|setarch|prlimit|fakeroot|bwrap|sshpass|entr|xvfb-run"
+    r"|npx|pnpx|bunx|uvx|tmux|screen|setpriv|runcon|cgexec|firejail|proot|tini|dumb-init|unbuffer|wsl|adb"
 )
 """Programs that start another one from any of their words."""
 
 _VERB_LAUNCHERS: Final = (
-    (re.compile(r"docker|podman|nerdctl|docker-compose|kubectl|oc"), re.compile(r"\S+ (?:exec|run)"), True),
+    (
+        re.compile(
+            r"docker|podman|nerdctl|docker-compose|kubectl|oc|lxc|multipass|limactl|distrobox|toolbox|flatpak|heroku"
+            r"|mise|asdf|[rpn]yenv|rbenv|direnv|aws-vault|chamber|op|doppler|infisical|devbox|tox"
+        ),
+        re.compile(r"\S+ (?:exec|run|debug|shell|enter|x)"),
+        True,
+    ),
+    (re.compile(r"npm|pnpm|yarn|bun"), re.compile(r"\S+ (?:exec|dlx|x)"), True),
+    (re.compile(r"nix"), re.compile(r"\S+ (?:-c|--command|--)"), False),
     (re.compile(r"git"), re.compile(r"bisect run|submodule foreach|\S+ (?:--exec|-x)"), True),
     (re.compile(r"python[\d.]*"), re.compile(r"\S+ -m"), False),
-    (re.compile(r"uv|poetry|pipenv|pdm|hatch|rye|conda|mamba|bundle|pixi"), re.compile(r"\S+ (?:run|exec)"), False),
+    (
+        re.compile(r"uv|poetry|pipenv|pipx|pdm|hatch|rye|(?:micro)?mamba|conda|bundle|pixi|dotenv|foreman"),
+        re.compile(r"\S+ (?:run|exec)"),
+        False,
+    ),
 )
 """Programs that start another one after one of their words: from any of the words that follow, or else from the next."""
+
+_UNKNOWN_PROGRAM: Final = re.compile(r"""["']?(?:.*/)?\$(?:[\w@*]+|\{[^{}]*\})["']?|"?(?:`.*`|\$\(.*\))"?""", re.DOTALL)
+"""Word that a variable or an output names."""
+
+_WRAPPERS: Final = re.compile("timeout|nohup|setsid|xargs|stdbuf|ionice|chroot|parallel|watch")
+"""Programs that start what follows their options."""
 
 _STDIN: Final = ""
 """Program that is read from standard input."""
@@ -540,7 +567,7 @@ _CODE_RULES: Final = (
     ("g?tar", rf"{_ANY}(?:-\w*[IF] |--(?:checkpoint-action|to-command|use-compress-program|info-script)[= ])\0"),
     ("zip", rf"{_ANY}(?:-TT |--unzip-command[= ])\0"),
     ("env", rf"{_ANY}(?:-\w*S ?|--split-string[= ])\0"),
-    ("flock|script|nix-shell", rf"{_ANY}(?:-\w*c|--command|--run)[= ]\0"),
+    ("flock|script|nix-shell|npx", rf"{_ANY}(?:-\w*c|--command|--run|--call)[= ]\0"),
     ("g?make", r"(?: .*?)? (?:\0[^ =$]*[=$]|[^ =]+=[^ \0]*\0[^ $]*\$|--eval[= ]\0)"),
 )
 """Programs, and what follows their name where an argument of the tool becomes code; `\\0` stands before the argument."""
@@ -615,7 +642,10 @@ _LAUNCHER_PATTERNS: Final = [_LAUNCHERS.pattern, *(programs.pattern for programs
 _KNOWN_PROGRAM: Final = re.compile(
     "|".join({programs: "" for programs, _, _ in _HARMS} | dict.fromkeys(_LAUNCHER_PATTERNS))
 )
-_SHELL_TEXT: Final = re.compile(r"(?:ssh|watch|parallel|flock|script|nix-shell) |git (?:submodule|bisect|rebase) ")
+_SHELL_TEXT: Final = re.compile(
+    r"(?:ssh|watch|parallel|flock|script|nix-shell|eval|trap|npx|tmux|screen|hyperfine|nodemon|vagrant|adb) "
+    r"|git (?:submodule|bisect|rebase) |npm exec |cargo watch "
+)
 """Programs that give a quoted word to a shell."""
 
 
@@ -627,6 +657,8 @@ _SUBSTITUTION_PREFIXES: Final = ("<", "$")
 """Ends of a word before a substitution: `<(…)`, `$(…)`."""
 
 _SUBSTITUTION: Final = re.compile(r"\$\((.*)\)|`(.*)`", re.DOTALL)
+_INNERMOST_SUBSTITUTION: Final = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+_KINDS_WITH_SUBSTITUTIONS: Final = frozenset({"backquotes", "quotes", "expansion", "arithmetic", "document"})
 _COMMAND_SUBSTITUTION: Final = re.compile(r"\s*(?:\$\((.*)\)|`(.*)`)\s*", re.DOTALL)
 
 
@@ -684,9 +716,16 @@ def _danger_reasons(command: str) -> Iterator[str]:
     if found := _CODE_VARIABLE.search(command):
         yield f"it runs whatever {found[0].partition('=')[0].strip()!r} is set to"
     last: list[str] = []
+    scripts: list[str] = []
+    compares = False  # between `[[` and `]]`
     for before, words in _simple_commands(command):
-        if HOLE_DELIMITER in words[0]:
+        program = (_strip_launchers(words) if _WRAPPERS.fullmatch(words[0]) else words) or words
+        compares = words[0] == "[[" or compares
+        if HOLE_DELIMITER in words[0] or (
+            _UNKNOWN_PROGRAM.fullmatch(program[0]) and not compares and not before.endswith(("=(", "(("))
+        ):
             yield "it runs whatever program it is told to"
+        compares = compares and "]]" not in words
         is_program = last == ["$"] and before[:1] == "("  # as in `$(which rm)`
         last = words
         if is_program or re.match("-[^vV]", words[0]):
@@ -699,15 +738,21 @@ def _danger_reasons(command: str) -> Iterator[str]:
                 if found := pattern.match(text):
                     parts = [part.replace(HOLE_DELIMITER, "") for part in found.groups() if part]
                     yield reason.format(" ".join(filter(None, parts)))
-        for script in _inline_scripts(words, starts):
-            yield from _danger_reasons(script)
+        scripts += _inline_scripts(words, starts)
     for kind, text, _ in _tokens(command):
-        if kind == "backquotes" or (kind == "quotes" and text[0] == '"'):
-            for found in _SUBSTITUTION.finditer(text):
-                yield from _danger_reasons(found[1] or found[2] or "")
+        if kind in _KINDS_WITH_SUBSTITUTIONS and not re.match(r"'|<<-?[ \t]*['\"\\]", text):
+            innermost = kind == "document"  # after which the command goes on
+            for found in (_INNERMOST_SUBSTITUTION if innermost else _SUBSTITUTION).finditer(text):
+                inner = found[1] or found[2] or ""
+                if not inner.startswith("("):
+                    yield from _danger_reasons(inner)
+                else:  # arithmetic
+                    scripts += [one or other for one, other in _INNERMOST_SUBSTITUTION.findall(inner)]
     yield from (
         f"it runs whatever comes from elsewhere, with {runner!r}" for runner in _untrusted_code_runners(command)
     )
+    for script in scripts:
+        yield from _danger_reasons(script)
 
 
 def _started_commands(words: list[str]) -> dict[int, str]:
@@ -719,6 +764,7 @@ def _started_commands(words: list[str]) -> dict[int, str]:
     plain = [word.removeprefix(HOLE_DELIMITER) if word.startswith(f"{HOLE_DELIMITER}-") else word for word in plain]
     starts: dict[int, str] = {}
     expects = anywhere = False
+    verb_end = 0
     verb: tuple[re.Pattern[str], bool] | None = None
     for index, word in enumerate(plain):
         name = _program_name(words[index])
@@ -727,10 +773,12 @@ def _started_commands(words: list[str]) -> dict[int, str]:
             starts[index] = " ".join([name, *plain[index + 1 :]])
             if len(starts) > _MAX_STARTS:
                 break
-            expects, anywhere = False, anywhere or _LAUNCHERS.fullmatch(name) is not None
+            # An option before it may have taken it for its value.
+            expects = is_next and index - 1 > verb_end and re.fullmatch("-[^=]*[^=-]", plain[index - 1]) is not None
+            anywhere = anywhere or _LAUNCHERS.fullmatch(name) is not None or name == "eval"
             verb = next((row[1:] for row in _VERB_LAUNCHERS if row[0].fullmatch(name)), verb)
         elif verb and verb[0].fullmatch(f"{plain[index - 1]} {word}"):
-            expects, anywhere, verb = not verb[1], anywhere or verb[1], None
+            expects, anywhere, verb, verb_end = not verb[1], anywhere or verb[1], None, index
     return starts
 
 

@@ -254,8 +254,23 @@ def test_what_the_machine_lacks():
         ("awk -F, {x} file", "it runs whatever text it is given with 'awk'"),
         ("env -S {x}", "it runs whatever text it is given with 'env'"),
         ("cd x; GIT_SSH_COMMAND={x} git pull", "it runs whatever 'GIT_SSH_COMMAND' is set to"),
+        *(
+            (command, "it uses 'rm'")
+            for command in (
+                "uv run --with a rm b", "uv run -p 3.12 -- rm b", "uvx --from a rm b", "npx -p a rm b", "npx -p a -c 'rm b'",
+                "npm exec --package=a -- rm b", "pnpm dlx rm b", "pipx run --spec a rm b", "poetry -C d run rm b",
+                "hatch -e test run rm b", "conda run -n e rm b", "nix shell nixpkgs#a -c rm b", "nix run a -- rm b",
+                "mise x python@3 -- rm b", "op run -- rm b", "tmux new -d 'rm b'",
+                "echo ${a:-$(rm b)}", "echo ${a:-`rm b`}", "echo $(( $(rm b) ))", "cat <<END\n$(rm b)\nEND\n", "coproc rm b",
+                "case a in a) rm b;; esac", "trap 'rm b' EXIT", "eval 'rm b'", "eval rm b",
+            )
+        ),
+        *(
+            (command, "it runs whatever program it is told to")
+            for command in ("$A b", '"$A" b', "${A:-rm} b", "a && bin/$A b", "timeout 5 $A", "ls | xargs $A", '"$@"', '"`a`" b')
+        ),
     ],
-)
+)  # fmt: skip
 def test_commands_that_may_do_harm(command, why):
     """A command that runs what it is given, deletes, or acts as somebody else is dangerous, also on another machine."""
     assert danger_reason(ToolSpec(name="t", kind="shell", command=command)) == why
@@ -349,7 +364,9 @@ ORDINARY: Final = r"""
     tr a b  jq .a {x}  diff {x} {y}  cp {x} {y}  mv {x} {y}  mkdir -p {x}  touch {x}  echo {x}  printf %s {x}  tee {x}  date  env  pwd  du -sh {x}
     make  make test  make {x}  make -C {x} all  make PREFIX={x} install  cmake --build {x}  npm test  npm run {x}  npm ci  npm install  npx eslint {x}
     npx tsc --noEmit  yarn build  pnpm install  pip install -r requirements.txt  pip install -e .  pip list  python -m build  uv sync
-    uv run pytest {x}  uv run python a.py {x}  poetry run pytest -k {x}  cargo build  cargo test {x}  go build ./...  go test {x}  go run {x}
+    uv run pytest {x}  uv run python a.py {x}  uv run --with x pytest -k {x}  npx -p typescript tsc {x}  docker run --rm alpine ls {x}
+    "$HOME/bin/tool" {x}  n=$(($n + 1))  files=("$@")  [[ $a == b || $c == d ]]  echo "$((n * 2)) ${x:-none}"  cat <<< "$x"
+    poetry run pytest -k {x}  cargo build  cargo test {x}  go build ./...  go test {x}  go run {x}
     node a.js {x}  ruby a.rb {x}  perl a.pl {x}  bash a.sh {x}  sh a.sh -c {x}  java -jar a.jar {x}  mvn -q test  gradle build  tsc
     curl -fsS {x}  curl -o {x} http://h  curl -d {x} http://h  wget {x}  tar xf {x}  tar -czf {x} src  zip -r a.zip {x}  unzip {x}  gzip {x}
     rsync -av {x} {y}  scp {x} h:f  ssh h uptime  ssh -i {x} h uptime  docker ps  docker build -t {x} .  docker run --rm img {x}
