@@ -24,6 +24,7 @@ from replanning.journal import (
     QuestionReminded,
     Record,
     RunEnded,
+    RunResumed,
     TriggerFired,
 )
 from replanning.journal.store import mean_durations
@@ -114,6 +115,8 @@ class LiveExporter(Exporter):
         if shown is None:
             past = context.store.read(run) if record.seq > 1 else records
             replayed = replay_records(one for one in past if one.seq < max(2, record.seq))
+            if replayed.ledger.run_end is not None and not isinstance(record.body, RunResumed):
+                return  # what is recorded after the end was shown as the end
             shown = self._runs[run] = _ShownRun(replayed, max(1, record.seq - 1), mean_durations(context.store))
             text = f"run {run}: {replayed.live.goal.objective} ({pluralise(shown.evaluate().total, 'task')})"
             self._print(Line("●", text, "bold"), 0.0)
@@ -222,13 +225,15 @@ class LiveExporter(Exporter):
 
     def _picture(self) -> RenderableType:
         from rich.console import Group
+        from rich.segment import Segments
 
+        assert self._console is not None, "it draws"
         with self._lock:
             runs = list(self._runs.values())
             parts = [part for run in runs[:MAX_PICTURES] for part in self._picture_of(run, len(runs))]
         if len(runs) > MAX_PICTURES:
             parts.append(f"  and {pluralise(len(runs) - MAX_PICTURES, 'more run')}")
-        return Group(*parts)
+        return Segments(self._console.render(Group(*parts)))  # drawn again, not rendered again, below each line
 
     def _picture_of(self, run: _ShownRun, beside: int) -> Iterator[RenderableType]:
         from rich.text import Text
@@ -239,6 +244,8 @@ class LiveExporter(Exporter):
         now, counts = self._context.clock.now(), live.counts
         room = max(3, min(MAX_ROWS, self._console.height - 6) // min(beside, MAX_PICTURES))
         rows = list(task_rows(live, ledger, now, active_only=len(live) > MAX_TASKS_LISTED))
+        if beside > 1:
+            yield Text(f"  run {run.replayed.opened.run}", "bold")
         if rows:
             yield task_table(fold_rows(rows, room))
         numbers = {

@@ -30,7 +30,7 @@ from replanning.cli.app import (
 from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
 from replanning.cli.run import create_judge_model, parse_context_options, run_context_shell, run_until_stopped
-from replanning.cli.summary import RunSummary, current_entries
+from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
@@ -448,7 +448,7 @@ def _solve_and_report(job: _Job, options: RunOptions, settings: Settings, start:
             "outputs": {
                 root: output
                 for root, output in outputs.items()
-                if all(phase_of(entry.task) is None for entry in current_entries(live, live.entry(TaskId(root))))
+                if all(phase_of(entry.task) is None for entry in live.leaves(live.entry(TaskId(root))))
             },
             "tasks": {task: state for task, state in tasks.items() if phase_of(live.entry(TaskId(task)).task) is None},
             "phases": rows,

@@ -12,6 +12,7 @@ from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escap
 from replanning.cli.gate import is_phase_task
 from replanning.cli.lookup import command_line, question_words, shown_place
 from replanning.errors import StoreError
+from replanning.history.overview import STATE_LOOKS
 from replanning.history.reports import format_score
 from replanning.history.status import held_tasks
 from replanning.history.wording import display_name, edit_author, format_usage, pluralise, stale_line, trigger_line
@@ -47,8 +48,6 @@ _STATUS_LOOKS: Final = {
     "paused": ("‖", "bold yellow"),
     "needs_human": ("?", "bold yellow"),
 }
-
-_STATE_STYLES: Final = {"DONE": "green", "SKIPPED": "dim", "FAILED": "red", "BLOCKED": "red"}
 
 
 class _Revision(NamedTuple):
@@ -249,9 +248,7 @@ class RunSummary:
             table.add_column(heading)
         live = self.live
         rows: list[tuple[Task | None, list[TaskEntry]]] = [
-            (task, current_entries(live, live.entry(task.id)))
-            for task in self._original_plan.tasks
-            if not is_phase_task(task)
+            (task, live.leaves(live.entry(task.id))) for task in self._original_plan.tasks if not is_phase_task(task)
         ]
         seen = {entry.id for _, after in rows for entry in after} | {task.id for task in self._original_plan.tasks}
         current = [entry for entry in live if not (entry.replaced_by or entry.removed or is_phase_task(entry.task))]
@@ -271,7 +268,7 @@ class RunSummary:
                     escape_control(old_tool),
                     Text("→" if changed else "", style),
                     Text(escape_control(f"{new_id}{tool_name(entry.task)}"), style),
-                    Text(state, "yellow" if held else _STATE_STYLES.get(entry.state, "yellow")),
+                    Text(state, "yellow" if held else STATE_LOOKS[entry.state].style),
                 )
         out.print("\nThe plan before and after\n", style="bold")
         out.print(table)
@@ -300,10 +297,3 @@ class RunSummary:
 
     def _command(self, *words: str) -> str:
         return command_line(self._store, *words)
-
-
-def current_entries(live: LivePlan, entry: TaskEntry) -> list[TaskEntry]:
-    """Return the tasks that a task has been replaced by, or the task itself."""
-    if not entry.replaced_by:
-        return [entry]
-    return [leaf for new in entry.replaced_by for leaf in current_entries(live, live.entry(new))]

@@ -85,8 +85,8 @@ def draw_graph(overview: RunOverview) -> str:
     for one in revisions[-MAX_REVISIONS:]:
         applied = "; ".join(step.text for step in one.steps if step.word == "applied")
         told.append(f"⟳ revision {one.revision}{f' by {one.by}' if one.by else ''}: {applied}")
-    looks = dict.fromkeys([*(box.look for box in boxes.values()), *_replaced_looks(boxes)])
-    legend = ", ".join(f"{look.sign} {look.word}" for look in looks)
+    looks = [box.look for box in boxes.values()] + [row.look for box in boxes.values() for row in box.replaced]
+    legend = ", ".join(dict.fromkeys(f"{look.sign} {look.word}" for look in looks))
     for number, line in enumerate([legend, *told]):
         body.append(_text(_MARGIN, height + 16 + number * _LINE, printable_line(line, 200), "small"))
     height += 16 + (len(told) + 1) * _LINE
@@ -102,15 +102,15 @@ def draw_graph(overview: RunOverview) -> str:
 
 def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[tuple[Hashable, Hashable]]]:
     """Return what is drawn as a box, and the dependencies among boxes."""
-    tasks = overview.replayed.live.document().tasks
+    live = overview.replayed.live
     rows = {row.id: row for row in overview.tasks}
     stages: dict[str, int] = {}
-    needed = {task.id: task.depends_on for task in tasks if task.id in rows}
+    needed = {task.id: task.depends_on for task in live.document().tasks if task.id in rows}
     for task_id in TopologicalSorter(needed).static_order():
         stages[task_id] = 1 + max((stages[before] for before in needed.get(task_id, ())), default=-1)
     former: dict[str, list[TaskRow]] = defaultdict(list)  # the tasks that each one stands for, once each
     for row in overview.tasks:
-        current = next((leaf for leaf in _leaves(rows, row) if leaf in needed), None)
+        current = next((leaf.id for leaf in live.leaves(live.entry(row.id)) if leaf.id in needed), None)
         if row.state is TaskState.REPLACED_BY_REPLAN and current is not None:
             former[current].append(row)
     if len(needed) <= MAX_TASKS_DRAWN:
@@ -137,20 +137,6 @@ def _boxes(overview: RunOverview) -> tuple[dict[Hashable, _Box], set[tuple[Hasha
         grouped[stage, look] = _Box(stage, look, title, detail, f"stage {stage + 1}, {title}: {', '.join(names[:50])}")
     links = {(keys[before], keys[task_id]) for task_id, befores in needed.items() for before in befores}
     return grouped, {(one, other) for one, other in links if one[0] < other[0]}
-
-
-def _leaves(rows: Mapping[str, TaskRow], row: TaskRow) -> Iterator[str]:
-    stack = [row.id]
-    while stack:
-        one = rows.get(stack.pop())
-        if one is not None:
-            stack += reversed(one.replaced_by)
-            if not one.replaced_by:
-                yield one.id
-
-
-def _replaced_looks(boxes: Mapping[Hashable, _Box]) -> list[StateLook]:
-    return [STATE_LOOKS[TaskState.REPLACED_BY_REPLAN]] if any(box.replaced for box in boxes.values()) else []
 
 
 def _layers(

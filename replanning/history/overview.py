@@ -32,7 +32,6 @@ from replanning.history.wording import (
 )
 from replanning.journal.records import TaskFailed, TaskTimedOut
 from replanning.journal.store import RunInfo, RunStore
-from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.messages import spoken_id
@@ -208,6 +207,8 @@ def task_rows(live: LivePlan, ledger: Ledger, now: float, *, active_only: bool =
             note = f"again in {format_duration(max(0.0, entry.not_before - now))}"
         elif entry.state is TaskState.FAILED and entry.failure is not None:
             note = str(entry.failure)
+        needed = (live.entry(task_id) for task_id in (entry.fields["depends_on"] if waiting else ()))
+        leaves = (leaf.id for one in needed if not one.satisfied for leaf in live.leaves(one) if not leaf.satisfied)
         seconds = now - entry.started_at if entry.state is TaskState.RUNNING else entry.duration
         yield TaskRow(
             id=entry.id,
@@ -216,18 +217,12 @@ def task_rows(live: LivePlan, ledger: Ledger, now: float, *, active_only: bool =
             state=entry.state,
             attempts=entry.attempts,
             seconds=max(0.0, seconds) if entry.attempts else None,
-            waits_for=_unsatisfied_dependencies(live, entry) if waiting else (),
+            waits_for=tuple(dict.fromkeys(leaves)),
             replaces=None if entry.parent is None else entry.parent.id,
             replaced_by=entry.replaced_by,
             question="" if asked is None else spoken_id(asked),
             note=note,
         )
-
-
-def _unsatisfied_dependencies(live: LivePlan, entry: TaskEntry) -> tuple[TaskId, ...]:
-    needed = (live.entry(task_id) for task_id in entry.fields["depends_on"])
-    leaves = (leaf.id for one in needed if not one.satisfied for leaf in live.leaves(one) if not leaf.satisfied)
-    return tuple(dict.fromkeys(leaves))
 
 
 def join_some(names: Sequence[str]) -> str:
