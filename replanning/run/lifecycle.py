@@ -826,9 +826,8 @@ class Lifecycle:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
         fields = entry.fields
         others = any(fields[name] for name in _COPIED_FIELDS)
-        copied = (
-            {name: detached(fields[name]) for name in _COPIED_FIELDS} if others else {}
-        )  # also those that are empty
+        # Also those that are empty, which can be filled.
+        copied = {name: detached(fields[name]) for name in _COPIED_FIELDS} if others else {}
         if not fields["arguments"]:
             return entry.task.model_copy(update=copied) if copied else entry.task
         declared = entry.task.arguments

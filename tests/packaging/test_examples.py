@@ -46,6 +46,13 @@ ATTACHED = [
 ]
 
 
+def test_executor() -> None:
+    """The workers of a Dask cluster do the work of a plan, and a task that fails there is replaced."""
+    pytest.importorskip("distributed", reason="distributed is not installed")
+    said = run(EXAMPLES / "dask_executor.py", DASK_LOGGING__DISTRIBUTED="critical")
+    assert said == "succeeded 13\ndo 'second' with 'photograph', of the same capability 'read-page'\n"
+
+
 @pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
 def test_attached_agents(name: str, needed: str, said: str) -> None:
     """An agent of another framework is attached by two lines, and a tool that fails is replaced."""

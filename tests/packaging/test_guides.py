@@ -43,6 +43,7 @@ def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with TestClient(program("fastapi.md")["app"]) as client:
 
         def wait_for(address: str, wanted: Any) -> Any:
+            found = None
             for _ in range(5000):
                 found = client.get(address).json()
                 if wanted(found):
