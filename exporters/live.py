@@ -6,7 +6,7 @@ import atexit
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator
@@ -169,7 +169,10 @@ class LiveExporter(Exporter):
                 else:
                     from rich.text import Text
 
-                    self._console.print(Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style)))
+                    # The line and the picture below it are rendered and written at once: the thread that draws erases as many
+                    # lines as were rendered last.
+                    with nullcontext() if self._live is None else self._live._lock:
+                        self._console.print(Text.assemble((f"{elapsed:6.1f}s ", "dim"), (text, line.style)))
             except OSError:
                 self._is_broken = True
 
