@@ -231,11 +231,15 @@ class _Attachment:
         self._record(lambda run: run.note(event.type, data))
 
     def _record(self, function: Callable[..., object], *args: object) -> None:
-        """Record an event of a crew that runs in this block, in the thread of the session."""
+        """Record an event of a crew that runs in this block, in the thread of the session; other handlers do not wait."""
         session = self._session
         if _current.get() is self and session is not None:
-            with suppress(NotRunning, StoreError):
-                self._portal.call(function, session.run, *args)
+            self._portal.start_task_soon(self._recorded, function, session.run, *args)
+
+    @staticmethod
+    def _recorded(function: Callable[..., object], *args: object) -> None:
+        with suppress(NotRunning, StoreError):
+            function(*args)
 
     def _begin(self, run: PlanRun, key: str, task: Any) -> None:
         if key in self._attempts:  # it failed, and the crew runs it again
