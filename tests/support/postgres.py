@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
+_USER = "postgres"
+
 
 def missing_part() -> str:
     """What the server or its client lacks here; empty if nothing."""
@@ -20,6 +22,8 @@ def missing_part() -> str:
         return 'needs psycopg: pip install "replanning[postgres]"'
     if _program("initdb") is None:
         return "needs a PostgreSQL server: apt install postgresql"
+    if os.geteuid() == 0 and not any(account.pw_name == _USER for account in pwd.getpwall()):
+        return f"needs the user {_USER!r}, because the server refuses to run as root"
     return ""
 
 
@@ -37,7 +41,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.user = "postgres" if os.geteuid() == 0 else None
+        self.user = _USER if os.geteuid() == 0 else None
         if self.user:
             account = pwd.getpwnam(self.user)
             os.chown(folder, account.pw_uid, account.pw_gid)
