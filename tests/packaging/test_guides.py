@@ -44,10 +44,11 @@ def test_web_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
         def wait_for(address: str, wanted: Any) -> Any:
             found = None
+            found = client.get(address).json()
             for _ in range(5000):
-                found = client.get(address).json()
                 if wanted(found):
                     return found
+                found = client.get(address).json()
             raise AssertionError(found)
 
         assert client.post("/runs/r1").status_code == 202
