@@ -23,9 +23,9 @@ MAX_STAGES: Final = 8
 MAX_REVISIONS: Final = 20
 """Revisions that are told below the graph, the newest."""
 
-_WIDTH, _HEIGHT, _GAP, _STEP = 190, 42, 14, 50
+_WIDTH, _HEIGHT, _GAP, _STEP = 220, 42, 14, 50
 _MARGIN, _HEAD, _LINE = 20, 56, 18
-_MAX_CHARS: Final = 21
+_MAX_CHARS: Final = 25
 _SWEEPS: Final = 6
 
 _COLOURS: Final[Mapping[str, tuple[str, str]]] = {

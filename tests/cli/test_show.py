@@ -163,15 +163,39 @@ def test_hostile_names() -> None:
     assert "\x1b[2J" not in text
 
 
-def test_asking_and_edits() -> None:
-    """A repair that waits for a person says so, with the command that answers; an edit by hand is told as such."""
+def test_repair_that_waits_for_a_person() -> None:
+    """A repair that waits for a person says so, with the command that answers; `status` counts what is done and failed."""
     doubtful = lambda request: [again(request)[0].model_copy(update={"confidence": 0.4})]  # noqa: E731 - short
     make_run("asks", chain_of("a", "b"), "a", propose=doubtful)
     text = call("show")
-    assert "? a" in text
-    assert "waits for question 1" in text
-    assert "asked    question 1:" in text
-    assert "question 1 waits: replanning approve asks 1" in text
+    for part in ("? a", "waits for question 1", "asked    question 1:", "question 1 waits: replanning approve asks 1"):
+        assert part in text
+    assert "0 of 2 done, 1 failed" in call("status")
+
+
+def shout(words: str) -> str:
+    """Say it louder."""
+    return words.upper()
+
+
+def test_session() -> None:
+    """The calls of an agent are shown as the tasks of a plan are, and so is an edit by hand with its author and reason."""
+
+    async def play() -> None:
+        async with VirtualClock() as clock:
+            engine = ReplanningEngine([], store=SqliteStore(STORE), environment=environment(clock))
+            async with engine.session("Answer", run_id="talk") as session:
+                assert "talk" in call("graph")  # there is nothing to draw yet
+                await session.call(shout, "words")
+                session.run.add_task(Task(id="more", tool="search"), reason="one more \x1b[2J")
+            engine.store.close()
+
+    anyio.run(play)
+    text = call("show")
+    assert "✓ shout-1" in text
+    assert "edit by hand → revision 2" in text
+    assert "by hand: one more \\x1b[2J" in text
+    assert "add more (search)" in text
 
 
 def test_run_of_another_process(folder: Path) -> None:
@@ -318,7 +342,7 @@ def test_graph_of_a_chain_grows_downwards() -> None:
     _, boxes = drawn()
     places = [(x, y) for x, y, _ in boxes.values()]
     assert max(x for x, _ in places) < 600 < max(y for _, y in places)
-    assert all(abs(x - u) >= 190 or abs(y - v) >= 42 for i, (x, y) in enumerate(places) for u, v in places[:i])
+    assert all(abs(x - u) >= 220 or abs(y - v) >= 42 for i, (x, y) in enumerate(places) for u, v in places[:i])
 
 
 def test_graph_of_a_large_plan() -> None:
@@ -335,7 +359,7 @@ def test_graph_of_hostile_names(folder: Path) -> None:
     """Names are escaped, and are no markup; a file is written where it is named, and what cannot be written is said."""
     make_run("evil", [Task(id="</text><script>alert('\u202e')</script>")])
     texts, boxes = drawn()
-    assert list(boxes) == ["✓ </text><script>alert…"]
+    assert list(boxes) == ["✓ </text><script>alert('\\u…"]
     assert "\u202e" not in "".join(texts)
     assert call("graph", "-o", "plan.svg") == ""
     assert (folder / "plan.svg").read_text(encoding="utf-8") == call("graph")
