@@ -342,6 +342,9 @@ def parse_context_options(options: Sequence[str]) -> JsonObject:
     return dict(pair for pair in pairs.values() if pair is not None)
 
 
+_VALUE_DECODER: Final = json.JSONDecoder(parse_constant=str)
+
+
 def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
     """Return a key and its value, which is JSON where it can be; `1.10`, which may be a version, stays text."""
     match = _PAIR_PATTERN.fullmatch(text.strip())
@@ -349,7 +352,7 @@ def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
         return None
     key, text = match.groups()
     try:
-        value: JsonValue = json.loads(text, parse_constant=str)
+        value: JsonValue = _VALUE_DECODER.decode(text)
     except (ValueError, RecursionError):
         return key, text
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -55,15 +55,16 @@ class FactPattern:
     def __init__(self, pattern: str, choices: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
         self._pattern = pattern
         self._names: list[str] = []
-        texts, end = [""], 0
+        texts: list[list[str]] = [[]]
+        end = 0
         for match in _PLACEHOLDER.finditer(pattern):
-            texts[-1] += pattern[end : match.start()] + ("" if match[1] else f"{{{match[2]}}}")
+            texts[-1] += pattern[end : match.start()], "" if match[1] else f"{{{match[2]}}}"
             end = match.end()
             if match[1]:
                 self._names.append(match[1])
-                texts.append("")
-        texts[-1] += pattern[end:]
-        self._start, *self._texts = texts
+                texts.append([])
+        texts[-1].append(pattern[end:])
+        self._start, *self._texts = map("".join, texts)
         self._choices = {name: (sorted({*map(len, words)}), frozenset(words)) for name, words in choices.items()}
         counts = Counter(self._names)
         limited = (place for place, name in enumerate(self._names) if name in choices or counts[name] > 1)

@@ -164,9 +164,9 @@ _TOKEN: Final = _not_after((f"{word}{between}" for word in _NON_SECRET_TOKENS fo
 _SECRET_NAMES: Final = (
     ("passw", "passw(?:or)?d", is_secret),
     ("passphrase", "passphrase", is_secret),
-    ("pass", _after(["[_-]"], "pass"), _is_likely_secret),
+    ("pass", _after(["[_-]", "[{,]", "[{,] "], "pass"), _is_likely_secret),
     ("pwd", _after([r"\A", "[_;?&\"'-]", "[_;?&\"'-][ \t]"], "pwd"), _is_no_folder),
-    ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?", _is_likely_secret),
+    ("secret", "secret(?:[_-]?(?:access[_-]?)?key)?(?:_base)?", _is_likely_secret),
     ("key", f"{_API_KEY}(?:[_-]?id)?", _is_likely_secret),
     ("key", _after(["[?&]"], "key"), _is_likely_token),
     ("token", _TOKEN, _is_likely_secret),
@@ -218,6 +218,25 @@ _CONTEXT_PATTERNS: Final = (
     ("mysql", _option_of("mysql(?:dump|admin|import)?[ \t]", "-p")),
     ("redis-cli", _option_of("redis-cli[ \t]", "-a[ \t]{1,8}")),
     ("docker", _option_of("docker[ \t]{1,8}login[ \t]", "-p[ \t]{1,8}")),
+    ("ldap", _option_of("ldap[a-z]{3,12}[ \t]", "-w[ \t]{1,8}")),
+    ("openssl", _option_of("openssl[ \t]", "-k[ \t]{1,8}")),
+    *((f"-{kind}pass", rf"-{kind}pass[ \t]{{1,8}}{_WORD}") for kind in ("store", "key")),
+    ("-pass", r"-pass(?:in|out)?[ \t]{1,8}pass:(?P<word>[^\s\"']{1,512})"),
+    ("vault login", r"vault login[ \t]{1,8}(?P<bare>[^\s\"'=-][^\s\"'=]{7,512})"),
+    ("echo", r"echo[ \t]{1,8}[\"']?(?P<word>[^\s\"'|$]{1,512})[\"']?[ \t]{0,8}\|[^\r\n|]{1,200}?--password-stdin"),
+    ("jdbc:oracle:", r"jdbc:oracle:[a-z0-9]{1,8}:[^\s/@:]{1,64}/(?P<word>[^\s/@]{1,256})(?=@)"),
+    ("passw", r"passw(?:or)?d[ \t]{1,4}(?:is[ \t:]{1,4})?[\"'](?P<bare>[^\"'\r\n]{4,512})[\"']"),
+    (
+        "passw",
+        r"passw(?:or)?d[ \t](?:is|for[ \t][^\r\n]{1,200}?[^\s:]):?[ \t]{1,4}(?P<bare>[^\s\"'=/<>]{8,512})(?=\s|\Z)",
+    ),
+    *(
+        (
+            name,
+            rf"{name}[\"']?,?\s{{1,40}}[\"']?value[\"']?[ \t]{{0,4}}[:=][ \t]{{0,4}}[\"'](?P<bare>[^\"'\r\n]{{6,4096}})[\"']",
+        )
+        for name in ("password", "passwd", "secret", "token", "apikey", "api_key", "secret_key", "access_key")
+    ),
     ("-u", rf"{_LOGIN_OPTION}(?:ser)?[ =][^\s:\"']{{1,256}}:(?P<word>[^\s\"']{{1,512}})"),
 )
 """Text before secrets without a name: headers, and logins in addresses and options."""

@@ -198,6 +198,8 @@ CORPUS: Final[Sequence[tuple[str, Family]]] = [
     ("fact in a pattern", ("", ",", "")),
     ("fact in a limited pattern", ("", "a,", "")),
     ("pattern of facts", ("", "{x}a", "")),
+    ("pattern of facts", ("", "{{x}}a", "")),
+    ("context file", ("=", "\n=a", "")),
     ("references", ("a", ".output", "")),
     ("authorship", ("a", "\n", "a")),
     ("commands to a forge", ("a", "\n", "a")),

@@ -133,6 +133,22 @@ BY_NAME = [
     ("GET /v1?key=abcd1234&page=2", "abcd1234"),
     ("https://blob.example.org/c?sv=2022&sig=aB3%2Fd9Z&se=1", "aB3%2Fd9Z"),
     ("https://s3.example.org/o?X-Amz-Signature=fe5f80f77d5fa3be", "fe5f80f77d5fa3be"),
+    ("jdbc:oracle:thin:scott/hunter2@//db:1521/x", "hunter2"),
+    # prose and pairs
+    ("Logging in as 'bob' with password 'hunter2'", "hunter2"),
+    ("Your temporary password is: hunter22", "hunter22"),
+    ("Password for 'https://bob@example.org': hunter22", "hunter22"),
+    ("authenticating: {user: bob, pass: hunter2}", "hunter2"),
+    ('<add key="ApiSecret" value="hunter2"/>', "hunter2"),
+    ('{"name": "DB_PASSWORD", "value": "hunter2"}', "hunter2"),
+    ("secret_key_base: 0a1b2c3d4e", "0a1b2c3d4e"),
+    # further options
+    ("ldapsearch -D cn=admin -w hunter2 -b dc=x", "hunter2"),
+    ("openssl enc -aes-256-cbc -k hunter2 -in a", "hunter2"),
+    ("openssl rsa -passin pass:hunter2 -in k.pem", "hunter2"),
+    ("keytool -list -storepass hunter2", "hunter2"),
+    ("vault login hunter22", "hunter22"),
+    ("echo hunter2 | docker login --password-stdin", "hunter2"),
 ]
 
 ERRORS = (
@@ -175,6 +191,9 @@ ORDINARY = [
     "PWD=/home/bob pwd=None ../pwd: here",
     "mysql -u root -p app, docker login -p, a machine with a login: password forgotten",
     "ssh://first.last@example.org and https://[::1]:80/@x",
+    "the password is required, the password for bob: it is missing, a password 'for bob'",
+    "echo done | tee log; openssl dgst -k; vault login -method=oidc; ldapsearch -x -W",
+    'a token, value="high"; {"name": "token", "value": "on"}; 5 tests, pass: 4, pass: all of them',
     "eyJ is how JSON begins in base64",
     "-----BEGIN CERTIFICATE-----\nMIID\n-----END CERTIFICATE-----",
     "commit 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
