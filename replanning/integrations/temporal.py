@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # workflows run on an event loop of Temporal
 import base64
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from replanning.history.status import replay_records
 from replanning.integrations.frameworks import missing_framework
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import Failure, Record, Usage
-from replanning.journal.store import decode_body, encode_body
+from replanning.journal.store import Lease, decode_body, encode_body
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
@@ -181,7 +180,7 @@ class PlanWorkflow:
     def __init__(self) -> None:
         queue = workflow.info().task_queue
         self._plugin = _plugins.get(queue) or _plugins[""]
-        self._store = MemoryStore()
+        self._store = _Store()
         self._run: PlanRun | None = None
         random = workflow.random()
         self._engine = ReplanningEngine(
@@ -279,8 +278,8 @@ class PlanWorkflow:
 
     @workflow.query
     def journal(self) -> str:
-        """Return the journal: its records in JSON lines, compressed, in base64."""
-        return _encoded(self._store, RunId(workflow.info().workflow_id))
+        """Return the journal: a line for each record, compressed, in base64."""
+        return self._store.journal()
 
     @property
     def _live_run(self) -> PlanRun:
@@ -377,7 +376,7 @@ class _Gate:
 class _ActivityProvider:
     """Provider that is asked in an activity, because it may do I/O."""
 
-    def __init__(self, name: str, store: MemoryStore) -> None:
+    def __init__(self, name: str, store: _Store) -> None:
         self.name, self._store = name, store
 
     async def propose(self, request: ReplanRequest) -> list[Alternative]:
@@ -386,7 +385,7 @@ class _ActivityProvider:
             "replanning.propose",
             {
                 "provider": self.name,
-                "journal": _encoded(self._store, RunId(workflow.info().workflow_id)),
+                "journal": self._store.journal(),
                 "triggers": [trigger.id for trigger in request.triggers],
                 "max_alternatives": request.max_alternatives,
                 "deadline": request.deadline,
@@ -429,11 +428,23 @@ def _report(context: TaskContext, reports: Sequence[Sequence[Any]]) -> None:
         getattr(context, method)(**arguments)
 
 
-def _encoded(store: MemoryStore, run: RunId) -> str:
-    lines = [json.dumps([each.seq, each.at, each.body.kind, encode_body(each)]) for each in store.read(run)]
-    return base64.b64encode(zlib.compress("\n".join(lines).encode())).decode()
+class _Store(MemoryStore):
+    """Store of the journal of one run, which is written as text at once: the whole text may be wanted at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: list[str] = []
+
+    def append(self, lease: Lease, record: Record) -> None:
+        super().append(lease, record)
+        self._lines.append(f"{record.seq} {record.at!r} {record.body.kind} {encode_body(record)}")
+
+    def journal(self) -> str:
+        """Return the journal, compressed, for `_decoded`."""
+        return base64.b64encode(zlib.compress("\n".join(self._lines).encode())).decode()
 
 
-def _decoded(text: str) -> list[Record]:
-    lines = zlib.decompress(base64.b64decode(text)).decode().splitlines()
-    return [Record(seq, at, decode_body(kind, body)) for seq, at, kind, body in map(json.loads, lines)]
+def _decoded(journal: str) -> list[Record]:
+    lines = zlib.decompress(base64.b64decode(journal)).decode().split("\n")
+    fields = (line.split(" ", 3) for line in lines)
+    return [Record(int(seq), float(at), decode_body(kind, body)) for seq, at, kind, body in fields]
