@@ -202,7 +202,7 @@ class PlanWorkflow:
             self._store.release(lease)
             opened = self._engine.resume(run_id)
         else:
-            plan = Plan.model_validate(request["plan"])
+            plan = Plan.model_validate_json(_unpacked(request["plan"]))
             opened = self._engine.open(self._plugin.functions.describe(plan), run_id=run_id)
         async with opened as run:
             self._run = run
@@ -314,7 +314,7 @@ class TemporalOrchestrator:
         Raises:
             temporalio.exceptions.WorkflowAlreadyStartedError: there is a run with this id.
         """
-        request = {"plan": plan.model_dump(mode="json", exclude_defaults=True)}
+        request = {"plan": _packed(plan.model_dump_json(exclude_defaults=True))}
         await self._client.start_workflow("replanning.Plan", request, id=run_id, task_queue=self._task_queue)
         return self.run(run_id)
 
@@ -441,10 +441,18 @@ class _Store(MemoryStore):
 
     def journal(self) -> str:
         """Return the journal, compressed, for `_decoded`."""
-        return base64.b64encode(zlib.compress("\n".join(self._lines).encode())).decode()
+        return _packed("\n".join(self._lines))
 
 
 def _decoded(journal: str) -> list[Record]:
-    lines = zlib.decompress(base64.b64decode(journal)).decode().split("\n")
-    fields = (line.split(" ", 3) for line in lines)
+    fields = (line.split(" ", 3) for line in _unpacked(journal).split("\n"))
     return [Record(int(seq), float(at), decode_body(kind, body)) for seq, at, kind, body in fields]
+
+
+def _packed(text: str) -> str:
+    """Return a text in base64, compressed, because Temporal limits the size of what it is given."""
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def _unpacked(packed: str) -> str:
+    return zlib.decompress(base64.b64decode(packed)).decode()

@@ -56,7 +56,10 @@ def commands(group=None, lead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
         ("simulate plan.yaml --fail nobody", "error: --fail: the plan has no task"),
         ("simulate plan.yaml --hang one=2", "--hang one: expected a probability from 0 to 1, got 2.0"),
         ("simulate plan.yaml --flaky one=often", "expected TASK or TASK=CHANCE"),
-        ("status --store sqlit:runs.db", "no store 'sqlit' is installed; installed are: jsonl, memory, postgres, postgresql, sqlite"),
+        (
+            "status --store sqlit:runs.db",
+            "no store 'sqlit' is installed; installed are: jsonl, memory, postgres, postgresql, sqlite",
+        ),
         ("jump", "jump"),
     ],
 )
