@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from replanning.errors import ChangeRejected, Problem
-from replanning.plan.messages import brief_repr, did_you_mean, format_path, validation_problems
+from replanning.plan.messages import brief_repr, did_you_mean, first_problems, format_path, validation_problems
 from replanning.plan.tasks import Items, StrictModel, Task
 from replanning.plan.types import JsonObject, TaskId, to_seconds
 
@@ -219,8 +219,8 @@ def parse_changes(data: object) -> tuple[PlanChange, ...]:
         return _CHANGES_ADAPTER.validate_python(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems = [Problem(format_path(("changes", *item["loc"])), _error_message(item)) for item in details]
-        raise ChangeRejected(problems) from None
+        problems = (Problem(format_path(("changes", *item["loc"])), _error_message(item)) for item in details)
+        raise ChangeRejected(first_problems(problems)) from None
 
 
 def _error_message(details: ErrorDetails) -> str:

@@ -298,16 +298,21 @@ def _without_invalid_fields(
     rest: dict[str, Any] = {
         key: list(value) if isinstance(value, list | tuple) else value for key, value in data.items()
     }
+    copied: set[tuple[str, int]] = set()
     for problem in problems:
         match path := parse_path(problem.place):
             case ("tasks" | "tools" as group, int(index), str(name), *_):
                 part, checked = rest[group][index], _CROSS_CHECKED_FIELDS[group]
                 if not isinstance(part, dict) or name not in part or name in checked:
                     return None
-                left = {key: value for key, value in part.items() if key != name}
+                if (group, index) not in copied:
+                    copied.add((group, index))
+                    part = rest[group][index] = dict(part)
+                value = part.pop(name)
                 known = getattr(model_at(model, path[:2]), "model_fields", {})
                 meant = "" if name in known else _closest_name(name, checked)
-                rest[group][index] = {meant: part[name], **left} if meant else left
+                if meant:
+                    part.setdefault(meant, value)
             case ("goal", *_):
                 rest["goal"] = {"objective": ""}
             case (str(name), *_) if name in rest and not (

@@ -200,6 +200,7 @@ CORPUS: Final[Sequence[tuple[str, Family]]] = [
     ("pattern of facts", ("", "{x}a", "")),
     ("pattern of facts", ("", "{{x}}a", "")),
     ("context file", ("=", "\n=a", "")),
+    ("changes", ("[", '{"kind":"a"},', "1]")),
     ("references", ("a", ".output", "")),
     ("authorship", ("a", "\n", "a")),
     ("commands to a forge", ("a", "\n", "a")),
@@ -322,6 +323,7 @@ PLANS: Final[Mapping[str, Callable[[int], Document]]] = {
         "tasks": users(n // 120),
     },
     "programs": lambda n: {"tools": [shell("; ".join(names("a", n // 8)))]},
+    "unknown fields": lambda n: {"tasks": [{"id": "a", **dict.fromkeys(names("f", n // 14), 1)}]},
     "nested fallbacks": lambda n: {
         "tasks": numbered(n // 1_400, lambda i: {"id": f"a{i}", **json.loads('{"undo":' * 90 + "{}" + "}" * 90)})
     },
