@@ -12,7 +12,7 @@ import asyncio  # noqa: TID251 # workflows run on an event loop of Temporal
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,16 +21,17 @@ from replanning.decision.request import AlternativeProvider, Answer, Question, R
 from replanning.engine.engine import ReplanningEngine, run_workers
 from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.environment import Environment
-from replanning.errors import ReplanningError
+from replanning.errors import RecordNotSerializable, ReplanningError
 from replanning.history.status import replay_records
 from replanning.integrations.frameworks import missing_framework
 from replanning.journal.memory import MemoryStore
 from replanning.journal.records import Failure, Record, Usage
-from replanning.journal.store import Lease, decode_body, encode_body
+from replanning.journal.store import Lease, decode_body, encode_body, to_plain_json
 from replanning.live.view import PlanView
 from replanning.plan.document import Plan
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, RunId
+from replanning.run.opening import redactor_for
 from replanning.run.retries import FailedElsewhere, failure_from
 from replanning.run.run import PlanRun, TaskContext, Work
 from replanning.settings import Settings
@@ -87,6 +88,7 @@ class ReplanningPlugin(SimplePlugin):
         self.settings = settings if isinstance(settings, Settings) else Settings.model_validate(settings or {})
         self.max_concurrency, self.max_history = max_concurrency, max_history
         self.providers = {provider.name: provider for provider in providers}
+        self._redactor = redactor_for(self.settings)
         self._work = self.functions.work if work is None else work
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
@@ -105,9 +107,16 @@ class ReplanningPlugin(SimplePlugin):
         context = ActivityContext(task, **request["context"])
         heart = asyncio.create_task(_beat())
         try:
-            return {"output": await self._work(task, context), "reports": context.reports}  # type: ignore[arg-type]
+            output = await self._work(task, context)  # type: ignore[arg-type]
+            try:
+                plain, _ = to_plain_json(output)
+            except RecordNotSerializable:
+                return {"reports": context.reports}
+            return {"output": self._redactor.value(plain), "reports": context.reports}
         except Exception as error:
             failure = failure_from(error, (task.retry or self.settings.retry).on, task.idempotent)
+            message, traceback = map(self._redactor.text, (failure.message, failure.traceback))
+            failure = replace(failure, message=message, traceback=traceback)
             raise ApplicationError(
                 failure.message,
                 {"failure": asdict(failure), "reports": context.reports},
@@ -259,7 +268,7 @@ class PlanWorkflow:
             _report(context, reports)
             raise FailedElsewhere(failure) from None
         _report(context, done["reports"])
-        return done["output"]
+        return done.get("output", _NOT_JSON)
 
     @workflow.update
     def answer(self, question: str, answer: dict[str, Any]) -> None:
@@ -293,6 +302,9 @@ class PlanWorkflow:
         except (ReplanningError, TypeError, ValueError) as error:  # refuses the update, not the run
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
 
+
+_NOT_JSON: Final = object()
+"""Output that is not JSON, which the worker did not send."""
 
 _CONTINUED: Final = "the history of the workflow is long; it continues as a new one"
 

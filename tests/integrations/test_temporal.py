@@ -3,8 +3,11 @@
 """Runs as workflows of Temporal, against a real server: faults, people, lost workers, long histories and replays."""
 
 import asyncio  # noqa: TID251 # the SDK needs it
+import base64
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -139,6 +142,31 @@ async def test_a_person_answers(address: str) -> None:
         result = await run.result()
         await replay(run, plugin)
     assert (result["status"], result["outputs"]["b"].partition(",")[0]) == ("succeeded", "b~2 by spare")
+
+
+async def test_secrets(address: str) -> None:
+    """What looks like a secret in an output or an error is not in the history of the workflow; what is no JSON is not kept."""
+    key = "ghp_" + "a1B2c3D4e5" * 3 + "f6G7h8"
+
+    async def leaky(task: Task, context: ActivityContext) -> object:
+        if task.id == "a":
+            return {"token": key}
+        if task.id == "b" and task.tool == "main":
+            raise ValueError(f"refused {key}")
+        return object()
+
+    async with runs(address, ReplanningPlugin(leaky)) as start:
+        run = await start(
+            PLAN.model_copy(update={"tasks": tuple(t.model_copy(update={"arguments": {}}) for t in PLAN.tasks)})
+        )
+        result = await run.result()
+        history = (await run.handle.fetch_history()).to_json()
+    assert (result["status"], "c" in result["outputs"]) == ("succeeded", False)
+    assert key not in history
+    assert key not in json.dumps(result)
+    told = [base64.b64decode(data) for data in re.findall(r'"data": ?"([^"]+)"', history)]
+    assert len(told) > 5
+    assert not any(key.encode() in data for data in told)
 
 
 class Model:
