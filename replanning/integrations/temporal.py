@@ -113,7 +113,7 @@ class ReplanningPlugin(SimplePlugin):
             except RecordNotSerializable:
                 return {"reports": context.reports}
             return {"output": self._redactor.value(plain), "reports": context.reports}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever work raises is a failure of its task
             failure = failure_from(error, (task.retry or self.settings.retry).on, task.idempotent)
             message, traceback = map(self._redactor.text, (failure.message, failure.traceback))
             failure = replace(failure, message=message, traceback=traceback)
@@ -122,7 +122,7 @@ class ReplanningPlugin(SimplePlugin):
                 {"failure": asdict(failure), "reports": context.reports},
                 type=failure.type,
                 category=ApplicationErrorCategory.BENIGN,  # the engine logs it, and decides what follows
-            ) from error
+            ) from None  # the failure has its traceback, without secrets
         finally:
             heart.cancel()
 
