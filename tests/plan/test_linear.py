@@ -199,7 +199,6 @@ CORPUS: Final[Sequence[tuple[str, Family]]] = [
     ("fact in a limited pattern", ("", "a,", "")),
     ("pattern of facts", ("", "{x}a", "")),
     ("pattern of facts", ("", "{{x}}a", "")),
-    ("context file", ("=", "\n=a", "")),
     ("changes", ("[", '{"kind":"a"},', "1]")),
     ("references", ("a", ".output", "")),
     ("authorship", ("a", "\n", "a")),
