@@ -826,8 +826,9 @@ class Lifecycle:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
         fields = entry.fields
         others = any(fields[name] for name in _COPIED_FIELDS)
-        # Also those that are empty, which can be filled.
-        copied = {name: detached(fields[name]) for name in _COPIED_FIELDS} if others else {}
+        # Also empty objects, which can be filled.
+        values = ((name, fields[name]) for name in _COPIED_FIELDS) if others else ()
+        copied = {name: detached(value) for name, value in values if value or type(value) is dict}
         if not fields["arguments"]:
             return entry.task.model_copy(update=copied) if copied else entry.task
         declared = entry.task.arguments
