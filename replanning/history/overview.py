@@ -110,7 +110,7 @@ class TaskRow:
 
     @property
     def detail(self) -> str:
-        """What it waits for, what replaced it, or why it is in its state."""
+        """The tasks that it waits for, those that replaced it, or the reason of its state."""
         if self.replaced_by and self.state is TaskState.REPLACED_BY_REPLAN:
             return f"→ {join_some(self.replaced_by)}"
         if self.question:

@@ -1,4 +1,4 @@
-"""What integrations of agent frameworks share: descriptions of tools, runs of threads, tasks of sessions, and questions."""
+"""Shared parts of the integrations: descriptions of tools, runs of threads, tasks of sessions, and questions to a person."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ _plugins: Final[dict[str, ReplanningPlugin]] = {}
 
 @dataclass
 class ActivityContext:
-    """What work may know of its attempt, and report beside its output, as of a `replanning.TaskContext`."""
+    """Context of an attempt that is carried out in an activity; what work reports to it takes effect when the attempt ends."""
 
     task: Task
     run_id: str
