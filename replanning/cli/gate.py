@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from replanning import Answer, Question, ReplanningError, StoreGate, Task
+from replanning import Answer, Question, ReplanningError, StoreGate
 from replanning.changes import PlanChange, ReplaceTask, dump_change, parse_changes
 from replanning.cli.app import DIFF_STYLES, RunOptions, console, escape_control
-from replanning.cli.lookup import RunDisplay, user_name
+from replanning.cli.lookup import RunDisplay, is_phase_task, user_name
 from replanning.environment import SystemClock
 from replanning.errors import Problem, SettingsError
 from replanning.history.reports import candidate_lines
 from replanning.history.wording import printable_line, trigger_line
 from replanning.plan.messages import spoken_id
-from replanning.plan.tasks import planning_notes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,11 +75,6 @@ def print_question(out: Console, question: Question) -> None:
                 out.print(f"  {line}")
             for line in diff.splitlines():
                 out.print(f"       {line[:2]}{printable_line(line[2:])}", style=DIFF_STYLES.get(line[:1], ""))
-
-
-def is_phase_task(task: Task) -> bool:
-    """Return whether a task is a phase of planning mode."""
-    return "phase" in planning_notes(task)
 
 
 class ConsoleGate:

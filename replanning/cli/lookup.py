@@ -33,6 +33,7 @@ from replanning.journal import store as stores
 from replanning.journal.records import RunOpened
 from replanning.plan.messages import did_you_mean, join_names, spoken_id
 from replanning.plan.reading import format_of, locate_problems, read_document, read_text_file
+from replanning.plan.tasks import Task, planning_notes
 from replanning.plan.types import JsonObject, QuestionId, RunId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -213,11 +214,26 @@ def command_line(place: str, *words: str) -> str:
     return shlex.join(["replanning", *words, *store])
 
 
+def is_phase_task(task: Task) -> bool:
+    """Return whether a task is a phase of planning mode."""
+    return "phase" in planning_notes(task)
+
+
+def belongs_to_program(opened: RunOpened) -> bool:
+    """Return whether only the program that began a run can go on with it: a session, or a plan that functions execute."""
+    from replanning.tools.check import TOOL_KINDS  # most commands need no tools
+
+    used = {task.tool for task in opened.plan.tasks}
+    kinds = {tool.kind for tool in opened.plan.tools if tool.name in used}
+    executed_here = any(map(is_phase_task, opened.plan.tasks)) or (bool(kinds) and kinds <= TOOL_KINDS)
+    return opened.open_ended or not executed_here
+
+
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
-    """Return the command that resumes a run and the words for it; no command for a session, which a program goes on with."""
+    """Return the command that resumes a run and the words for it; no command where only a program can go on with it."""
     opened = next(iter(store.read(run)), None)
-    if opened is not None and isinstance(opened.body, RunOpened) and opened.body.open_ended:
-        return None, f"the program whose session it is, with run_id={run!r}"
+    if opened is not None and isinstance(opened.body, RunOpened) and belongs_to_program(opened.body):
+        return None, f"the program that began it, with run_id={run!r}"
     command = command_line(place, "resume", run)
     return command, command
 

@@ -34,7 +34,7 @@ from replanning.cli.app import (
     redactor,
     refuse,
 )
-from replanning.cli.gate import is_phase_task, print_question
+from replanning.cli.gate import print_question
 from replanning.decision import Question
 from replanning.environment import SystemClock
 from replanning.errors import (
@@ -647,9 +647,10 @@ def resume(
         how = "succeeded" if info.status == "succeeded" else "was aborted"
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} {how}: {advice}")
-    if opened.open_ended:
-        raise NotRunning(f"run {info.run!r} is the session of a program; only that program can go on with it")
-    if any(map(is_phase_task, opened.plan.tasks)):
+    if lookup.belongs_to_program(opened):
+        what = "is the session of a program" if opened.open_ended else "executes functions of a program"
+        raise NotRunning(f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}")
+    if any(map(lookup.is_phase_task, opened.plan.tasks)):
         from replanning.cli.solve import resume_planning  # other runs need no planning mode
 
         raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from replanning import PlanRun, ReplanningEngine, journal
 from replanning.changes import RetryTask, dump_change
 from replanning.cli.app import DIFF_STYLES, ExitCode, RunOptions, console, escape_control, print_json, print_message
-from replanning.cli.gate import is_phase_task
-from replanning.cli.lookup import command_line, question_words, shown_place
+from replanning.cli.lookup import command_line, is_phase_task, question_words, shown_place
 from replanning.errors import StoreError
 from replanning.history.overview import STATE_LOOKS
 from replanning.history.reports import format_score

@@ -285,6 +285,7 @@ class ReplanningEngine:
         work: Work | None = None,
         *,
         tools: Sequence[ToolFunction] = (),
+        run_id: str | None = None,
         max_concurrency: int = 8,
         replanning: bool = True,
     ) -> RunResult:
@@ -294,11 +295,14 @@ class ReplanningEngine:
             plan: the plan.
             work: executes one task: returns its output, raises when it fails.
             tools: functions that execute the tasks instead of `work`, and describe the tools of the plan.
+            run_id: the id of the run, which is resumed where it exists.
             max_concurrency: the most tasks that run at once.
-            replanning: false to run it as if there were no engine.
+            replanning: false to run it as if there were no engine; a new run.
 
         Raises:
             PlanError: the tasks do not fit these tools.
+            RunOwned: another process is at this run.
+            StoreError: it is a run of another plan, or the store does not take it.
             TypeError: this is no plan, the work is not an async function of a task and its context, or both work and
                 tools are given, or neither.
             ValueError: there would be no worker.
@@ -309,7 +313,9 @@ class ReplanningEngine:
             functions = FunctionTools(tools)
             plan, work = functions.describe(plan), functions.work
         validate_work(work, max_concurrency)
-        source = self.open(plan) if replanning else open_run(plan, store=self.store, factory=self._run_factory)
+        source = self.open(plan) if run_id is None else self.run_or_resume(plan, run_id=run_id)
+        if not replanning:
+            source = open_run(plan, store=self.store, run_id=run_id, factory=self._run_factory)
         async with source as run:
             await run_workers(run, work, max_concurrency)
         return run.result

@@ -42,6 +42,9 @@ _DEFINITION_CHECKS: Final[Mapping[str, Callable[[ToolSpec], list[str]]]] = {
     "mcp": lambda tool: [],  # that its server is described, the plan checks itself
 }
 
+TOOL_KINDS: Final = frozenset(_DEFINITION_CHECKS)
+"""Kinds of tools that can be executed without a program."""
+
 _MAX_LOOKUPS: Final = 2_000
 """Most programs that are looked for on the PATH."""
 

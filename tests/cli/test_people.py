@@ -6,12 +6,13 @@ import json
 import re
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
-from replanning import ReplanningEngine, Settings, ToolSpec
+from replanning import Goal, Plan, ReplanningEngine, RunResult, Settings, Task, TaskContext, ToolSpec, tool
 from replanning.errors import NeedsHuman
 from tests.support.cli import (
     REPAIRED,
@@ -222,6 +223,34 @@ def test_output_that_cannot_show_every_character(tmp_path: Path) -> None:
     assert r"\u2713 succeeded" in cli(tmp_path, *RUN, PYTHONIOENCODING="ascii").stdout
 
 
+@pytest.mark.parametrize("tools", [True, False], ids=["functions", "work"])
+def test_plans_of_programs(tmp_path: Path, tools: bool) -> None:
+    """A plan that functions of a program execute is resumed by that program alone, also after an answer."""
+
+    def broken() -> str:
+        raise LookupError("no such address")
+
+    def spare() -> str:
+        return "sent"
+
+    async def work(task: Task, context: TaskContext) -> str:
+        return broken() if task.tool == "broken" else spare()
+
+    specs = tuple(ToolSpec(name=name, capability="send") for name in ("broken", "spare"))
+    plan = Plan(goal=Goal(objective="mail"), tasks=(Task(id="mail", tool="broken"),), tools=() if tools else specs)
+    how = {"tools": [tool(capability="send")(broken), tool(capability="send")(spare)]} if tools else {"work": work}
+
+    def go_on() -> RunResult:
+        engine = ReplanningEngine(store=tmp_path / "runs.db", settings={"alternatives": {"require_approval": True}})
+        return anyio.run(partial(engine.execute, plan, run_id="r", **how))
+
+    assert go_on().status == "needs_human"
+    store = ("--store", "runs.db")
+    assert "go on with: the program that began it" in cli(tmp_path, "approve", "r", "1", *store).stdout
+    assert "executes functions of a program; only that" in cli(tmp_path, "resume", "r", *store, code=2).stderr
+    assert (go_on().outputs, go_on().status) == ({"mail": "sent"}, "succeeded")
+
+
 def test_sessions_of_programs(tmp_path: Path) -> None:
     """A session is gone on with by its program alone: `resume` refuses it, and answers and `status` say who goes on."""
 
@@ -239,7 +268,7 @@ def test_sessions_of_programs(tmp_path: Path) -> None:
         anyio.run(agent)
     store = ("--store", "runs.db")
     assert "is the session of a program" in cli(tmp_path, "resume", "s", *store, code=2).stderr
-    assert "go on with: the program whose session it is" in cli(tmp_path, "approve", "s", "1", *store).stdout
-    assert "go on     the program whose session it is" in cli(tmp_path, "status", "s", *store).stdout
+    assert "go on with: the program that began it" in cli(tmp_path, "approve", "s", "1", *store).stdout
+    assert "go on     the program that began it" in cli(tmp_path, "status", "s", *store).stdout
     assert answer(tmp_path, "status", "s", *store)["status"] == "paused"
     assert "revision 1 was made by a call" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr
