@@ -264,7 +264,8 @@ def _read_yaml(text: str) -> JsonValue:
                 if anchor is not None:
                     anchors[anchor] = (value, nodes - first_node, value_height)
                 container, key, anchor, first_node, height = around.pop()
-                height = max(height, value_height)
+                if value_height > height:  # noqa: PLR1730 - max() takes several times as long, for every value
+                    height = value_height
             elif kind is AliasEvent:
                 name = str(event.anchor)
                 if name not in anchors:
