@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate, Task
+from replanning import Alternative, PlanEvaluation, ReplanningEngine, ReplanRequest, Settings, StoreGate, Task, ToolSpec
 from replanning.changes import SkipTask
 from replanning.exporters._narrator import Line, Narrator
 from replanning.history import ReplanHistory, import_history
@@ -42,8 +42,12 @@ def doubtful(request: ReplanRequest) -> list[Alternative]:
     return [replacement, alternative(SkipTask(task_id=task_id), confidence=0.35, reason="without it")]
 
 
-def make_run(run_id: str, *failures: str, doubts: bool = False, apart: bool = False) -> None:
-    """A run of three tasks in the store; with doubts, one that waits for a person, about each task that is apart."""
+def make_run(run_id: str, *failures: str, doubts: bool = False, apart: bool = False, tool: str | None = None) -> None:
+    """A run of three tasks in the store; with doubts, one that waits for a person, about each task that is apart.
+
+    With a tool the command line can resume it.
+    """
+    tools = [ToolSpec(name=tool, kind="shell", command="true")] if tool else []
 
     async def play() -> None:
         async with VirtualClock() as clock:
@@ -53,7 +57,8 @@ def make_run(run_id: str, *failures: str, doubts: bool = False, apart: bool = Fa
                 environment=environment(clock),
                 settings=SETTINGS,
             )
-            document = plan(*(Task(id=i) for i in "abc")) if apart else chain("a", "b", "c")
+            tasks = chain("a", "b", "c").tasks if not apart else tuple(Task(id=i) for i in "abc")
+            document = plan(*(task.model_copy(update={"tool": tool}) for task in tasks), tools=tools)
             async with engine.open(document, run_id=run_id) as run:
                 async for task in run.ready():
                     async with run.attempt(task) as attempt:
@@ -279,7 +284,7 @@ def test_pending() -> None:
 
 def test_answer_waits_for_resume() -> None:
     """An answer to a run without a process is kept and shown, cannot be given twice, and needs a resume."""
-    make_run("asking", "b", doubts=True)
+    make_run("asking", "b", doubts=True, tool="true")
     for choice in ("0", "3"):
         assert f"has candidates 1 to 2, got {choice}" in call("approve", "--choice", choice, code=2)
     assert "it was never asked" in call("approve", "asking.q7", code=1)
@@ -291,8 +296,8 @@ def test_answer_waits_for_resume() -> None:
 
 def test_two_open_questions() -> None:
     """An answer must name one of several open questions; programs are told the command that resumes its run."""
-    make_run("asking", "b", doubts=True)
-    make_run("other", "a", doubts=True)
+    make_run("asking", "b", doubts=True, tool="true")
+    make_run("other", "a", doubts=True, tool="true")
     assert "2 questions are open: other 1, asking 1; name one of them" in call("approve", code=1)
     resume = "replanning resume asking --store runs/history.db"
     expected = {"run": "asking", "question": "asking.q1", "verdict": "approve", "taken": False, "resume": resume}
@@ -303,14 +308,14 @@ def test_answer_all() -> None:
     """With --all, all questions of a run are answered, and each is listed; one that is not taken is code 1."""
     make_run("done", "b")
     assert "no run has an open question" in call("approve", "--all", code=1)
-    make_run("asking", "a", "b", "c", doubts=True, apart=True)
+    make_run("asking", "a", "b", "c", doubts=True, apart=True, tool="true")
     resume = "replanning resume asking --store runs/history.db"
     text = call("approve", "--all", "--choice", "2", "--by", "eve")
     for number in (1, 2, 3):
-        assert f"question {number}: approve: left for the run (without it)" in text
+        assert f"question {number}: approve: left for the run (scripted)" in text
     assert f"no process carries out run asking now, so go on with: {resume}" in text
     assert "question 2: not taken: it was answered already" in call("reject", "--all", "asking", code=1)
-    make_run("other", "a", "b", doubts=True, apart=True)
+    make_run("other", "a", "b", doubts=True, apart=True, tool="true")
     assert "several runs ask: other, asking; name one of them" in call("reject", "--all", code=1)
     expected = {
         "run": "other",

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from replanning import Plan, ReplanningEngine, open_run
+from replanning import Plan, ReplanningEngine, Task, ToolSpec, open_run
 from replanning.journal import AttemptFailed, JsonlStore, RunStore, SqliteStore
 from tests.support.invariants import replay_differences
 from tests.support.resume import RUN
-from tests.support.runs import bodies, chain
+from tests.support.runs import bodies, chain, plan
 
 CONTROL = "".join(map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0x202E, 0xFEFF, 0xFFFE]))
 
@@ -64,7 +64,9 @@ async def test_control_characters(store: RunStore) -> None:
 
 async def test_edited_journal_on_the_command_line(tmp_path: Path) -> None:
     """A journal with a bad line in its middle ends commands with a sentence that names file and line, and no traceback."""
-    async with open_run(chain("a", "b"), store=JsonlStore(tmp_path), run_id=RUN) as run:
+    tools = [ToolSpec(name="true", kind="shell", command="true")]
+    document = plan(Task(id="a", tool="true"), Task(id="b", tool="true", depends_on=("a",)), tools=tools)
+    async with open_run(document, store=JsonlStore(tmp_path), run_id=RUN) as run:
         run.succeeded(run.started("a"))
     path = tmp_path / f"{RUN}.jsonl"
     lines = path.read_text().splitlines()
