@@ -226,7 +226,7 @@ from datetime import timedelta
 from temporalio.client import Client
 from temporalio.worker import Worker
 from replanning.integrations import temporal
-temporal._HEARTBEAT_SECONDS = 1.0
+temporal._HEARTBEAT_SECONDS = 2.0
 
 async def work(task, context):
     with open(sys.argv[2], "a") as file:

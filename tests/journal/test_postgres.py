@@ -51,10 +51,10 @@ def address(postgres_server: Server) -> str:
 
 @pytest.fixture
 def store(address: str) -> Iterator[RunStore]:
-    """A store in an empty schema, which waits half a second for an answer."""
+    """A store in an empty schema, which waits two seconds for an answer."""
     from replanning.journal.postgres import PostgresStore
 
-    with closing(PostgresStore(address, timeout=0.5)) as opened:
+    with closing(PostgresStore(address, timeout=2)) as opened:
         yield opened
 
 
