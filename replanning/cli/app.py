@@ -175,7 +175,7 @@ StoreOption = Annotated[
         metavar="PLACE",
         envvar="REPLANNING_STORE",
         help="The store that keeps runs: a SQLite file; a folder or NAME.jsonl for text files; memory to keep nothing;"
-        " or PLUGIN:PLACE.",
+        " postgresql://…; or PLUGIN:PLACE.",
     ),
 ]
 
@@ -219,7 +219,7 @@ class RunOptions:
             metavar="NAME",
             help="The provider of alternatives: repair, or a language model (openai, anthropic, github-copilot, ollama,"
             " local; NAME:MODEL for one of its models; NAME,NAME to fall back to the second); repeat for several."
-            " auto is repair and the first model whose key is in the environment.",
+            " auto is repair and the models whose keys are in the environment, the next one where one fails.",
         ),
     ] = None
     store: StoreOption = DEFAULT_STORE

@@ -417,9 +417,10 @@ class _ActivityProvider:
 
 
 async def _beat() -> None:
+    timeout = activity.info().heartbeat_timeout or timedelta(seconds=_HEARTBEAT_SECONDS)
     while True:
         activity.heartbeat()
-        await asyncio.sleep(_HEARTBEAT_SECONDS / 3)
+        await asyncio.sleep(timeout.total_seconds() / 3)
 
 
 def _failure(error: ActivityError) -> tuple[list[list[Any]], Failure]:

@@ -248,8 +248,9 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
     """Return the store at a place; a store is returned as it is.
 
     Args:
-        place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files; or
-            `PLUGIN:PLACE` for an installed store of that name. A leading `~` stands for the home folder.
+        place: `memory`; a SQLite file; a folder or a name ending in `.jsonl` for a folder of text files;
+            `postgresql://user@host/database`; or `PLUGIN:PLACE` for an installed store of that name. A leading `~` stands
+            for the home folder.
 
     Raises:
         StoreError: the place cannot be used.
