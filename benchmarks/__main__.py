@@ -4,7 +4,10 @@ speed      the overhead of the library, as ratios to floors measured in the same
 planbench  recovery after an unexpected event, on published instances, with baselines beside it
 workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
+calls      what the engine adds to a call of a tool, for each agent framework that is installed
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
+capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in six minutes
+fanout     plans of 10,000 and 50,000 tasks on Temporal; on a quiet machine
 all        everything; without the published data only what needs none
 fetch      gets the published data from where it is published, by its checksums, into benchmarks/data
 readme     renews the tables and plots of the pages from benchmarks/results
@@ -18,9 +21,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import fetch, outages, planbench, planning, readme, speed, workflows
+from benchmarks import calls, capacity, fanout, fetch, outages, planbench, planning, readme, speed, workflows
 
 Part = tuple[str, object]
 
@@ -39,9 +43,15 @@ def main() -> int:
     )
     parser.add_argument("--short", action="store_true", help="fewer instances and rounds, for a first look")
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="how often the speed is measured (3 in the short form, else 7)"
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="how often speed and calls are measured (by default 3 and 10 times in the short form, else 7 and 50)",
     )
     parser.add_argument("--llm", metavar="NAME", help="planning: a real model to measure as well, such as openai")
+    parser.add_argument(
+        "--postgres", metavar="URL", help="capacity: the server to measure; by default one that is started for it"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     arguments = parser.parse_args()
     if arguments.benchmark == "readme":
@@ -82,6 +92,11 @@ def _speed(arguments: argparse.Namespace) -> Part:
     return report.table(), report.to_json()
 
 
+def _calls(arguments: argparse.Namespace) -> Part:
+    report = calls.measure(short=arguments.short, rounds=arguments.rounds, report=_say)
+    return report.table(), report.to_json()
+
+
 def _planbench(arguments: argparse.Namespace) -> Part | None:
     if not _there(arguments.data, "planbench", *planbench.FILES):
         return None
@@ -106,6 +121,19 @@ def _planning(arguments: argparse.Namespace) -> Part:
     return report.table(), report.to_json()
 
 
+def _capacity(arguments: argparse.Namespace) -> Part:
+    found = capacity.measure(short=arguments.short, postgres=arguments.postgres, report=_say)
+    return found.table(), found.to_json()
+
+
+def _fanout(arguments: argparse.Namespace) -> Part | None:
+    if find_spec("temporalio") is None:
+        _say('fanout is left out: it needs pip install "replanning[temporal,temporal-server]"')
+        return None
+    report = fanout.measure(short=arguments.short, report=_say)
+    return report.table(), report.to_json()
+
+
 def _there(folder: Path, name: str, *files: str) -> bool:
     missing = [file for file in files if not (folder / file).exists()]
     other = name == "planbench" and any(folder.glob("*.jsonl"))  # instances of somebody else's
@@ -123,10 +151,13 @@ def _say(line: str) -> None:
 
 _BENCHMARKS: dict[str, Callable[[argparse.Namespace], Part | None]] = {
     "speed": _speed,
+    "calls": _calls,
     "planbench": _planbench,
     "workflows": _workflows,
     "tools": _tools,
     "planning": _planning,
+    "capacity": _capacity,
+    "fanout": _fanout,
 }
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -72,28 +73,31 @@ def memory(tasks: int) -> Figure:
 
 def resume(tasks: int) -> Figure:
     """Seconds to take up a run whose journal holds two records for each of its tasks."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "history.db")
-
-        async def first() -> str:
-            engine = ReplanningEngine(store=store)
-            async with engine.open(flat(tasks + 1)) as run:
-                ready = run.ready()
-                for _ in range(tasks):
-                    run.succeeded(run.started((await anext(ready)).id))
-                run.pause()
-            return run.id
-
-        async def again(run_id: str) -> float:
-            start = time.perf_counter()
-            async with ReplanningEngine(store=store).resume(run_id) as run:
-                elapsed = time.perf_counter() - start
-                run.pause()
-            return elapsed
-
-        value = anyio.run(again, anyio.run(first))
-        store.close()
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder) / "history.db")) as store:
+        value = seconds_to_resume(store, tasks)
     return single(f"resume from {2 * tasks:,} records", [value], "s", 1.5)
+
+
+def seconds_to_resume(store: RunStore, tasks: int) -> float:
+    """Make a run of which all tasks but one are done, and resume it."""
+
+    async def first() -> str:
+        engine = ReplanningEngine(store=store)
+        async with engine.open(flat(tasks + 1)) as run:
+            ready = run.ready()
+            for _ in range(tasks):
+                run.succeeded(run.started((await anext(ready)).id))
+            run.pause()
+        return run.id
+
+    async def again(run_id: str) -> float:
+        start = time.perf_counter()
+        async with ReplanningEngine(store=store).resume(run_id) as run:
+            elapsed = time.perf_counter() - start
+            run.pause()
+        return elapsed
+
+    return anyio.run(again, anyio.run(first))
 
 
 def stalls(rounds: int, tasks: int) -> list[Figure]:

@@ -12,10 +12,12 @@ from pydantic import TypeAdapter
 
 from benchmarks import outages, planbench, plots, workflows
 from benchmarks.figures import Report
+from benchmarks.sizing import Capacity
 from replanning.plan import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
-PAGES = (Path(__file__).parent.parent / "README.md", Path(__file__).parent / "README.md")
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "how-to" / "sizing.md")
 ORDER = {
     "gpt4": "GPT-4's replans alone",
     "gpt4, verified": "GPT-4's replans, verified by the engine",
@@ -48,14 +50,19 @@ def written(text: str, folder: Path = RESULTS) -> str:
         ValueError: a marker names no benchmark, or has no end.
     """
     for name in re.findall(r"<!-- benchmarks:([\w-]+) -->", text):
-        if name not in {*_TABLES, "summary"}:
-            raise ValueError(f"benchmarks:{name} is none of {', '.join(_TABLES)}, summary")
+        if name not in {*_TABLES, "summary", "sizes"}:
+            raise ValueError(f"benchmarks:{name} is none of {', '.join(_TABLES)}, summary, sizes")
         begin, end = f"<!-- benchmarks:{name} -->\n", f"<!-- /benchmarks:{name} -->"
         before, _, rest = text.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
             raise ValueError(f"the marker benchmarks:{name} has no end: write {end} below it")
-        table = _summary(folder) if name == "summary" else _TABLES[name](_read(folder, name))
+        if name == "summary":
+            table = _summary(folder)
+        elif name == "sizes":
+            table = Capacity.from_json(_read(folder, "capacity")).sizes()
+        else:
+            table = _TABLES[name](_read(folder, name))
         text = f"{before}{begin}\n{table}\n\n{end}{after}"
     return text
 
@@ -188,10 +195,15 @@ def _report(data: object) -> str:
     return Report.from_json(data).table()
 
 
+def _capacity(data: object) -> str:
+    return Capacity.from_json(data).table()
+
+
 _TABLES: dict[str, Callable[[object], str]] = {
     "planbench": _planbench,
     "workflows": _workflows,
     "tools": _tools,
     "speed": _report,
     "planning": _report,
+    "capacity": _capacity,
 }

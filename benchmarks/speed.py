@@ -188,9 +188,12 @@ def _layers(tasks: int) -> Plan:
 
 
 async def _failures(plan: Plan, count: int) -> list[float]:
-    """Seconds from the report of a failure to the applied revision, for the first `count` tasks of a plan."""
     settings = Settings.model_validate({"cooldown": 0})
-    engine = ReplanningEngine([_Instant()], settings=settings)
+    return await failures(ReplanningEngine([_Instant()], settings=settings), plan, count)
+
+
+async def failures(engine: ReplanningEngine, plan: Plan, count: int) -> list[float]:
+    """Seconds from the report of a failure to the applied revision, for the first `count` tasks of a plan."""
     latencies: list[float] = []
     async with engine.open(plan) as run:
         ready = run.ready()

@@ -1,0 +1,348 @@
+"""Overhead of a call of a tool: the same agent with the engine and without, in turn, in one process.
+
+Each answer of a scripted model calls one tool, which notes when it is called; a call lasts from there to the next one.
+The time is that of the processor, since others use the machine, too. The journal is in memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypedDict
+
+import anyio
+import anyio.to_thread
+
+from benchmarks.figures import machine, quiet
+from replanning import Plan, ReplanningEngine, tool
+from replanning.plan import JsonObject
+
+BAR = 200.0
+"""Microseconds that the engine may add to a call."""
+
+CALLS, WARM = 24, 8
+"""Calls of a run, and how many of them warm up; frameworks stop agents that make many more."""
+
+SERVER = Path(__file__).parent.parent / "tests" / "support" / "mcp_plain_server.py"
+
+_called: list[float] = []
+"""When the tool was called."""
+
+
+def count_now(value: int) -> int:
+    """Return the number."""
+    _called.append(time.process_time())
+    return value
+
+
+def find_now(query: str, language: str) -> list[dict[str, object]]:
+    """Find pages."""
+    _called.append(time.process_time())
+    return [{"title": f"page {n}", "url": f"https://example.org/{n}", "score": 0.5} for n in range(3)]
+
+
+async def count(value: int) -> int:
+    """Return the number."""
+    return count_now(value)
+
+
+async def find(query: str, language: str) -> list[dict[str, object]]:
+    """Find pages."""
+    return find_now(query, language)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A tool that does nothing, as a function and as one that is not async, and the arguments of each call."""
+
+    name: str
+    title: str
+    function: Callable[..., Awaitable[object]]
+    plain: Callable[..., object]
+    arguments: Callable[[int], dict[str, object]]
+
+
+WORKS = (
+    Work("count", "a number", count, count_now, lambda n: {"value": n}),
+    Work(
+        "find", "two texts", find, find_now, lambda n: {"query": f"what has changed in release {n}?", "language": "en"}
+    ),
+)
+
+Run = Callable[[], Awaitable[object]]
+Subject = Callable[[Work, int, ReplanningEngine | None], Run]
+"""Makes an agent that calls the tool a number of times, attached to the engine if there is one, and returns its run."""
+
+
+def session(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """A loop of a program's own."""
+    function: Any = tool(work.function)
+
+    async def run() -> None:
+        async with engine.session("measure", tools=[function]) if engine else nullcontext() as opened:
+            for n in range(calls):
+                await (opened.call(function, **work.arguments(n)) if opened else function(**work.arguments(n)))
+
+    return run
+
+
+class _State(TypedDict):
+    done: int
+    found: object
+
+
+def langgraph(work: Work, calls: int, engine: ReplanningEngine | None, *, sync: bool = False) -> Run:
+    """A graph with one node, which leads to itself; a synchronous run is one in the thread of its caller."""
+    from langchain_core.runnables import RunnableLambda
+    from langgraph.graph import END, START, StateGraph
+
+    from replanning.integrations.langgraph import replanned
+
+    async def node(state: _State) -> dict[str, object]:
+        return {"done": state["done"] + 1, "found": await work.function(**work.arguments(state["done"]))}
+
+    def node_now(state: _State) -> dict[str, object]:
+        return {"done": state["done"] + 1, "found": work.plain(**work.arguments(state["done"]))}
+
+    builder = StateGraph(_State)
+    builder.add_node("work", RunnableLambda(node_now, node))
+    builder.add_edge(START, "work")
+    builder.add_conditional_edges("work", lambda state: "work" if state["done"] < calls else END)
+    graph = replanned(builder.compile(), engine) if engine else builder.compile()
+    given, config = {"done": 0}, {"recursion_limit": calls + 5}
+
+    async def run() -> None:
+        graph.invoke(given, config) if sync else await graph.ainvoke(given, config)
+
+    return run
+
+
+def langchain(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of an agent."""
+    from langchain.agents import create_agent
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool as described
+
+    from replanning.integrations.langgraph import ReplanningMiddleware, replanned
+    from tests.integrations.test_langgraph import FakeModel
+
+    asked = [{"name": work.name, "args": work.arguments(n), "id": str(n)} for n in range(calls)]
+    model = FakeModel(messages=iter([*(AIMessage("", tool_calls=[each]) for each in asked), AIMessage("done")]))
+    agent = create_agent(model, [described(work.function)], middleware=[ReplanningMiddleware()] if engine else [])
+    agent = agent if engine is None else replanned(agent, engine)
+    return lambda: agent.ainvoke({"messages": [("user", "go")]}, {"recursion_limit": 3 * calls + 5})
+
+
+def pydantic_ai(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of an agent."""
+    from pydantic_ai import Agent
+    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+    from pydantic_ai.models.function import FunctionModel
+
+    from replanning.integrations.pydantic_ai import Replanned
+
+    answers = iter([*(ToolCallPart(work.name, work.arguments(n)) for n in range(calls)), TextPart("done")])
+    model = FunctionModel(lambda messages, info: ModelResponse([next(answers)]))
+    agent = Agent(model, tools=[work.function], capabilities=[Replanned(engine=engine)] if engine else [])
+    return lambda: agent.run("go")
+
+
+def openai_agents(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of an agent."""
+    from agents import Agent, Runner, function_tool, set_tracing_disabled
+    from agents.testing import ScriptedModel, assistant_message, function_call
+
+    from replanning.integrations.openai_agents import replanned
+
+    set_tracing_disabled(True)
+    answers = [[function_call(work.name, work.arguments(n), call_id=str(n))] for n in range(calls)]
+    model = ScriptedModel([*answers, [assistant_message("done")]])
+    agent = Agent("agent", model=model, tools=[function_tool(work.function)])
+
+    async def run() -> None:
+        async with replanned(agent, engine) if engine else nullcontext(agent) as attached:
+            await Runner.run(attached, "go", max_turns=calls + 5)
+
+    return run
+
+
+def agent_framework(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of an agent."""
+    from agent_framework import Agent, Content
+    from agent_framework import tool as described
+
+    from replanning.integrations.agent_framework import Replanned
+    from tests.integrations.test_agent_framework import Model
+
+    asked = (Content.from_function_call(str(n), work.name, arguments=work.arguments(n)) for n in range(calls))
+    attached = [Replanned(engine=engine)] if engine else []
+    model = Model(*([each] for each in asked))
+    agent = Agent(model, tools=[described(work.function)], middleware=attached)
+    return lambda: agent.run("go")
+
+
+def google_adk(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of an agent."""
+    from tests.integrations.test_google_adk import Chat, agent, attached, call, text
+
+    answers = [[call(work.name, **work.arguments(n))] for n in range(calls)]
+    root = agent(*answers, [text("done")], tools=[work.function])
+    chat = Chat(root, *([attached(engine, {})] if engine else []))
+    return lambda: chat.send(text("go"))
+
+
+def crewai(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of a crew, which runs in a thread."""
+    from crewai.tools import tool as described
+
+    from replanning.integrations.crewai import replanned
+    from tests.integrations.test_crewai import ScriptedModel, call_of, crew_of
+
+    answers = [[call_of(work.name, n, **work.arguments(n))] for n in range(calls)]
+    crew = crew_of(ScriptedModel(model="scripted", answers=[*answers, "done"]), described(work.name)(work.plain))
+
+    async def run() -> None:
+        with replanned(crew, engine) if engine else nullcontext():
+            await anyio.to_thread.run_sync(crew.kickoff)
+
+    return run
+
+
+def mcp(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
+    """Tools of a server in a process of its own. With the engine, the client has a server in between."""
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    from replanning.integrations.mcp import open_proxy
+
+    command = [sys.executable, str(SERVER)]
+    plan = Plan.model_validate({"goal": {"objective": "measure"}, "mcp": {"server": {"command": command}}})
+    direct = StdioServerParameters(command=command[0], args=command[1:])
+
+    async def run() -> None:
+        async with (
+            open_proxy(engine, plan) if engine else nullcontext() as proxy,
+            Client(proxy.server if proxy else stdio_client(direct)) as client,
+        ):
+            for n in range(calls):
+                await client.call_tool("search", work.arguments(n))
+                _called.append(time.process_time())
+
+    return run
+
+
+SUBJECTS: dict[str, tuple[str, Subject]] = {
+    "a session": ("replanning", session),
+    "LangGraph": ("langgraph", langgraph),
+    "LangGraph, synchronous": ("langgraph", partial(langgraph, sync=True)),
+    "LangChain": ("langchain", langchain),
+    "pydantic-ai": ("pydantic-ai-slim", pydantic_ai),
+    "OpenAI Agents SDK": ("openai-agents", openai_agents),
+    "Agent Framework": ("agent-framework-core", agent_framework),
+    "Google ADK": ("google-adk", google_adk),
+    "CrewAI": ("crewai", crewai),
+    "MCP proxy": ("mcp", mcp),
+}
+"""By name, the package that is needed, and what is measured."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Microseconds of one framework: of a call without the engine, and what the engine adds to it, and to a run."""
+
+    name: str
+    version: str
+    arguments: str
+    without: float
+    more: float
+    more_p10: float
+    opening: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """The figures, with the machine on which they were measured."""
+
+    machine: str
+    rounds: int
+    rows: tuple[Row, ...]
+    skipped: tuple[str, ...]
+
+    def table(self) -> str:
+        """The figures as a Markdown table."""
+        lines = [
+            f"{self.machine}; processor time, medians of {self.rounds} runs of {CALLS - WARM} calls each, in turn.",
+            f"The engine may add {BAR:.0f} µs to a call; what adds more is bold.\n",
+            "| framework | arguments | a call without | more with the engine (10th percentile) | more for a run |",
+            "|---|---|---|---|---|",
+        ]
+        for row in self.rows:
+            mark = "" if row.more <= BAR else "**"
+            lines.append(
+                f"| {row.name} {row.version} | {row.arguments} | {row.without:.0f} µs "
+                f"| {mark}{row.more:.0f} µs{mark} ({row.more_p10:.0f}) | {row.opening / 1000:.1f} ms |"
+            )
+        return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
+
+    def to_json(self) -> JsonObject:
+        """The same for programs."""
+        return asdict(self)
+
+
+def measure(
+    *,
+    short: bool = False,
+    rounds: int | None = None,
+    subjects: Mapping[str, tuple[str, Subject]] = SUBJECTS,
+    report: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Measure every framework that is installed."""
+    rounds = rounds or (10 if short else 50)
+    where, rows, skipped = machine(), list[Row](), list[str]()
+    for name, (package, subject) in subjects.items():
+        try:
+            number = version(package)
+        except PackageNotFoundError:
+            skipped.append(f"{name} is left out: {package} is not installed")
+            continue
+        for work in WORKS:
+            row = _measure(name, number, work, subject, rounds)
+            report(f"{name}, {work.title}: {row.more:.0f} µs more for each call")
+            rows.append(row)
+    return Report(where, rounds, tuple(rows), tuple(skipped))
+
+
+def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) -> Row:
+    calls: dict[bool, list[list[float]]] = {True: [], False: []}
+    rest: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(rounds + 2):  # the first ones warm up
+        for attached in (False, True):
+            run = subject(work, CALLS, ReplanningEngine() if attached else None)
+            _called.clear()
+            with quiet():
+                start = time.process_time()
+                anyio.run(run)
+                elapsed = time.process_time() - start
+            if turn > 1:
+                calls[attached].append([1e6 * (end - begin) for begin, end in pairwise(_called[WARM:])])
+                rest[attached].append(1e6 * (elapsed - (_called[-1] - _called[0])))
+    columns = list(zip(zip(*calls[False], strict=True), zip(*calls[True], strict=True), strict=True))
+    # The history of a run grows: the first call is compared with the first one, the second one with the second one.
+    more, low = (
+        statistics.median(pick(ours) - pick(alone) for alone, ours in columns) for pick in (statistics.median, _tenth)
+    )
+    without = statistics.median(statistics.median(alone) for alone, _ in columns)
+    opening = statistics.median(rest[True]) - statistics.median(rest[False]) - more
+    return Row(name, number, work.title, without, more, low, opening)
+
+
+def _tenth(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 10]
