@@ -178,8 +178,8 @@ def relinked(text: str, source: str, page: str) -> str:
             there = file
         elif file in pages:
             there = pages[file]
-        elif file.startswith("docs/") and ((ROOT / file).is_file() or file.startswith("docs/reference/")):
-            there = file.removeprefix("docs/")  # an image, or a generated page
+        elif file.startswith("docs/") and (ROOT / file).is_file():
+            there = file.removeprefix("docs/")  # an image
         else:
             raise SystemExit(f"{source}: the link to {link[2]} leads to {file}, which is no page of the site")
         return f"{link[1]}{os.path.relpath(there, Path(page).parent)}{link[3] or ''}"
@@ -200,7 +200,7 @@ def as_table(block: str) -> str:
 
 
 def generated() -> dict[str, str]:
-    """Return the pages of the reference that follow from the code."""
+    """Return the pages of the reference that follow from the code, which replace those that the repository has in their places."""
     return {
         "reference/plan-file.md": plan_file(),
         "reference/cli.md": command_line(),
