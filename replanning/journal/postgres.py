@@ -13,7 +13,7 @@ from dataclasses import astuple
 from queue import SimpleQueue
 from typing import Any, ClassVar, Final, TypeVar
 
-from replanning.errors import JournalCorrupt, RunOwned, StoreError
+from replanning.errors import JournalCorrupt, LeaseLost, RunOwned, StoreError
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Record, RunOpened
 from replanning.journal.store import (
@@ -140,6 +140,11 @@ _LAST_STATUS_SQL: Final = """
     WHERE id = %(run)s AND seq < %(seq)s AND kind = ANY(%(kinds)s) ORDER BY seq DESC LIMIT 1
 """
 
+_RENEW_SQL: Final = """
+    UPDATE replanning_runs AS runs SET until = %s FROM unnest(%s::text[], %s::bigint[]) AS held (run, epoch)
+    WHERE runs.id = held.run AND runs.epoch = held.epoch RETURNING runs.id, runs.epoch
+"""
+
 _RUN_SQL: Final = "SELECT number, records, owner, epoch, until FROM replanning_runs WHERE id = %s"
 
 _RUNS_SQL: Final = """
@@ -242,15 +247,22 @@ class PostgresStore(RunStore):
 
     def renew(self, lease: Lease, at: float, ttl: float) -> None:
         """Move the end of the lease in the row of the run."""
+        for error in self.renew_all([lease], at, ttl).values():
+            raise error
 
-        def renew(database: psycopg.Connection) -> int:
-            return database.execute(
-                "UPDATE replanning_runs SET until = %s WHERE id = %s AND epoch = %s",
-                (at + _clock_difference(database) + ttl, lease.run, lease.epoch),
-            ).rowcount
+    def renew_all(self, leases: Sequence[Lease], at: float, ttl: float) -> Mapping[Lease, LeaseLost]:
+        """Move the ends of the leases in the rows of their runs, in one statement."""
 
-        if not self._ask("renew a lease", renew):
-            raise lease_lost(lease)
+        def renew(database: psycopg.Connection) -> set[tuple[object, ...]]:
+            values = (
+                at + _clock_difference(database) + ttl,
+                [lease.run for lease in leases],
+                [lease.epoch for lease in leases],
+            )
+            return set(database.execute(_RENEW_SQL, values).fetchall())
+
+        renewed = self._ask("renew leases", renew)
+        return {lease: lease_lost(lease) for lease in leases if lease[:2] not in renewed}
 
     def release(self, lease: Lease) -> None:
         """Begin the next epoch without an owner, which invalidates the lease."""

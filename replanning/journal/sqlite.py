@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from threading import Event, RLock
@@ -154,6 +154,24 @@ def _make_private(path: Path) -> None:
             mode = each.stat().st_mode
             if stat.S_ISREG(mode) and mode & 0o077:
                 each.chmod(0o600)
+
+
+def _read_only_options(path: Path, wal: Path, shm: Path) -> str:
+    """Return the options with which SQLite opens a file that may be read and not written; none for any other.
+
+    Raises:
+        StoreError: SQLite has to write to read its log.
+    """
+    may_write = partial(os.access, mode=os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    folder = may_write(path.parent)
+    if not path.exists() or (may_write(path) and (folder or wal.exists())):
+        return ""
+    if not (wal.exists() and wal.stat().st_size):
+        return "mode=ro&immutable=1"  # SQLite would otherwise make a log and an index, and leave them
+    if not (folder or shm.exists()):
+        advice = "copy both files to a folder where you may write, and look there"
+        raise StoreError(f"{wal}, which holds the last records, cannot be read without writing beside it; {advice}")
+    return "mode=ro"
 
 
 def _check_log(log: Path, index: Path) -> None:
@@ -351,9 +369,14 @@ class SqliteStore(RunStore):
             used = {inode for store in list(_open_stores) for inode in store._inodes.values()}
             if self._path.is_file() and self._path.stat().st_ino not in used:
                 _check_log(wal, shm)
+            options = _read_only_options(self._path, wal, shm)
             # Every statement is its own transaction unless one is begun; calls are serialised by the lock.
             connection = sqlite3.connect(
-                self._path, timeout=lock_timeout(), isolation_level=None, check_same_thread=False
+                f"{self._path.absolute().as_uri()}?{options}" if options else self._path,
+                timeout=lock_timeout(),
+                isolation_level=None,
+                check_same_thread=False,
+                uri=bool(options),
             )
         except PermissionError as error:
             raise _not_ours(error) from error
@@ -369,9 +392,10 @@ class SqliteStore(RunStore):
             _migrate(connection, self._path)
             with suppress(OSError):
                 new.unlink()
-            _make_private(self._path)  # a file of another program has been refused, and stays as it is
+            if not options:
+                _make_private(self._path)  # a file of another program has been refused, and stays as it is
             # With a write-ahead log, readers and writers do not block each other.
-            for _ in range(_MAX_WAL_ATTEMPTS):
+            for _ in range(0 if options else _MAX_WAL_ATTEMPTS):
                 try:
                     connection.execute("PRAGMA journal_mode = WAL")
                     break
@@ -389,7 +413,8 @@ class SqliteStore(RunStore):
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
             connection.execute(_BUSY_TIMEOUT_SQL)
-            self._inodes = {path.absolute(): path.stat().st_ino for path in (self._path, wal)}
+            files = (path for path in (self._path, wal) if path.exists())  # one that is only read has no log
+            self._inodes = {path.absolute(): path.stat().st_ino for path in files}
         except BaseException as error:
             connection.close()
             if isinstance(error, PermissionError):

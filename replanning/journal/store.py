@@ -10,7 +10,7 @@ import math
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -101,7 +101,7 @@ def mean_durations(store: RunStore) -> dict[str, float]:
 class RunStore(ABC):
     """Store of journals. All methods are synchronous; `append` is one step with the state change it records.
 
-    Several threads may use a store at once: a run's lease is renewed by a thread of its own.
+    Several threads may use a store at once: leases are renewed by a thread of their own.
 
     Attributes:
         durable: True if appended records outlive the process.
@@ -133,6 +133,21 @@ class RunStore(ABC):
         Raises:
             LeaseLost: another process has taken the run over.
         """
+
+    def renew_all(self, leases: Sequence[Lease], at: float, ttl: float) -> Mapping[Lease, LeaseLost]:
+        """Extend several leases, each as `renew` does, and return the errors of those that are lost.
+
+        Leases that could not be renewed for another reason are left as they are.
+        """
+        lost: dict[Lease, LeaseLost] = {}
+        for lease in leases:
+            try:
+                self.renew(lease, at, ttl)
+            except LeaseLost as error:
+                lost[lease] = error
+            except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails
+                pass
+        return lost
 
     @abstractmethod
     def release(self, lease: Lease) -> None:
@@ -266,6 +281,9 @@ def open_store(place: RunStore | str | PathLike[str]) -> RunStore:
 
 CurrentRunStatus = RunStatus | Literal["running"]
 
+FINISHED_STATUSES: Final = ("succeeded", "failed", "aborted")
+"""Statuses of runs in which no task will run again, unless they are resumed."""
+
 MAX_RUN_ID_BYTES: Final = 200
 """Longest run id in bytes of UTF-8; with a suffix it must still fit into a file name."""
 
@@ -362,6 +380,8 @@ def to_plain_json(value: object) -> tuple[JsonValue, int]:
         text = _PLAIN_ENCODER.encode(value)
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if type(value) is str and text.isascii():
+            return value, len(text)
         # An object around it, so that nesting is limited as it is in a record.
         plain: JsonValue = from_json(f'{{"value":{text}}}')["value"]
     except Exception as error:  # methods of users' classes may raise anything

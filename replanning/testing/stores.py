@@ -222,6 +222,17 @@ def check_renewed_lease_lasts_longer(open_store: StoreFactory) -> None:
         store.acquire(RUN, "me", 12.1, 5.0)
 
 
+def check_leases_are_renewed_together(open_store: StoreFactory) -> None:
+    """Of leases that are renewed together, those that were lost are named, and the others last longer."""
+    with closing(open_store()) as store:
+        first, second = (store.create(RunId(run), OTHER_OWNER, 0.0, 5.0) for run in ("run-1", "run-2"))
+        current = store.acquire(second.run, OTHER_OWNER, 6.0, 5.0)
+        lost = store.renew_all([first, second, current], 7.0, 5.0)
+        _assert_equal(list(lost), [second], "the leases that were lost")
+        for run in (first.run, current.run):
+            _assert_raises(RunOwned, partial(store.acquire, run, "me", 12.0, 5.0), "a renewed lease")
+
+
 def check_released_run_is_free(open_store: StoreFactory) -> None:
     """A released run can be taken at once, and the lease that was given up is worth nothing."""
     with closing(open_store()) as store:

@@ -2,10 +2,12 @@
 # mypy: disable-error-code="arg-type"
 """The store in PostgreSQL, on a real server: its contract, lost connections, a server that hangs or dies, several hosts."""
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
@@ -131,6 +133,51 @@ def test_addresses(address: str, postgres_server: Server) -> None:
     sql(address, "UPDATE replanning_schema SET version = 99")
     with pytest.raises(StoreError, match=r"version 99 of the schema, .* upgrade the library"):
         open_store(address)
+
+
+def test_requests_that_wait_too_long(address: str, postgres_server: Server) -> None:
+    """Of many requests at once to a server that hangs, each fails in time, and the store works again afterwards."""
+    from replanning.journal.postgres import PostgresStore
+
+    with closing(PostgresStore(address, timeout=0.2)) as store:
+        with postgres_server.hanging(), ThreadPoolExecutor(16) as threads:
+            failures = [request.exception() for request in [threads.submit(store.runs) for _ in range(16)]]
+        assert all(isinstance(failure, StoreError) for failure in failures), failures
+        for _ in range(1_000_000):
+            with suppress(StoreError):
+                assert list(store.runs()) == []
+                break
+
+
+def test_a_closed_store(store: RunStore) -> None:
+    """A store that was closed refuses requests, and can be closed again."""
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="the store was closed"):
+        store.runs()
+
+
+def test_tables_of_an_older_version(address: str) -> None:
+    """Tables of an older version are migrated when the store is opened."""
+    sql(address, "CREATE TABLE replanning_schema AS SELECT 0 AS version")
+    with closing(open_store(address)) as opened:
+        opened.create(RUN, "me", 0.0, 5.0)
+    assert sql(address, "SELECT version FROM replanning_schema") == [(1,)]
+
+
+def test_another_encoding(postgres_server: Server) -> None:
+    """A database that cannot hold every text is refused with what to do."""
+    sql(postgres_server.base, "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StoreError, match="its encoding is LATIN1; create it with ENCODING 'UTF8'"):
+        open_store(postgres_server.base.replace("/postgres", "/latin"))
+
+
+def test_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without psycopg the store says how to install it."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "replanning.journal.postgres", raising=False)
+    with pytest.raises(ImportError, match=r'pip install "replanning\[postgres\]"'):
+        importlib.import_module("replanning.journal.postgres")
 
 
 def test_the_command_line_keeps_the_password(address: str, tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """The SQLite store: its file, its schema, and what can be wrong with them."""
 
+import os
 import shutil
 import sqlite3
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from replanning.errors import JournalCorrupt, LeaseLost, StoreError
 from replanning.journal import SqliteStore
-from replanning.journal.store import checksum
+from replanning.journal.store import Lease, checksum
+from replanning.plan.types import RunId
 from replanning.testing.stores import RUN, sample_message, sample_record
 
 
@@ -247,6 +250,56 @@ def test_log_in_use(filled, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", read_meanwhile)
     with closing(SqliteStore(left)) as store:
         assert len(list(store.read(RUN))) == 3
+
+
+@contextmanager
+def as_a_reader(path):
+    """The files of a history in a folder where the body may read them and write nothing, also if the tests are root."""
+    user = os.geteuid()
+    with TemporaryDirectory(dir="/tmp") as folder:
+        for file in path.parent.glob("history.db*"):
+            shutil.copy(file, folder)
+            Path(folder, file.name).chmod(0o444)
+        Path(folder).chmod(0o555)
+        os.seteuid(user or 65534)
+        try:
+            yield Path(folder, path.name)
+        finally:
+            os.seteuid(user)
+            Path(folder).chmod(0o755)
+
+
+def test_read_only(filled):
+    """A history that may not be written can be read, and stays as it is; what would be written is refused in words."""
+    with as_a_reader(filled) as path:
+        with closing(SqliteStore(path)) as store:
+            assert [info.records for info in store.runs()] == [3]
+            assert [record.seq for record in store.read(RUN)] == [1, 2, 3]
+            assert not store.inbox(RUN)
+            assert not store.outcomes()
+            for write in (
+                lambda: store.post(RUN, sample_message("x")),
+                lambda: store.acquire(RUN, "you", 10.0, 5.0),
+                lambda: store.append(Lease(RUN, 1, "me"), sample_record(4)),
+                lambda: store.create(RunId("other"), "me", 0.0, 5.0),
+            ):
+                with pytest.raises(StoreError, match="readonly database; the file may not be written; check the perm"):
+                    write()
+        assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.iterdir()] == [(path.name, 0o444)]
+
+
+def test_read_only_with_a_log(filled):
+    """Records in the log of a history that may not be written are read by its index; without one, the way out is told."""
+    with closing(SqliteStore(filled)) as store:
+        store.append(store.acquire(RUN, "me", 6.0, 5.0), sample_record(4))
+        with as_a_reader(filled) as path, closing(SqliteStore(path)) as copied:
+            assert [record.seq for record in copied.read(RUN)] == [1, 2, 3, 4]
+        filled.with_name("history.db-shm").unlink()
+        with (
+            as_a_reader(filled) as path,
+            pytest.raises(StoreError, match=r"-wal, .* copy both files to a folder where"),
+        ):
+            SqliteStore(path)
 
 
 @pytest.mark.parametrize("name", ["history.db", "history.db-wal"])

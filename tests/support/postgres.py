@@ -8,10 +8,12 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
+
+from replanning.journal.owner import DEAD_STATES, process_stat
 
 _USER = "postgres"
 
@@ -39,8 +41,8 @@ def _program(name: str) -> str | None:
 class Server:
     """A server on a port of this machine; as root it is run by the user `postgres`, because it refuses to run as root."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, fsync: bool = False) -> None:
+        self.folder, self.fsync = folder, fsync
         self.user = _USER if os.geteuid() == 0 else None
         if self.user:
             account = pwd.getpwnam(self.user)
@@ -62,12 +64,12 @@ class Server:
 
     @classmethod
     @contextmanager
-    def running(cls) -> Iterator[Self]:
-        """A server in a folder of its own, until the block is left."""
+    def running(cls, *, fsync: bool = False) -> Iterator[Self]:
+        """A server in a folder of its own, until the block is left; with `fsync` it waits for the disk as others do."""
         folder = Path(tempfile.mkdtemp(prefix="replanning-postgres-"))
         folder.chmod(0o755)  # so that the other user may enter it
         try:
-            server = cls(folder)
+            server = cls(folder, fsync=fsync)
             try:
                 yield server
             finally:
@@ -91,12 +93,23 @@ class Server:
 
     def start(self) -> None:
         """Start the server, and wait until it takes connections."""
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
+        fsync = "on" if self.fsync else "off"
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync={fsync}"
         self._run("pg_ctl", "start", "-w", "-D", "data", "-l", "log", "-o", options)
 
     def kill(self) -> None:
         """Kill the server at once, as a power failure would."""
         self._run("pg_ctl", "stop", "-m", "immediate", "-D", "data")
+
+    def crash(self) -> None:
+        """End all processes of the server by SIGKILL, and wait until they are gone."""
+        pids = self.pids
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while any(process_stat(pid)[:1] not in ([], *map(list, DEAD_STATES)) for pid in pids):
+            pass
+        (self.folder / "data/postmaster.pid").unlink()  # the number may belong to a process that nobody has collected
 
     @property
     def pids(self) -> list[int]:
@@ -121,10 +134,10 @@ class Server:
         """Return the address of a schema, which is made if it does not exist."""
         import psycopg
 
-        with psycopg.connect(self._base, autocommit=True) as database:
+        with psycopg.connect(self.base, autocommit=True) as database:
             database.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-        return f"{self._base}?options=-csearch_path%3D{schema}"
+        return f"{self.base}?options=-csearch_path%3D{schema}"
 
     @property
-    def _base(self) -> str:
+    def base(self) -> str:
         return f"postgresql://replanning@127.0.0.1:{self.port}/postgres"

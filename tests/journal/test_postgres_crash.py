@@ -1,0 +1,88 @@
+"""Processes that are killed while they run a plan on PostgreSQL, hosts that take over, and servers that crash in between."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from replanning.journal import AttemptSucceeded
+from tests.support.crash import KILLS_PER_RUN, go, journal, left_running, play, started, suspend, text
+from tests.support.postgres import Server, missing_part
+
+HOSTS: Final = (
+    {"HOST": "here", "AHEAD": "5400", "lease": "-2"},
+    {"HOST": "there", "AHEAD": "-5400", "lease": "-2"},
+)
+"""Two hosts whose clocks differ by three hours; their leases have ended by the clock of the server, as those of lost hosts do."""
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server for the tests of this module."""
+    if problem := missing_part():
+        pytest.skip(problem)
+    with Server.running() as running:
+        yield running
+
+
+def folder(path: Path, server: Server) -> Path:
+    """Make a folder whose history is in a schema of its own."""
+    path.mkdir()
+    (path / "history").write_text(server.address(f"{path.parent.name}-{path.name}"))
+    return path
+
+
+def test_killed_at_any_moment(server: Server, tmp_path: Path) -> None:
+    """Killed at moments of chance, continued by another host, the server killed in between, a run loses and repeats nothing.
+
+    To look for faults: `REPLANNING_KILLS=500 REPLANNING_SEED=7 pytest tests/journal/test_postgres_crash.py`.
+    """
+
+    @contextmanager
+    def outage(rng: Random) -> Iterator[None]:
+        (server.kill if rng.random() < 0.5 else server.crash)()
+        yield
+        server.start()
+
+    left, rng = int(os.environ.get("REPLANNING_KILLS", "50")), Random(os.environ.get("REPLANNING_SEED", "20240229"))
+    undisturbed, _ = play("postgres", folder(tmp_path / "undisturbed", server), rng, 0)
+    assert (undisturbed["status"], undisturbed["differences"]) == ("succeeded", []), undisturbed
+    number = 0
+    while left > 0:
+        number += 1
+        place, hosts = folder(tmp_path / f"run-{number}", server), HOSTS if number % 2 else ({},)
+        said, killed = play("postgres", place, rng, min(KILLS_PER_RUN, left), hosts=hosts, outage=outage)
+        left -= killed
+        assert said == undisturbed, f"{said} instead of {undisturbed}; seen in {place}"
+        done = Counter(r.body.task for r in journal("postgres", place) if isinstance(r.body, AttemptSucceeded))
+        assert set(done.values()) == {1}, f"done more than once: {done}"
+        assert not left_running(place), f"still running: {left_running(place)}"
+
+
+def test_suspended_and_taken_over(server: Server, tmp_path: Path) -> None:
+    """A host that was suspended until another had finished its run writes nothing when it wakes, and ends paused."""
+    place, (here, there) = folder(tmp_path / "run", server), HOSTS
+    with started("postgres", place, **here) as process:
+        go(process)
+        next(tick for tick in process.ticks() if tick.startswith(">attempt-succeeded"))
+        suspend(process)
+        with started("postgres", place, **there) as heir:
+            go(heir)
+            inherited = heir.finish()
+        whole = list(map(text, journal("postgres", place)))
+        process.process.send_signal(signal.SIGCONT)
+        said = process.finish()
+    assert inherited is not None
+    assert said is not None
+    assert (inherited["status"], said["status"]) == ("succeeded", "paused")
+    assert "another process has taken the run over" in said["reason"]
+    assert list(map(text, journal("postgres", place))) == whole
