@@ -577,7 +577,7 @@ def _validate(given: Mapping[str, _Value], problems: list[Problem]) -> Settings 
             inner[name] = value
     try:
         # As JSON: there a list may stand for a tuple, and yet true is no number and "1" neither.
-        return Settings.model_validate_json(json.dumps(document), strict=True)
+        return TypeAdapter(Settings).validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         problems += dict.fromkeys(_value_problem(item, given) for item in error.errors())
         return None

@@ -15,7 +15,7 @@ from replanning.errors import ExpressionError, Problem
 from replanning.plan.conditions import Condition
 from replanning.plan.json_values import iter_strings, json_type_name
 from replanning.plan.messages import NameSuggester, brief_repr, first_problems, format_path
-from replanning.plan.references import Reference, find_references, placeholders
+from replanning.plan.references import Reference, find_references, has_references, placeholders
 from replanning.plan.tasks import McpServer, Task, TaskBody, ToolSpec
 from replanning.plan.types import JsonPath
 
@@ -156,6 +156,11 @@ def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonP
     return _results_read(task, _parsed_bodies(task, known, "results"))
 
 
+def may_read_results(task: Task) -> bool:
+    """Return whether a task, or a fallback or undo task of it, may read results: a quick look, as most read none."""
+    return bool(task.when or task.fallbacks or task.undo or has_references(task.arguments))
+
+
 def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[JsonPath, str, str]]:
     for path, _, expressions in bodies:
         for name, parsed in expressions:
@@ -171,6 +176,8 @@ def _results_read(task: Task, bodies: Sequence[_ParsedBody]) -> Iterator[tuple[J
 def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
     """Return a task with its fallbacks and undo tasks at all levels that state any field, each with its path."""
     bodies: list[tuple[JsonPath, TaskBody]] = [((), task)]
+    if task.undo is None and not task.fallbacks:
+        return bodies
     for path, body in bodies:  # grows while it is iterated
         if body.undo is not None:
             bodies.append(((*path, "undo"), body.undo))
@@ -180,7 +187,7 @@ def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
     return bodies
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Scope:
     """Names that the tasks of a plan may use."""
 
@@ -279,7 +286,7 @@ def _parsed_bodies(task: TaskBody, known: Container[str] = (), about: str = "") 
 
 def _parsed_expressions(body: TaskBody, known: Container[str], about: str) -> Iterator[tuple[str, _Expression]]:
     """Yield the expressions of a task, fallback or undo task, each with the field that holds it."""
-    if "${" in str(body.arguments):  # a quick look: most arguments have no references
+    if has_references(body.arguments):
         for text in iter_strings(body.arguments, keys=False):
             if "${" in text:
                 try:
@@ -323,8 +330,10 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: _Scope) -> Iterator[Find
             yield (*path, "tool"), f"there is no tool {body.tool!r}{hint}; describe it under `tools`"
         for resource in body.resources:
             yield from (((*path, *inner), text) for inner, text in _check_resource_declared(resource, scope))
-        by_tool = [(name, amount) for name, amount in taken if name not in body.resources]
-        for resource, amount in (*by_tool, *scope.excess(body.resources)):
+        if taken or body.resources:
+            taken = [(name, amount) for name, amount in taken if name not in body.resources]
+            taken += scope.excess(body.resources)
+        for resource, amount in taken:
             own = resource in body.resources
             taker = "it takes" if own else f"its tool {body.tool!r} takes"
             text = f"{taker} {amount:g} of {resource!r}, and the plan has {scope.capacity[resource]:g} in all"

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -434,6 +434,9 @@ _UNKNOWN_PROGRAM: Final = re.compile(r"""["']?(?:.*/)?\$(?:[\w@*]+|\{[^{}]*\})["
 _WRAPPERS: Final = re.compile("timeout|nohup|setsid|xargs|stdbuf|ionice|chroot|parallel|watch")
 """Programs that start what follows their options."""
 
+_FIND_ACTION: Final = re.compile("-(?:exec|ok)(?:dir)?")
+"""Options of `find` after which a program stands."""
+
 _STDIN: Final = ""
 """Program that is read from standard input."""
 
@@ -717,13 +720,24 @@ def _danger_reasons(command: str) -> Iterator[str]:
         yield f"it runs whatever {found[0].partition('=')[0].strip()!r} is set to"
     last: list[str] = []
     scripts: list[str] = []
+    printed = ""  # into a pipe
     compares = False  # between `[[` and `]]`
     for before, words in _simple_commands(command):
+        printed = printed if _PIPE_OPERATOR.fullmatch(before) else ""
+        runner, code = _interpreted_program(words) or ("", None)
+        if printed and code == _STDIN and _SHELL_NAME.fullmatch(runner):
+            scripts.append(printed)
+            printed = ""
+        elif _PRINT_PROGRAMS.fullmatch(_program_name(words[0])) or words[:2] == ["cat", "<"]:
+            shown = (_QUOTED_WORD.fullmatch(word) or word for word in words[1 + (words[1:2] == ["<"]) :])
+            printed = " ".join(word if isinstance(word, str) else word[2] for word in shown)
         program = (_strip_launchers(words) if _WRAPPERS.fullmatch(words[0]) else words) or words
         compares = words[0] == "[[" or compares
         if HOLE_DELIMITER in words[0] or (
             _UNKNOWN_PROGRAM.fullmatch(program[0]) and not compares and not before.endswith(("=(", "(("))
         ):
+            yield "it runs whatever program it is told to"
+        if any(_UNKNOWN_PROGRAM.fullmatch(word) for option, word in pairwise(words) if _FIND_ACTION.fullmatch(option)):
             yield "it runs whatever program it is told to"
         compares = compares and "]]" not in words
         is_program = last == ["$"] and before[:1] == "("  # as in `$(which rm)`
@@ -786,6 +800,8 @@ def _inline_scripts(words: list[str], starts: Mapping[int, str]) -> list[str]:
     """Return the quoted scripts that a command passes to a shell."""
     programs = [_interpreted_program(words[index:]) or ("", "") for index in starts]
     scripts = [program for runner, program in programs if _SHELL_NAME.fullmatch(runner)]
+    if words[0] == "alias":
+        scripts += [word.partition("=")[2] for word in words[1:]]
     if any(map(_SHELL_TEXT.match, starts.values())):
         scripts += [word for word in words if re.search(r"\s", word)]
     return [quoted[2] for word in dict.fromkeys(scripts) if (quoted := _QUOTED_WORD.fullmatch(word))]

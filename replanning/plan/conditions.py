@@ -10,6 +10,7 @@ import ast
 import math
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -71,7 +72,9 @@ class Condition:
         line = re.sub(r"\s", " ", text).rstrip()
         start = len(line) - len(line.lstrip())
         try:
-            tree = ast.parse(line[start:], mode="eval").body
+            with warnings.catch_warnings():  # of Python, about its own language
+                warnings.simplefilter("ignore")
+                tree = ast.parse(line[start:], mode="eval").body
         except SyntaxError as error:
             column = start + (error.offset or 1)
             raise ExpressionError(f"{_name(text)}, column {column}: cannot be read as {_GRAMMAR_SUMMARY}") from error

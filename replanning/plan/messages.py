@@ -167,7 +167,7 @@ def _is_of_kind(value: object, kind: Any) -> bool:  # any kind of type expressio
     protocol = getattr(origin, "_is_protocol", False)
     if origin is Callable or (protocol and "__call__" in vars(origin)):
         return callable(value)
-    if not isinstance(origin, type):
+    if not isinstance(origin, type) or origin is Any:
         return value is None if origin is None else True  # such as a JSON value, which is checked where it is recorded
     if origin in (int, float):
         return isinstance(value, int | origin) and not isinstance(value, bool)

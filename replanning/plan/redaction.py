@@ -60,6 +60,8 @@ _ASSIGNMENT: Final = re.compile("[=\"'|>`]")
 
 _COMPARISON: Final = re.compile("[=<>!]+")
 
+_TEXTLESS_TYPES: Final = frozenset({int, float, bool, NoneType})
+
 PartT = TypeVar("PartT")
 
 
@@ -166,23 +168,29 @@ class Redactor:
         return cast("PartT", clean)
 
     def _redact_value(self, value: JsonValue) -> JsonValue:
+        clean_texts = self._clean_texts
         if isinstance(value, str):
-            return value if value in self._clean_texts else self.text(value)
+            return value if value in clean_texts else self.text(value)
         if isinstance(value, list):
-            return [self._redact_value(item) for item in value]
+            return [item if type(item) in _TEXTLESS_TYPES else self._redact_value(item) for item in value]
         if not isinstance(value, dict):
             return value
         found: dict[str, JsonValue] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordNotSerializable(f"{key!r} cannot name a member of a JSON object, which a text does")
-            name = clean = key if key in self._clean_texts else self.text(key)
+            short = len(key) < _MIN_SECRET_CHARS and key.isascii()  # as most names are
+            name = clean = key if short or key in clean_texts else self.text(key)
             number = 1
             while name in found:  # what differed in a secret alone
                 number += 1
                 name = f"{clean} {number}"
-            accepts = secret_predicate(key)
-            found[name] = self._redact_value(item if accepts is None else _mask_member(key, item, accepts))
+            if (accepts := secret_predicate(key)) is not None:
+                item = _mask_member(key, item, accepts)  # noqa: PLW2901 - the item as it may be recorded
+            if type(item) is str:
+                found[name] = item if item in clean_texts else self.text(item)
+            else:
+                found[name] = item if type(item) in _TEXTLESS_TYPES else self._redact_value(item)
         return found
 
 
@@ -223,7 +231,7 @@ def _is_textless(annotation: object) -> bool:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return all(map(_is_textless, parts))
-    return _is_textless(parts[0]) if origin is Annotated else annotation in (int, float, bool, NoneType)
+    return _is_textless(parts[0]) if origin is Annotated else annotation in _TEXTLESS_TYPES
 
 
 def redaction_warning(clean: Plan, plan: Plan) -> str:

@@ -162,6 +162,11 @@ class Reference:
         return f"${{{self.text}}}"
 
 
+def has_references(value: object) -> bool:
+    """Return whether arguments may have references: a quick look, as most have none."""
+    return "${" in str(value)
+
+
 def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Reference, ...]:
     """Return every reference in arguments, in order.
 
@@ -173,6 +178,8 @@ def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Re
     Raises:
         ExpressionError: a `${` is neither a reference nor escaped as `$${`.
     """
+    if not has_references(value):
+        return ()
     return tuple(
         _choose_reference(readings, task_ids)
         for text in iter_strings(value, keys=False)
@@ -227,6 +234,8 @@ def resolve_references(
         ExpressionError: a reference leads to nothing, or to a value that does not fit its place, or the arguments would
             become larger than `MAX_FILLED_CHARS`.
     """
+    if not has_references(arguments):
+        return {key: copy_json(value) for key, value in arguments.items()}
     size = 0
 
     def value_of(match: re.Match[str]) -> JsonValue:

@@ -172,7 +172,7 @@ _SECRET_NAMES: Final = (
     ("token", _TOKEN, _is_likely_secret),
     ("credential", "credentials?", _is_likely_secret),
     ("signature", "signature", _is_likely_secret),
-    ("sig", _after(["[?&]"], "sig"), _is_likely_token),
+    ("sig", _after([r"\A", "[?&]"], "sig"), _is_likely_token),
     ("code", _after(["[?&]"], "code"), _is_likely_token),
 )
 """Names of secrets: hint, name, and test of the value."""
@@ -192,10 +192,19 @@ _WORD: Final = r"(?:[\"'](?P<quoted>[^\"'\r\n]{1,512})|(?P<word>[^\s\"',.;)-][^\
 _PASSWORD: Final = r"password\s{1,8}[\"']?(?P<word>[^\s\"']{1,512})"  # noqa: S105 # a pattern
 
 
-def _option_of(command: str, option: str) -> str:
+def _option_of(command: str, option: str, value: str = _WORD) -> str:
     """Return a pattern for the value of an option; it reads up to where the command stands again."""
-    return rf"{command}(?:(?:(?!{command})[^\r\n]){{0,200}}?[ \t])?{option}{_WORD}"
+    return rf"{command}(?:(?:(?!{command})[^\r\n]){{0,200}}?[ \t])?{option}{value}"
 
+
+_SAMBA_LOGIN: Final = (
+    r"(?:[\"'][^\s\"'%\[]{1,128}%(?P<line>[^\"'\r\n]{1,512})|[^\s\"'%\[]{1,128}%(?P<word>[^\s\"']{1,512}))"
+)
+"""Name and password of a user, as in `smbclient -U eve%…`."""
+
+
+_SHARE: Final = r"(?:[ \t]{1,8}[a-z*]:?)?[ \t]{1,8}[\"']?\\{1,4}[^\s\"']{1,256}[\"']?"
+"""Device and address of a folder of another machine, as in `net use X: \\\\server\\share`."""
 
 _LOGIN_OPTION: Final = _after(
     (before + dash for before in (r"\A", r"[\s\"'=(\[,]") for dash in ("", "-", "-proxy", "--proxy")), "-u"
@@ -217,6 +226,13 @@ _CONTEXT_PATTERNS: Final = (
     ("sshpass", rf"sshpass[ \t]{{1,8}}(?:-[ev][ \t]{{1,8}}){{0,2}}-p[ \t]{{0,8}}{_WORD}"),
     ("mysql", _option_of("mysql(?:dump|admin|import)?[ \t]", "-p")),
     ("redis-cli", _option_of("redis-cli[ \t]", "-a[ \t]{1,8}")),
+    *(
+        (name, _option_of(rf"{name}[a-z]{{0,8}}[ \t]", r"(?:-u[ \t]{0,8}|--user(?:name)?[= ])", _SAMBA_LOGIN))
+        for name in ("smb", "rpcclient")
+    ),
+    ("sig=", r"sig=(?<![a-z0-9_-]sig=)(?P<bare>[a-z0-9%+/]{24,512})"),  # of Azure
+    ("net use", rf"net use{_SHARE}[ \t]{{1,8}}(?![/*]){_WORD}[\"']?[ \t]{{1,8}}/user:"),
+    ("net use", rf"net use{_SHARE}[ \t]{{1,8}}/user:\S{{1,256}}[ \t]{{1,8}}(?![/*]){_WORD}"),
     ("docker", _option_of("docker[ \t]{1,8}login[ \t]", "-p[ \t]{1,8}")),
     ("ldap", _option_of("ldap[a-z]{3,12}[ \t]", "-w[ \t]{1,8}")),
     ("openssl", _option_of("openssl[ \t]", "-k[ \t]{1,8}")),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -85,12 +85,31 @@ class StrictModel(BaseModel):
     if not TYPE_CHECKING:  # pragma: no branch - a type checker knows the fields of each model
 
         def __init__(self, **fields: object) -> None:
-            try:
-                self.__pydantic_validator__.validate_python(fields, self_instance=self)
-            except ValidationError as error:
-                raise self._construction_error(error) from None
+            self._checked(self.__pydantic_validator__.validate_python, fields, self_instance=self)
 
         __init__.__pydantic_base_init__ = True  # documents are validated without a call for each of their parts
+
+        @classmethod
+        def model_validate(cls, obj: object, **options: object) -> Self:
+            """Return what a mapping describes; wrong fields raise the error of the constructor."""
+            return cls._checked(super().model_validate, obj, **options)
+
+        @classmethod
+        def model_validate_json(cls, json_data: str | bytes | bytearray, **options: object) -> Self:
+            """Return what a JSON text describes; wrong fields raise the error of the constructor."""
+            return cls._checked(super().model_validate_json, json_data, **options)
+
+        @classmethod
+        def model_validate_strings(cls, obj: object, **options: object) -> Self:
+            """Return what a mapping of texts describes; wrong fields raise the error of the constructor."""
+            return cls._checked(super().model_validate_strings, obj, **options)
+
+        @classmethod
+        def _checked(cls, validate: Callable[..., Self], *arguments: object, **options: object) -> Self:
+            try:
+                return validate(*arguments, **options)
+            except ValidationError as error:
+                raise cls._construction_error(error) from None
 
 
 DEFAULT_START_TIMEOUT: Final = 30.0
@@ -184,10 +203,7 @@ class Goal(StrictModel):
         Raises:
             PlanError: the result is no valid goal; lists every problem.
         """
-        try:
-            return Goal.model_validate({**self.model_dump(), **fields})
-        except ValidationError as error:
-            raise PlanError(validation_problems(error, Goal)) from None
+        return Goal.model_validate({**self.model_dump(), **fields})
 
 
 _CLASS_PATTERN: Final = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
@@ -327,6 +343,8 @@ class ToolSpec(StrictModel):
 
 OnStale = Literal["ignore", "warn", "redo"]
 
+_set_slot: Final = object.__setattr__  # a model is frozen
+
 
 class TaskBody(StrictModel):
     """Fields of tasks and fallbacks."""
@@ -358,6 +376,20 @@ class TaskBody(StrictModel):
         default_factory=dict, description="Resources beyond what its tool takes."
     )
     metadata: JsonObject = Field(default_factory=dict, description="Anything you want to keep with it.")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields replaced, as pydantic does, in a quarter of the time: each attempt has one."""
+        if deep or self.__private_attributes__:  # which a subclass of somebody else may have
+            return super().model_copy(update=update, deep=deep)
+        kind, update, stated = type(self), update or {}, self.__pydantic_fields_set__
+        if not update.keys() <= stated:
+            stated = {*stated, *update}
+        copy = kind.__new__(kind)
+        _set_slot(copy, "__dict__", {**self.__dict__, **update})
+        _set_slot(copy, "__pydantic_fields_set__", stated)
+        _set_slot(copy, "__pydantic_extra__", None)
+        _set_slot(copy, "__pydantic_private__", None)
+        return copy
 
 
 class Fallback(TaskBody):

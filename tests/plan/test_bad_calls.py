@@ -4,6 +4,7 @@
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Awaitable
 from contextlib import closing
@@ -486,6 +487,49 @@ async def test_what_a_detector_gives() -> None:
     result = await engine.execute(chain("a"), failing)
     errors = [record.body.error for record in engine.store.read(result.run) if isinstance(record.body, ErrorContained)]
     assert errors == ["TypeError('detect: expected triggers, got None')"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda wrong: Settings(**wrong),
+        Settings.model_validate,
+        lambda wrong: Settings.model_validate_json(json.dumps(wrong)),
+        Settings.model_validate_strings,
+        lambda wrong: ReplanningEngine(settings=wrong),
+    ],
+)
+def test_settings_from_anything(make) -> None:
+    """Settings name all that is wrong with them, however they are made: its place, what was expected and what was given."""
+    with pytest.raises(SettingsError) as caught:
+        make({"limits": {"replans_per_run": "many"}, "judge_on": "never", "cooldwn": "1"})
+    assert [problem.place for problem in caught.value.problems] == [
+        "Settings.judge_on",
+        "Settings.limits.replans_per_run",
+        "Settings.cooldwn",
+    ]
+    for told in (
+        "or 'every_action', got 'never'",
+        "integer, unable to parse string as an integer, got 'many'",
+        "'cooldown'?",
+    ):
+        assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Task.model_validate({"id": "a", "dependson": ["b"]}), PlanError, "Task.dependson: there is no field"),
+        (lambda: ReorderTasks.model_validate({"order": "ab"}), ChangeRejected, "ReorderTasks.order: expected a list"),
+        (lambda: Plan.model_validate_json('{"goal": '), PlanError, "Plan: Invalid JSON: EOF"),
+        (lambda: Goal(objective="x").with_fields({"facts": 5}), PlanError, "Goal.facts: expected a list, got 5"),
+        (lambda: Settings.model_validate(5), SettingsError, "Settings: expected a mapping of fields to values, got 5"),
+    ],
+)
+def test_documents(call, error: type[Exception], message: str) -> None:
+    """A part of a plan, a change and settings refuse a document in the words of their constructors."""
+    with pytest.raises(error, match=re.escape(message)):
+        call()
 
 
 async def test_places_and_mappings(tmp_path: Path) -> None:

@@ -216,9 +216,9 @@ async def test_resumed() -> None:
 @pytest.mark.parametrize(
     ("fields", "places"),
     [
-        ({"facts": [""]}, ["facts[0]"]),
-        ({"facts": "roof"}, ["facts"]),
-        ({"objective": "\x00", "success_criteria": [5]}, ["objective", "success_criteria[0]"]),
+        ({"facts": [""]}, ["Goal.facts[0]"]),
+        ({"facts": "roof"}, ["Goal.facts"]),
+        ({"objective": "\x00", "success_criteria": [5]}, ["Goal.objective", "Goal.success_criteria[0]"]),
     ],
 )
 async def test_no_goal(fields: Mapping[str, object], places: list[str]) -> None:

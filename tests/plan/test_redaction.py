@@ -105,6 +105,12 @@ BY_NAME = [
     ("mysql -u root -phunter2 app", "hunter2"),
     ("redis-cli -h db -a hunter2 ping", "hunter2"),
     ("docker login -u bob -p hunter2 example.org", "hunter2"),
+    (r"net use \\srv\share hunter2 /user:bob", "hunter2"),
+    (r"NET USE Z: \\srv\share /USER:DOM\bob 'hunter 2'", "hunter 2"),
+    ("smbclient //srv/share -U bob%hunter2 -c ls", "hunter2"),
+    ("smbget --user='bob%hunter 2' smb://srv", "hunter 2"),
+    ("rpcclient -Ubob%hunter2 srv", "hunter2"),
+    ("sig=lJzRc1YdHaAA2KCNJJ1tkYwF%2FmKK6Y%3D&se=2030-01-01", "lJzRc1YdHaAA2KCNJJ1tkYwF"),
     # headers
     (f"Authorization: Bearer {BEARER}", BEARER),
     ("authorization: basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
@@ -156,6 +162,10 @@ ERRORS = (
 )
 
 ORDINARY = [
+    r"net use \\srv\share * /user:bob",
+    r"net use Z: \\srv\share /delete",
+    "smbclient -U bob //srv/share",
+    "sig=inspect.signature(f)",
     "token count: 12",
     "total_tokens: 1500, max_token: 4000",
     '{"token": 1500, "tokens": 20}',
@@ -444,7 +454,7 @@ HOSTILE = [
     "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "token ", 'token="', 'token="a', "authorization: ", "bearer ", "\\",
     "token\\\\", "-u a:", "-u ", "_", "_pass", "xox", "xoxb-", "cookie: a=", "cookie: a", "--token ", "secret_key",
     "authorization: digest ", "token: 1234567 ", "password: none", "İtoken", "aws4-hmac-sha256 ", "=", ">", "api_key>",
-    "machine a login b ", "mysql a ", "redis-cli ", "://a:b/", "curl -u a:b ", 'key="a1b2c3d4e5f6g7";', "kind: secret data: ",
+    "machine a login b ", "mysql a ", "redis-cli ", "://a:b/", "curl -u a:b ", "net use \\", "smbclient -ua", "smb -u a%", 'key="a1b2c3d4e5f6g7";', "kind: secret data: ",
     "key", "key=", "mysql ", "mysqldump -a ", "docker login ", "--", "--key ", "AKIAIOSFODNN7EXAMPLE ",
     "\\u0061", "%41", "%", "\x1b[", "\x1b]", "&#97;", "&", "\u200b", "cGFzc3dvcmQ9aHVudGVyMiBw ", "eyeya",
 ]  # fmt: skip
