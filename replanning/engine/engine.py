@@ -524,7 +524,10 @@ class ReplanningEngine:
                 self.monitor.redetect(run.id, past)
                 breakers.recheck(past.last_cause)
 
-            async with run_services(run, [begin], on_message=on_message, on_resume=on_resume, before_close=close):
+            renewer = self._run_factory.renewer
+            async with run_services(
+                run, renewer, [begin], on_message=on_message, on_resume=on_resume, before_close=close
+            ):
                 yield run
         finally:
             del self._open_runs[run.id]
@@ -583,7 +586,7 @@ async def open_run(
         base = factory or RunFactory(opened, settings, redactor=redactor_for(settings))
         quiet = base.settings.model_copy(update={"enabled": False})
         run = await replace(base, settings=quiet).create(plan, run_id, mode="off")
-        async with run_services(run):
+        async with run_services(run, base.renewer):
             yield run
     finally:
         if opened is not store:
@@ -592,7 +595,7 @@ async def open_run(
 
 def _as_settings(settings: Settings | Mapping[str, JsonValue] | None) -> Settings:
     if isinstance(settings, Mapping):
-        return Settings(**dict(settings))  # type: ignore[arg-type]  # they are validated
+        return Settings.model_validate(dict(settings))
     return settings or Settings()
 
 
@@ -666,6 +669,8 @@ class ProviderRegistry:
 
     async def aclose(self) -> None:
         """Close the connections of the language models that were made here; a later call opens them again."""
+        if not self._models:
+            return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
             for model in self._models:
                 with suppress(Exception):  # a plugin that fails to close does no harm

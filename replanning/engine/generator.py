@@ -430,7 +430,7 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         with life.spans.provider_span(name) as answered:
             alternatives: list[Alternative] = []
             with scope:
-                alternatives = await isolate(_collect, reply, request)
+                alternatives = await isolate(collect_alternatives, lambda: reply.ask(request), reply.add_note)
             if not reply.settled.is_set():
                 reply.alternatives = alternatives
             answered(len(reply.alternatives), scope.cancelled_caught)
@@ -448,9 +448,13 @@ async def _ask_provider(reply: ProviderReply, vetter: AlternativeVetter) -> None
         reply.settled.set()
 
 
-async def _collect(reply: ProviderReply, request: ReplanRequest) -> list[Alternative]:
-    """Return the proposals of a provider, which may come from a generator."""
-    answer: Any = reply.ask(request)
+async def collect_alternatives(ask: Callable[[], object], add_note: Callable[[str], None]) -> list[Alternative]:
+    """Return the proposals of a provider that is asked, which may come from a generator.
+
+    Raises:
+        TypeError: one of them is no alternative, or the provider is not async.
+    """
+    answer: Any = ask()
     if not isinstance(answer, Awaitable):
         raise TypeError("`propose` is not async; write `async def propose(self, request)`")
     given: Any = await answer
@@ -461,5 +465,5 @@ async def _collect(reply: ProviderReply, request: ReplanRequest) -> list[Alterna
         if not isinstance(alternative, Alternative):  # then none of them is taken
             raise TypeError(f"expected an Alternative, got {type(alternative).__name__}")
     if next(proposed, None) is not None:
-        reply.add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
+        add_note(f"made more than {MAX_PROPOSALS} proposals; the others are left out")
     return alternatives

@@ -218,7 +218,7 @@ class Replanner:
                 self._nonempty = anyio.Event()
                 await self._nonempty.wait()
             try:
-                await yielding(life.live.compute_hash())
+                await yielding(life.live.compute_hash(), life.clock)
                 if life.end is not None:
                     self._waiting.clear()  # they are on record for the process that resumes the run
                 if self._waiting:  # not all were dropped meanwhile

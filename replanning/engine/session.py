@@ -6,15 +6,16 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json, to_jsonable_python
 
 from replanning.engine.functions import FunctionTools, ToolFunction
 from replanning.errors import ChangeRejected, RecordNotSerializable, StoreError
 from replanning.journal.records import RunStatus
 from replanning.journal.store import to_plain_json
 from replanning.live.states import WAITING, TaskState
-from replanning.plan.json_values import as_object, map_strings
-from replanning.plan.messages import join_names, wrong_kinds
+from replanning.plan.json_values import as_object, is_redacted, map_strings
+from replanning.plan.messages import brief_repr, join_names, wrong_kinds
+from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, JsonValue, TaskId
 from replanning.run.run import PlanRun, TaskContext, require_async
@@ -34,6 +35,8 @@ _OBJECT_KEY: Final = "$object"
 
 _NUMBER_CHARS: Final = 12
 
+_EXECUTE_KIND: Final[Any] = Callable | None
+
 
 class Session:
     """Open-ended run of an agent: each call of a tool is a task, which the engine retries or replaces like those of a plan.
@@ -48,6 +51,7 @@ class Session:
         self.run = run
         self._tools = tools
         self._passes = passes
+        self._models: dict[tuple[str, bool], Task] = {}
         self._by_key = {
             str(key): entry.id
             for entry in run.live
@@ -96,7 +100,8 @@ class Session:
             tool: the name of the tool.
             arguments: of the tool; a value that is not JSON stays in this process, and the journal has a placeholder.
             execute: executes this tool, and any tool that replaces it; by default the functions of the session.
-            key: identifies this call: after a finished call with the same key, its recorded output is returned.
+            key: identifies this call: after a finished call with the same key, its recorded output is returned, and one that was
+                interrupted is continued with the arguments that it was made with.
             once: false to make a new call if the last one with this key was done or given up, for an agent whose framework
                 keeps outputs itself; a call that was interrupted, or waits for a person, is continued.
             passes: exceptions that are control flow rather than failures, in addition to those of the session.
@@ -104,11 +109,12 @@ class Session:
         Raises:
             Exception: as `PlanRun.perform`.
             TypeError: arguments are of another kind; names every one.
+            ValueError: the key is that of a call of another tool, or of a finished one with other arguments; names both.
         """
         if wrong := wrong_kinds(
             ("tool", tool, str, "the name of a tool"),
             ("arguments", arguments, Mapping, "a mapping of names to values"),
-            ("execute", execute, Callable | None, "an async function of a name and arguments"),  # type: ignore[arg-type]
+            ("execute", execute, _EXECUTE_KIND, "an async function of a name and arguments"),
             ("key", key, str, "text"),
             ("passes", passes, tuple, "a tuple of classes of exceptions"),
         ):
@@ -129,6 +135,8 @@ class Session:
                 await life.wait_for_store()
             else:
                 break
+        else:
+            self._require_same_call(task_id, key, tool, journaled)
 
         async def work(task: Task, context: TaskContext) -> object:
             same = context.arguments == journaled
@@ -142,22 +150,30 @@ class Session:
 
         return await self.run.perform(task_id, work, passes=(*self._passes, *passes))
 
+    def is_timed(self, tool: str) -> bool:
+        """Return whether a call of this tool is being executed that has a deadline."""
+        running = self.run._lifecycle.running.values()
+        return any(entry.deadline is not None and entry.fields["tool"] == tool for entry, _ in running)
+
     def _add(self, name: str, arguments: JsonObject, key: str) -> TaskId:
         live, function = self.run.live, self._tools.functions.get(name)
         number = len(live) + 1
         while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
             number += 1
-        escaped = {
-            name: map_strings(value, lambda text: text.replace("${", "$${")) for name, value in arguments.items()
-        }
-        task = Task(
-            id=task_id,
-            tool=name,
-            arguments=escaped,
-            idempotent=function is not None and function.idempotent,
-            retry=None if function is None else function.retry,
-            metadata={_CALL_KEY: key},
-        )
+        arguments = _escaped(arguments)
+        model = self._models.get((name, function is None))
+        if model is None:
+            model = Task(
+                id=task_id,
+                tool=name,
+                arguments={},
+                idempotent=function is not None and function.idempotent,
+                retry=None if function is None else function.retry,
+                metadata={},
+            )
+            if name in live.tools:
+                self._models[name, function is None] = model
+        task = model.model_copy(update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: key}})
         reason = f"{name} was called"
         try:
             self.run._lifecycle.add_call(task, reason)
@@ -167,6 +183,29 @@ class Session:
             self._by_key[key] = task_id
         return task_id
 
+    def _require_same_call(self, task_id: TaskId, key: str, tool: str, arguments: JsonObject) -> None:
+        """Refuse a key that is used for two calls; arguments are not compared where a secret was removed from them.
+
+        Raises:
+            ValueError: the key is that of another call.
+        """
+        life, task, given = self.run._lifecycle, self.run.live.entry(task_id).task, _escaped(arguments)
+        name, recorded = task.tool or task.name, task.arguments
+        other = given.keys() != recorded.keys() or any(
+            value != recorded[each] and not is_redacted(value) and not is_redacted(recorded[each])
+            for each, value in given.items()
+        )
+        if tool == name and (not other or life.is_unsettled(task_id)):
+            return
+        revisions = (revised.changes for _, revised in life.ledger.revisions)
+        if not any(
+            change.kind == "modify" and change.task_id == task_id for changes in revisions for change in changes
+        ):
+            raise ValueError(
+                f"key {key!r} is that of call {task_id!r}, of {name!r} with {brief_repr(recorded)}; it cannot be that of a"
+                f" call of {tool!r} with {brief_repr(given)}: use another key"
+            )
+
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
         """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
 
@@ -174,15 +213,22 @@ class Session:
             objects.append(value)
             return {_OBJECT_KEY: len(objects) - 1, "type": type(value).__name__}
 
-        plain: JsonObject = {}
-        for name, value in arguments.items():
-            try:
-                kept, size = to_plain_json(to_jsonable_python(value, fallback=reference, inf_nan_mode="strings"))
-            except (RecordNotSerializable, ValueError, RecursionError):
-                kept, size = None, -1
-            fits = 0 <= size <= self.run._lifecycle.settings.max_output
-            plain[str(name)] = kept if fits else reference(value)
-        return as_object(self.run.redact_value(plain))
+        named = {str(name): value for name, value in arguments.items()}
+        most = self.run._lifecycle.settings.max_output
+        try:  # all at once, unless a null stands for a number that is not finite
+            text = to_json(named, fallback=reference, inf_nan_mode="constants")
+            journaled: JsonObject = from_json(text, allow_inf_nan=False)
+        except (ValueError, RecursionError):
+            text, journaled = b"null", {}
+        if len(text) > most or b"null" in text:
+            objects.clear()
+            for name, value in named.items():
+                try:
+                    kept, size = to_plain_json(to_jsonable_python(value, fallback=reference, inf_nan_mode="strings"))
+                except (RecordNotSerializable, ValueError, RecursionError):
+                    kept, size = None, most + 1
+                journaled[name] = kept if size <= most else reference(value)
+        return as_object(self.run.redact_value(journaled))
 
     def end(self) -> None:
         """End the run unless it has ended or is to pause; it succeeds if no question, task of a plan or fact is open."""
@@ -200,6 +246,13 @@ class Session:
         if live.missing_facts:
             reason += f"; of the goal these facts do not hold: {', '.join(live.missing_facts)}"
         life.finish(status, reason, tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING))
+
+
+def _escaped(arguments: JsonObject) -> JsonObject:
+    """Return arguments in which `${` means these characters."""
+    if not has_references(arguments):
+        return arguments
+    return as_object(map_strings(arguments, lambda text: text.replace("${", "$${")))
 
 
 def _restore(arguments: Mapping[str, JsonValue], objects: Sequence[object]) -> dict[str, object]:

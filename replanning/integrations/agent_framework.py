@@ -25,9 +25,8 @@ from replanning.errors import (
     StoreError,
 )
 from replanning.integrations.frameworks import (
-    Capabilities,
+    UNFINISHED,
     SessionTask,
-    check_arguments,
     describe_tools,
     invoke_approved,
     missing_framework,
@@ -35,6 +34,7 @@ from replanning.integrations.frameworks import (
     tool_fields,
     withdraw_questions,
 )
+from replanning.plan.messages import checked
 
 try:
     from agent_framework import (
@@ -96,15 +96,15 @@ class Replanned(AgentMiddleware):  # type: ignore[misc] # its types may not be i
         TypeError: an argument has another type.
     """
 
+    @checked
     def __init__(
         self,
-        capabilities: Capabilities | None = None,
+        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
         *,
         engine: ReplanningEngine | None = None,
         objective: str = "",
         approvals: bool | None = None,
     ) -> None:
-        check_arguments(engine, capabilities)
         self.engine = ReplanningEngine() if engine is None else engine
         self.capabilities = dict(capabilities or {})
         self.objective = objective
@@ -135,8 +135,7 @@ class _AgentRun(FunctionMiddleware):  # type: ignore[misc]
         self._resumed: str | None = None
         if context.session is not None and (left := context.session.state.pop(self._state_key, None)):
             known = next((each for each in self._engine.store.runs() if each.run == left), None)
-            if known is None or known.status in ("running", "paused", "needs_human"):
-                self._resumed = str(left)
+            self._resumed = str(left) if known is None or known.status in UNFINISHED else None
         self._run_id = self._resumed
         self._task: SessionTask | None = None
         self._asks = False

@@ -13,22 +13,22 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import anyio.from_thread
 import anyio.to_thread
 from pydantic import PrivateAttr, SerializationInfo, model_serializer
 
 from replanning.engine.engine import ReplanningEngine
-from replanning.engine.session import Session
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
 from replanning.integrations.frameworks import (
-    Capabilities,
-    check_arguments,
+    ReportedFailure,
+    SessionThread,
     describe_tools,
     missing_framework,
+    reported_result,
     thread_run,
     tool_fields,
 )
 from replanning.live.states import TaskState
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, AttemptId, TaskId
 from replanning.run.run import PlanRun
@@ -69,11 +69,12 @@ _current: ContextVar[_Attachment | None] = ContextVar("replanning_crewai", defau
 
 
 @contextmanager
+@checked
 def replanned(
     crew: CrewT,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Capabilities | None = None,
+    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
     objective: str = "",
     thread: str | None = None,
 ) -> Iterator[CrewT]:
@@ -98,28 +99,27 @@ def replanned(
         ValueError: capabilities name tools that do not exist, a field is not valid for a tool, or the crew is attached
             already.
     """
-    check_arguments(engine, capabilities)
     lists, attachment = _lists_of_tools(crew), _Attachment()
     wrapped = [attachment.wrap(tools) for tools in lists]
     stated = {sanitize_tool_name(str(name)): fields for name, fields in (capabilities or {}).items()}
     described = describe_tools(attachment.described, stated)
     engine = ReplanningEngine() if engine is None else engine
     named = f"Run of the crew {crew.name}" if isinstance(crew, Crew) else f"Run of the agent {crew.role}"  # type: ignore[attr-defined]
-    with anyio.from_thread.start_blocking_portal(name="replanning") as portal:
-        run_id = None if thread is None else thread_run(engine, thread)
-        opened = engine.session(objective or named, tools=described, run_id=run_id, passes=(_Exit, *_PASSES))
-        with portal.wrap_async_context_manager(opened) as session:
-            token = _current.set(attachment)
-            attachment.open(portal, session)
-            try:
-                for tools, own in zip(lists, wrapped, strict=True):
-                    tools[:] = own
-                yield crew
-            finally:
-                for tools in (*lists, *_lists_of_tools(crew)):  # which the program may have replaced
-                    tools[:] = [each._original if isinstance(each, _Tool) else each for each in tools]
-                attachment.close()
-                _current.reset(token)
+    run_id = None if thread is None else thread_run(engine, thread)
+    with SessionThread.open(
+        engine.session(objective or named, tools=described, run_id=run_id, passes=_PASSES)
+    ) as attachment.session:
+        token = _current.set(attachment)
+        attachment.listen()
+        try:
+            for tools, own in zip(lists, wrapped, strict=True):
+                tools[:] = own
+            yield crew
+        finally:
+            for tools in (*lists, *_lists_of_tools(crew)):  # which the program may have replaced
+                tools[:] = [each._original if isinstance(each, _Tool) else each for each in tools]
+            attachment.close()
+            _current.reset(token)
 
 
 def _lists_of_tools(crew: Any) -> list[list[Any]]:
@@ -134,20 +134,8 @@ def _lists_of_tools(crew: Any) -> list[list[Any]]:
     return list({id(each.tools): each.tools for each in holders if each.tools}.values())
 
 
-class _Reported(Exception):
-    """Failure that a tool returned instead of raising an exception; it is returned if no alternative is left."""
-
-    def __init__(self, failure: Any) -> None:
-        super().__init__(failure.as_agent_message())
-        self.failure = failure
-
-
-class _MayPass(_Reported, TransientError):
+class _MayPass(ReportedFailure, TransientError):
     """Failure that a tool returned as one that may pass."""
-
-
-class _Exit(Exception):
-    """The tool ended the program; the cause is the exception to raise in the thread of the call."""
 
 
 class _Attachment:
@@ -156,8 +144,7 @@ class _Attachment:
     def __init__(self) -> None:
         self.described: dict[str, dict[str, object]] = {}
         self._tools: dict[str, _Tool] = {}
-        self._portal: Any = None
-        self._session: Session | None = None
+        self.session: SessionThread | None = None
         self._attempts: dict[str, AttemptId] = {}
         self._early: dict[str, str] = {}
         self._handlers = {TaskStartedEvent: self._on_started, TaskCompletedEvent: self._on_completed}
@@ -170,8 +157,8 @@ class _Attachment:
         for original in tools:
             if isinstance(original, _Tool):
                 raise ValueError("the crew is attached already; attach it once, for as long as it is used")
-            name = sanitize_tool_name(original.name)
             made = _Tool.wrapping(original, self, own)
+            name = made._called
             wrapped.append(made)
             own.setdefault(name, made)
             self._tools.setdefault(name, made)
@@ -180,9 +167,8 @@ class _Attachment:
                 self.described[name] = tool_fields(original.description, schema, kind="function")
         return wrapped
 
-    def open(self, portal: Any, session: Session) -> None:
-        """Take calls of tools, and listen to events."""
-        self._portal, self._session = portal, session
+    def listen(self) -> None:
+        """Listen to the events of crews."""
         for kind, handler in self._handlers.items():
             crewai_event_bus.register_handler(kind, handler)
 
@@ -191,34 +177,30 @@ class _Attachment:
         crewai_event_bus.flush()  # its handlers run in threads
         for kind, handler in self._handlers.items():
             crewai_event_bus.off(kind, handler)
-        self._session = None
+        self.session = None
 
     def call(self, tool: _Tool, own_function: Callable[..., Any], arguments: Mapping[str, object]) -> Any:
         """Call a tool, or what replaces it, from any thread but that of the session."""
-        session, called = self._session, sanitize_tool_name(tool.name)
+        session, called = self.session, tool._called
         if session is None or not _fits(tool, arguments):  # the tool itself tells the model
             return own_function(**arguments)
 
-        async def execute(name: str, values: Mapping[str, object]) -> object:
+        def execute(name: str, values: Mapping[str, object]) -> object:
             function = own_function if name == called else (tool._own.get(name) or self._tools[name])._original.run
-            result = await anyio.to_thread.run_sync(_execute, function, values, abandon_on_cancel=True)
+            result = function(**values)
+            if asyncio.iscoroutine(result):
+                result = asyncio.run(result)
             if isinstance(result, ToolFailure) and not (name == called and result.reason in _FOR_THE_MODEL):
-                raise (_MayPass if result.retryable else _Reported)(result)
+                raise (_MayPass if result.retryable else ReportedFailure)(result.as_agent_message(), result)
             return result
 
         try:
-            return self._portal.call(partial(session.invoke, called, arguments, execute=execute))
+            return session.call(lambda hand_over: session.session.invoke(called, arguments, execute=hand_over), execute)
         except CallSkipped as skipped:
             told = str(skipped)
             return ToolFailure(message=told) if tool.result_as_answer else told  # a failure is never the final answer
-        except _Reported as reported:
-            return reported.failure
-        except _Exit as error:
-            raise error.__cause__ or error from None
-        except NeedsHuman as error:
-            if isinstance(error.__cause__, _Reported):
-                return error.__cause__.failure
-            raise error.__cause__ or error  # noqa: B904 - as the tool raised it, with its own cause
+        except (NeedsHuman, ReportedFailure) as error:
+            return reported_result(error)
 
     def _on_started(self, source: Any, event: Any) -> None:
         self._record(self._begin, str((event.task or source).id), event.task or source)
@@ -232,14 +214,14 @@ class _Attachment:
 
     def _record(self, function: Callable[..., object], *args: object) -> None:
         """Record an event of a crew that runs in this block, in the thread of the session; other handlers do not wait."""
-        session = self._session
+        session = self.session
         if _current.get() is self and session is not None:
-            self._portal.start_task_soon(self._recorded, function, session.run, *args)
 
-    @staticmethod
-    def _recorded(function: Callable[..., object], *args: object) -> None:
-        with suppress(NotRunning, StoreError):
-            function(*args)
+            def record() -> None:
+                with suppress(NotRunning, StoreError):
+                    function(session.session.run, *args)
+
+            session.post(record)
 
     def _begin(self, run: PlanRun, key: str, task: Any) -> None:
         if key in self._attempts:  # it failed, and the crew runs it again
@@ -269,6 +251,7 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
     _original: Any = PrivateAttr()
     _attachment: Any = PrivateAttr()
     _own: Any = PrivateAttr()
+    _called: str = PrivateAttr()
 
     @classmethod
     def wrapping(cls, original: Any, attachment: _Attachment, own: Mapping[str, _Tool]) -> _Tool:
@@ -281,6 +264,7 @@ class _Tool(BaseTool):  # type: ignore[misc] # its types may not be installed
         """
         made: _Tool = cls.model_construct(**{name: getattr(original, name) for name in BaseTool.model_fields})
         made._original, made._attachment, made._own = original, attachment, own
+        made._called = sanitize_tool_name(original.name)
         return made
 
     def __str__(self) -> str:
@@ -343,11 +327,3 @@ def _fits(tool: Any, arguments: Mapping[str, object]) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _execute(function: Callable[..., Any], arguments: Mapping[str, object]) -> object:
-    try:
-        result = function(**arguments)
-        return asyncio.run(result) if asyncio.iscoroutine(result) else result
-    except (KeyboardInterrupt, SystemExit) as error:
-        raise _Exit from error  # it would end the thread of the session

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import uuid
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Final
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Lock, get_ident
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
+from opentelemetry import context as otel
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Execute, Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning, StaleAnswer, UnknownQuestion
-from replanning.plan.messages import did_you_mean, require_instance, wrong_kinds
+from replanning.plan.messages import did_you_mean, require_instance
+
+ResultT = TypeVar("ResultT")
 
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
 
 _JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+
+UNFINISHED: Final = ("running", "paused", "needs_human")
+"""How a run stands that can be resumed."""
 
 
 def missing_framework(module: str, needs: str, extra: str, error: Exception) -> ImportError:
@@ -33,25 +44,6 @@ def missing_framework(module: str, needs: str, extra: str, error: Exception) -> 
         error: what is missing.
     """
     return ImportError(f'{module} needs {needs}: pip install "replanning[{extra}]" ({error})')
-
-
-def check_arguments(engine: object, capabilities: object) -> None:
-    """Check what every integration takes; an engine of None is one with its defaults.
-
-    Raises:
-        TypeError: this is not an engine, or these are not capabilities; names every offender.
-    """
-    wrong = wrong_kinds(
-        ("engine", engine, ReplanningEngine | None, "a ReplanningEngine"),
-        ("capabilities", capabilities, Mapping | None, "a mapping of names of tools to capabilities"),
-    )
-    if isinstance(capabilities, Mapping):
-        fields = "a capability or a mapping of fields"
-        wrong += wrong_kinds(
-            *((f"capabilities[{n!r}]", each, str | Mapping, fields) for n, each in capabilities.items())
-        )
-    if wrong:
-        raise TypeError("; ".join(wrong))
 
 
 def tool_fields(
@@ -140,7 +132,7 @@ def thread_run(engine: ReplanningEngine, thread: str, *, part: str = "", resumes
     prefix = f"thread-{quote(thread, safe='')}{part and f'-{part}'}"
     runs = engine.store.runs() if resumes else ()
     last = next((each for each in runs if each.run.rpartition(".")[0] == prefix), None)  # the newest
-    if last is not None and last.status in ("running", "paused", "needs_human"):
+    if last is not None and last.status in UNFINISHED:
         return last.run
     return f"{prefix}.{uuid.uuid4().hex[:8]}"
 
@@ -219,6 +211,30 @@ async def invoke_approved(
             once = False
 
 
+class ReportedFailure(Exception):
+    """A tool returned a result that says that it failed.
+
+    Attributes:
+        result: the result, which the agent sees if no alternative is left.
+    """
+
+    def __init__(self, said: str, result: object) -> None:
+        super().__init__(said)
+        self.result = result
+
+
+def reported_result(error: ReportedFailure | NeedsHuman) -> Any:
+    """Return the result of a tool that reported its failure; error is what the session raised in the end.
+
+    Raises:
+        Exception: what the tool raised, if it reported nothing.
+    """
+    original = (error.__cause__ or error) if isinstance(error, NeedsHuman) else error
+    if isinstance(original, ReportedFailure):
+        return original.result
+    raise original
+
+
 class SessionTask:
     """Session in an async task of its own, for frameworks where any task may close a stream; they run on asyncio alone.
 
@@ -252,7 +268,8 @@ class SessionTask:
             RunOwned: another process owns its run.
             StoreError: the store fails.
         """
-        await self._opened.wait()
+        if self._session is None:
+            await self._opened.wait()
         if self._session is None:
             await self._task
             raise NotRunning("the session has ended")
@@ -272,3 +289,141 @@ class SessionTask:
         """
         with anyio.CancelScope(shield=True):
             await self.leave(pause_reason)
+
+
+class SessionThread:
+    """Session whose event loop runs in a thread of its own, for frameworks that execute tools in other threads.
+
+    Attributes:
+        session: the session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._thread = get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._lock = Lock()
+        self._closed = False
+
+    @classmethod
+    @contextmanager
+    def open(cls, opened: AbstractAsyncContextManager[Session]) -> Iterator[SessionThread]:
+        """Start the thread, and end it after the block.
+
+        Args:
+            opened: the session that `ReplanningEngine.session` returns.
+        """
+        with (
+            anyio.from_thread.start_blocking_portal(name="replanning") as portal,
+            portal.wrap_async_context_manager(opened) as session,
+        ):
+            thread = portal.call(cls, session)
+            try:
+                yield thread
+            finally:
+                with thread._lock:
+                    thread._closed = True
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Have a function called in the thread of the session, without waiting for it.
+
+        Raises:
+            NotRunning: the block was left.
+        """
+        with self._lock:  # the event loop ends after what it was given
+            if self._closed:
+                raise NotRunning("the session has ended")
+            self._loop.call_soon_threadsafe(function)
+
+    def call(
+        self,
+        function: Callable[[Execute], Coroutine[Any, Any, ResultT]],
+        execute: Callable[[str, Mapping[str, object]], object] | None = None,
+    ) -> ResultT:
+        """Await an async function in the thread of the session, and meanwhile execute its tools in this thread.
+
+        A call with a timeout is executed in a third thread, in which it can be left behind.
+
+        Args:
+            function: is given what `Session.invoke` takes as `execute`.
+            execute: executes a tool; None if the function does not need it.
+
+        Raises:
+            Exception: of the function.
+            NotRunning: the block was left.
+            RuntimeError: this is the thread of the session, which cannot wait for itself.
+        """
+        if get_ident() == self._thread:
+            raise RuntimeError("this is called from the thread of the session, which cannot wait for itself")
+        inbox = SimpleQueue[Callable[[], None] | None]()  # what this thread has to execute; None at the end
+        loop = self._loop
+        task: asyncio.Task[None] | None = None
+        outcome: tuple[Exception | None, Any] = NotRunning("the session was left before the call was done"), None
+
+        async def hand_over(name: str, arguments: Mapping[str, object]) -> object:
+            assert execute is not None
+            executed, spans = loop.create_future(), otel.get_current()
+
+            def attempt() -> tuple[BaseException | None, object]:
+                token = otel.attach(spans)
+                try:
+                    return None, execute(name, arguments)
+                except BaseException as error:  # noqa: BLE001 # it is raised in the session, or where it was called
+                    return error, None
+                finally:
+                    otel.detach(token)
+
+            def end(error: BaseException) -> None:
+                raise error
+
+            def work() -> None:
+                if executed.done():  # it was cancelled before this thread had time for it
+                    return
+                done = attempt()
+                if done[0] is not None and not isinstance(done[0], Exception):
+                    end(done[0])
+
+                def settle() -> None:
+                    if not executed.done():  # it was cancelled
+                        executed.set_result(done)
+
+                with suppress(RuntimeError):  # the event loop has ended, and the call with it
+                    loop.call_soon_threadsafe(settle)
+
+            if self.session.is_timed(name):
+                error, output = await anyio.to_thread.run_sync(attempt, abandon_on_cancel=True)
+                if error is not None and not isinstance(error, Exception):  # it would end the thread of the session
+                    inbox.put(partial(end, error))
+                    await anyio.sleep_forever()
+            else:
+                inbox.put(work)
+                error, output = await executed
+            if error is not None:
+                raise error
+            return output
+
+        async def run() -> None:
+            nonlocal outcome
+            try:
+                outcome = None, await function(hand_over)
+            except Exception as error:  # noqa: BLE001 # it is raised in the thread of the call
+                outcome = error, None
+            inbox.put(None)
+
+        def begin() -> None:
+            nonlocal task
+            task = loop.create_task(run())
+            task.add_done_callback(lambda _: inbox.put(None))  # also if it is cancelled
+
+        self.post(begin)
+        try:
+            while (work := inbox.get()) is not None:
+                work()
+        except BaseException:  # it ends the program, but not the thread of the session
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: task and task.cancel())
+            raise
+        error, output = outcome
+        if error is not None:
+            raise error
+        return cast(ResultT, output)

@@ -7,37 +7,29 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # ADK runs on asyncio alone, and a session needs a task of its own
 import contextvars
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import count
 from typing import Any, Final
-from uuid import NAMESPACE_URL, uuid5
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool as DescribedTool
 from replanning.engine.session import Session
-from replanning.errors import (
-    CallSkipped,
-    NeedsHuman,
-    NotRunning,
-    StaleAnswer,
-    StoreError,
-    UnknownQuestion,
-    UnknownRun,
-)
+from replanning.errors import CallSkipped, NeedsHuman, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
-    Capabilities,
+    UNFINISHED,
+    ReportedFailure,
     SessionTask,
-    check_arguments,
     describe_tools,
     missing_framework,
+    reported_result,
     shown_questions,
     tool_fields,
 )
-from replanning.journal.records import RunOpened
-from replanning.journal.store import is_valid_run_id
-from replanning.plan.messages import brief_repr
+from replanning.journal.records import QuestionVerdict
+from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 try:
@@ -64,27 +56,10 @@ except (ImportError, AttributeError) as error:
 METADATA: Final = "replanning"
 """Key in the `custom_metadata` of a tool, for fields of its description, and in the payload of a request to confirm."""
 
-_PENDING: Final = {"error": "This tool call requires confirmation, please approve or reject."}
-_ANSWERS: Final = "the confirmation of the call"
-_REJECTED: Final = {"error": "This tool call is rejected."}
-
 _DELTAS: Final = frozenset({"state_delta", "artifact_delta"})
 """The fields of the actions of a call that say what it has changed, rather than what it asks for."""
 
 _MAX_OBJECTIVE_CHARS: Final = 500
-
-
-class ToolReportedError(Exception):
-    """A tool returned a result that says that it failed.
-
-    Attributes:
-        result: the result, which the model sees if no alternative is left.
-    """
-
-    def __init__(self, tool: str, result: Any) -> None:
-        said = (result.get("error_message") or result.get("error")) if isinstance(result, Mapping) else result
-        super().__init__(f"{tool} says: {said or result}")
-        self.result = result
 
 
 def reports_failure(result: object) -> bool:
@@ -121,21 +96,17 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         TypeError: an argument has another type.
     """
 
+    @checked
     def __init__(
         self,
-        capabilities: Capabilities | None = None,
+        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
         *,
         engine: ReplanningEngine | None = None,
-        agents: Sequence[Any] = (),
+        agents: Sequence[BaseAgent] = (),
         approvals: bool = True,
         is_failure: Callable[[object], bool] = reports_failure,
         name: str = "replanning",
     ) -> None:
-        check_arguments(engine, capabilities)
-        if wrong := [each for each in agents if not isinstance(each, BaseAgent)]:
-            raise TypeError(f"agents: expected agents of ADK, got {', '.join(map(brief_repr, wrong))}")
-        if not callable(is_failure):
-            raise TypeError(f"is_failure: expected a function of a result, got {brief_repr(is_failure)}")
         super().__init__(name)
         self.engine = ReplanningEngine() if engine is None else engine
         self.capabilities = dict(capabilities or {})
@@ -156,9 +127,11 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
         self._runs[invocation_context.invocation_id] = run
 
     async def before_agent_callback(self, *, agent: Any, callback_context: Any) -> None:
-        """Watch the task of the invocation, because plugins are not told when it is cancelled."""
+        """Learn which tools an agent of a workflow has, and watch for cancellation, of which plugins are not told."""
         if run := self._runs.get(callback_context.invocation_id):
             run.watch(asyncio.current_task())
+            if agent.name not in run.tools:
+                await run.describe(callback_context.get_invocation_context(), known=False)
 
     async def before_tool_callback(self, *, tool: Any, tool_args: Any, tool_context: Any) -> None:
         """Let the session execute the tool when the framework does."""
@@ -236,12 +209,10 @@ class _Run:
         self._around: contextvars.Context | None = None
         self.waits = self.final = False
         self.nested = _CALL.get() is not None
-        self._tools: dict[str, dict[str, Any]] = {}
+        self.tools: dict[str, dict[str, Any]] = {}
         self._fields: dict[str, dict[str, object]] = {}
         self._described: list[DescribedTool[..., Any]] = []
-        self._opening = asyncio.Lock()
         self._task: SessionTask | None = None
-        self._session: Session | None = None
 
     async def describe(self, context: Any, *, known: bool) -> None:
         """Describe the tools of the agent that runs, and of the others of its tree, but no toolsets of those.
@@ -256,6 +227,7 @@ class _Run:
         family = [each.root_agent for each in (context.agent, *self._owner.agents) if each is not None]
         known = known and context.agent is not None
         for agent in family:  # which grows
+            own = self.tools.setdefault(agent.name, {})
             tools: list[Any] = []
             for item in getattr(agent, "tools", ()):
                 if isinstance(item, BaseToolset) and agent.name == getattr(context.agent, "name", None):
@@ -267,7 +239,7 @@ class _Run:
                     tools.append(FunctionTool(item))
                 known = known and not isinstance(item, (BaseNode, BaseToolset))
             for tool in tools:
-                self._tools.setdefault(agent.name, {})[tool.name] = tool
+                own[tool.name] = tool
                 if tool.name not in self._fields and (fields := _fields(tool)) is not None:
                     self._fields[tool.name] = fields
             below = [*agent.sub_agents, *(tool.agent for tool in tools if isinstance(tool, AgentTool))]
@@ -278,25 +250,17 @@ class _Run:
             capabilities = {name: stated for name, stated in capabilities.items() if name in self._fields}
         self._described = describe_tools(self._fields, capabilities)
 
-    async def _open(self, context: Any) -> Session:
+    async def _open(self) -> Session:
         """Open the session at the first call, or again if that failed."""
-        async with self._opening:
-            if self._task is None:
-                if context.agent_name not in self._tools:  # of a workflow
-                    await self.describe(context.get_invocation_context(), known=False)
-                run_id = self._run_id()
-                opened = self._owner.engine.session(
-                    self._objective(run_id), tools=self._described, run_id=run_id, passes=_PASSES
-                )
-                around = self._around or contextvars.copy_context()
-                self._task = around.run(SessionTask, opened)
-        task = self._task
+        if (task := self._task) is None:
+            run_id, objective = self._identity()
+            opened = self._owner.engine.session(objective, tools=self._described, run_id=run_id, passes=_PASSES)
+            task = self._task = (self._around or contextvars.copy_context()).run(SessionTask, opened)
         try:
-            self._session = await task.session()
+            return await task.session()
         except Exception:
             self._task = None if self._task is task else self._task
             raise
-        return self._session
 
     def watch(self, task: asyncio.Task[Any] | None) -> None:
         """Leave the session if this task, in which the first agent runs, is cancelled; its span is around the session."""
@@ -306,9 +270,8 @@ class _Run:
 
     def _follow(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            ended = (
-                task if self._task is None else self._task.leave(self._why("" if self.final else "it was cancelled"))
-            )
+            reason = self._why("" if self.final else "it was cancelled")
+            ended = task if self._task is None else self._task.leave(reason)
             ended.add_done_callback(lambda _: self._owner.forget(self))
 
     async def end(self, pause_reason: str) -> None:
@@ -321,27 +284,18 @@ class _Run:
     def _why(self, pause_reason: str) -> str:
         return pause_reason or ("it waits for an answer" if self.waits else "")
 
-    def _run_id(self) -> str:
-        """Return the id of the run: that of the invocation, with a number if an earlier run of it has ended."""
-        first = str(self.context.invocation_id)
-        if not is_valid_run_id(RunId(first)):
-            first = str(uuid5(NAMESPACE_URL, first))
-        events = self.context.session.events
-        if not any(each.invocation_id == self.context.invocation_id and each.author != "user" for each in events):
-            return first
-        goes_on = ("running", "paused", "needs_human")
-        ended = {each.run for each in self._owner.engine.store.runs() if each.status not in goes_on}
-        ids = (first if number == 1 else f"{first}.{number}" for number in count(1))
-        return next(each for each in ids if each not in ended)
-
-    def _objective(self, run_id: str) -> str:
-        with suppress(UnknownRun):
-            opened = next((record.body for record in self._owner.engine.store.read(RunId(run_id))), None)
-            if isinstance(opened, RunOpened):
-                return opened.plan.goal.objective
+    def _identity(self) -> tuple[str, str]:
+        """Return the id of the run, that of the invocation, with a number if an earlier run of it has ended; its objective."""
+        first, events = str(self.context.invocation_id), self.context.session.events
+        resumed = any(each.invocation_id == first and each.author != "user" for each in events)
+        known = {each.run: each for each in self._owner.engine.store.runs()} if resumed else {}
+        ids = (RunId(f"{first}.{number}" if number > 1 else first) for number in count(1))
+        run_id = next(each for each in ids if each not in known or known[each].status in UNFINISHED)
+        if run_id in known:
+            return run_id, known[run_id].objective
         parts = getattr(self.context.user_content, "parts", None) or ()
-        words = " ".join(filter(None, (part.text for part in parts))).strip()
-        return words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(self.context.agent, 'name', 'a workflow')}"
+        words = " ".join(part.text for part in parts if part.text).strip()
+        return run_id, words[:_MAX_OBJECTIVE_CHARS] or f"run {getattr(self.context.agent, 'name', 'a workflow')}"
 
     async def call(self, tool: Any, arguments: dict[str, Any], context: Any) -> Any:
         """Call a tool, or what replaces it, in the context of the call.
@@ -349,14 +303,15 @@ class _Run:
         Raises:
             Exception: of the tool; no alternative is left.
         """
-        session = self._session or await self._open(context)
+        session = await self._open()
         call_id, answer = context.function_call_id or "", context.tool_confirmation
         asked = _asked(context) if answer is not None else {}
         for question in asked.get("questions", ()):
             with suppress(StaleAnswer, UnknownQuestion):  # it was answered elsewhere
-                self._owner.engine.answer(
-                    question["question"], "approve" if answer.confirmed else "reject", by=_ANSWERS
-                )
+                verdict: QuestionVerdict = "approve" if answer.confirmed else "reject"
+                self._owner.engine.answer(question["question"], verdict, by="the confirmation of the call")
+        if asked and not answer.confirmed:
+            return {"error": "This tool call is rejected."}
         before = _requests(context)
         executed = 0
 
@@ -366,21 +321,19 @@ class _Run:
             if executed > 1:  # what the tool that failed has asked of the framework does not count
                 for field, value in before.items():
                     setattr(context.actions, field, copy(value))
-            other = tool if name == tool.name else self._find(context.agent_name, name)
+            tools = ChainMap(self.tools.get(context.agent_name, {}), *self.tools.values())
+            other = tool if name == tool.name else tools[name]
             if values is not arguments or other is not tool:
                 await self._confirm(other, dict(values), context, asked, tool)
-                if asked.get("tool") == name and not answer.confirmed:
-                    return _REJECTED
             output = await other.run_async(
                 args=arguments if values is arguments else dict(values), tool_context=context
             )
-            if (
-                call_id in context.actions.requested_tool_confirmations
-                or call_id in context.actions.requested_auth_configs
-            ):
+            actions = context.actions
+            if call_id in actions.requested_tool_confirmations or call_id in actions.requested_auth_configs:
                 raise _Interrupted(output)
             if (answer is None or answer.confirmed) and self._owner.is_failure(output):
-                raise ToolReportedError(name, output)
+                said = (output.get("error_message") or output.get("error")) if isinstance(output, Mapping) else None
+                raise ReportedFailure(f"{name} says: {said or output}", output)
             return output
 
         try:
@@ -394,23 +347,9 @@ class _Run:
             if self._can_ask(context):
                 shown = shown_questions(self._owner.engine, session.run.id, error.questions)
                 return self._ask(context, " ".join(str(each["text"]) for each in shown), {"questions": shown})
-            if isinstance(error.__cause__, ToolReportedError):
-                return error.__cause__.result
-            raise error.__cause__ or error from None
-        except ToolReportedError as error:
-            return error.result
-        except (NotRunning, StoreError):
-            raise
-        except Exception:
-            if asked and not answer.confirmed:
-                return _REJECTED
-            raise
-
-    def _find(self, agent: str, name: str) -> Any:
-        for tools in (self._tools.get(agent, {}), *self._tools.values()):
-            if name in tools:
-                return tools[name]
-        raise LookupError(f"the agents have no tool {name!r}")
+            return reported_result(error)
+        except ReportedFailure as error:
+            return reported_result(error)
 
     async def _confirm(
         self, tool: Any, values: dict[str, Any], context: Any, asked: Mapping[str, Any], called: Any
@@ -432,7 +371,7 @@ class _Run:
         context.request_confirmation(hint=text, payload={METADATA: payload})
         context.actions.skip_summarization = True  # the model is not called before the answer
         self.waits = True
-        return dict(_PENDING)
+        return {"error": "This tool call requires confirmation, please approve or reject."}
 
 
 _PASSES: Final = (_Interrupted, LlmCallsLimitExceededError)
@@ -449,8 +388,7 @@ def _asked(context: Any) -> Mapping[str, Any]:
     for event in reversed(context.session.events):
         request = event.actions.requested_tool_confirmations.get(context.function_call_id)
         if request is not None:
-            asked = request.payload.get(METADATA) if isinstance(request.payload, Mapping) else None
-            return asked if isinstance(asked, Mapping) else {}
+            return request.payload.get(METADATA, {}) if isinstance(request.payload, Mapping) else {}
     return {}
 
 

@@ -10,28 +10,25 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final
-
-import anyio
-import anyio.from_thread
-import anyio.to_thread
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Execute, Session
 from replanning.errors import CallSkipped, ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
-    Capabilities,
+    ReportedFailure,
     SessionTask,
-    check_arguments,
+    SessionThread,
     describe_tools,
     missing_framework,
     shown_questions,
     thread_run,
     tool_fields,
 )
-from replanning.plan.messages import join_names
+from replanning.plan.messages import checked
 
 try:
     from langchain_core.messages import ToolMessage
@@ -59,11 +56,12 @@ _DEFAULT_NAME: Final = "LangGraph"
 """Name of a graph that was compiled without one."""
 
 
+@checked
 def replanned(
-    graph: Any,
+    graph: CompiledStateGraph,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Capabilities | None = None,
+    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
     objective: str = "",
 ) -> ReplannedGraph:
     """Return a compiled graph whose nodes, and whose tools under a `ReplanningMiddleware`, are calls of a session.
@@ -83,26 +81,21 @@ def replanned(
         ValueError: a node and a tool have the same name, a capability names neither, a field is not valid for a tool, or
             capabilities are stated of tools that are executed without a `ReplanningMiddleware`.
     """
-    check_arguments(engine, capabilities)
-    if not isinstance(graph, CompiledStateGraph) or isinstance(graph, ReplannedGraph):
-        raise TypeError(
-            f"replanned: expected a compiled StateGraph that is not attached yet, got {type(graph).__name__}"
-        )
+    if isinstance(graph, ReplannedGraph):
+        raise TypeError("graph: it is attached already")
     described: list[tuple[str, dict[str, object]]] = []
     bodies: dict[str, Any] = {}
     detached: list[str] = []
     for name, node in graph.nodes.items():
         if isinstance(node.bound, ToolNode):
-            tools = node.bound.tools_by_name.values()
-            described += [(tool.name, _described(tool)) for tool in tools]
+            described += [(tool.name, _described(tool)) for tool in node.bound.tools_by_name.values()]
             if not _has_middleware(node.bound):
-                detached += [tool.name for tool in tools if tool.name in (capabilities or {})]
+                detached += [each for each in node.bound.tools_by_name if each in (capabilities or {})]
         elif name != START:
             capability = (node.metadata or {}).get("capability")
             described.append((name, tool_fields("", {}, kind="langgraph", stated=capability)))
             bodies[name] = node.bound
-    named = Counter(name for name, _ in described)
-    if twice := [name for name, times in named.items() if times > 1]:
+    if twice := [name for name, times in Counter(name for name, _ in described).items() if times > 1]:
         raise ValueError(f"two nodes or tools are called {', '.join(map(repr, twice))}; give one of them another name")
     if detached:
         raise ValueError(
@@ -150,11 +143,13 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
     ignore_agent = ignore_chain = ignore_chat_model = ignore_custom_event = ignore_llm = ignore_retriever = True
     ignore_retry = True
 
-    def __init__(self, engine: ReplanningEngine, portal: anyio.from_thread.BlockingPortal | None = None) -> None:
-        self.engine = engine
-        self.portal = portal
-        self.session: Session
+    def __init__(self, engine: ReplanningEngine, session: Session, thread: SessionThread | None = None) -> None:
+        self.engine, self.session, self.thread = engine, session, thread
         self.pause_reason = ""  # empty unless the run will be resumed
+
+    def added_to(self, config: Any) -> Any:
+        """Return the configuration of a graph, with this run in it."""
+        return merge_configs(config, {"configurable": {_KEY: self}, "callbacks": [self]})
 
     def on_interrupt(self, event: object) -> None:
         """Note that this run will be resumed."""
@@ -177,6 +172,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
                 return await self.session.invoke(
                     name, arguments, execute=execute, key=key, once=answered, passes=(GraphBubbleUp,)
                 )
+            except ReportedFailure as error:
+                return error.result
             except CallSkipped as skipped:
                 return ToolMessage(str(skipped), name=name, tool_call_id=call_id) if call_id else None
             except NeedsHuman as error:
@@ -200,9 +197,6 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             if not isinstance(answer, Mapping) or answer.get("question") != question_id:
                 continue
             fields = {str(name): value for name, value in answer.items() if name not in ("question", "verdict")}
-            if unknown := fields.keys() - {"by", "choice", "changes", "comment"}:
-                payload["refused"] = f"an answer has no {join_names(sorted(unknown), 5)}"
-                continue
             try:
                 self.engine.answer(question_id, answer.get("verdict", ""), **fields)
             except (StaleAnswer, UnknownQuestion):  # it was answered elsewhere
@@ -216,24 +210,30 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         self, name: str, arguments: Mapping[str, object], execute: Callable[..., Any], call_id: str = ""
     ) -> Any:
         """Do the same as `call`, from the thread of a graph that runs without an event loop."""
-        if self.portal is None:
+        if self.thread is None:
             raise RuntimeError(
                 f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
             )
+        return self.thread.call(lambda hand_over: self.call(name, arguments, hand_over, call_id), execute)
 
-        async def in_thread(tool: str, given: Mapping[str, object]) -> object:
-            return await anyio.to_thread.run_sync(execute, tool, given)
+    def in_event_loop(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        """Return a function for the thread of the graph that executes an async function in that of the session."""
 
-        return self.portal.call(self.call, name, arguments, in_thread, call_id)
+        @wraps(function)
+        def execute(*args: Any, **kwargs: Any) -> Any:
+            assert self.thread is not None
+            return self.thread.call(lambda _: function(*args, **kwargs))
+
+        return execute
 
 
+@dataclass(frozen=True)
 class _Attachment:
     """Opens a session of the engine for each run of a graph."""
 
-    def __init__(self, engine: ReplanningEngine, objective: str, tools: Sequence[FunctionTool[..., Any]]) -> None:
-        self._engine = engine
-        self._objective = objective
-        self._tools = tools
+    engine: ReplanningEngine
+    objective: str
+    tools: Sequence[FunctionTool[..., Any]]
 
     def _session(self, graph: Any, given: Any, config: Any) -> Any:
         """Return the unfinished session of the thread if the graph is resumed, or else a new session."""
@@ -245,17 +245,16 @@ class _Attachment:
             inner = configurable.get("checkpoint_ns")  # of a task of the other graph, which gives its input again
             part = hashlib.blake2s(inner.encode(), digest_size=4).hexdigest() if inner else ""
             resumes = bool(inner) or given is None or (isinstance(given, Command) and given.resume is not None)
-            run_id = thread_run(self._engine, str(thread), part=part, resumes=resumes)
-        return self._engine.session(self._objective, tools=self._tools, run_id=run_id)
+            run_id = thread_run(self.engine, str(thread), part=part, resumes=resumes)
+        return self.engine.session(self.objective, tools=self.tools, run_id=run_id)
 
     @asynccontextmanager
     async def open(self, graph: Any, given: Any, config: Any) -> AsyncIterator[Any]:
         """Open a session in a task of its own, because any task may close a stream; yield the configuration."""
-        run = _Run(self._engine)
         task = SessionTask(self._session(graph, given, config))
         try:
-            run.session = await task.session()
-            yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
+            run = _Run(self.engine, await task.session())
+            yield run.added_to(config)
         except BaseException as error:
             with suppress(ReplanningError):  # the exception of the graph is the one to raise
                 await task.end(f"the graph raised {type(error).__name__}")
@@ -265,12 +264,11 @@ class _Attachment:
     @contextmanager
     def open_in_thread(self, graph: Any, given: Any, config: Any) -> Iterator[Any]:
         """Open a session in an event loop in a thread of its own."""
-        with anyio.from_thread.start_blocking_portal() as portal:
-            run = _Run(self._engine, portal)
-            with portal.wrap_async_context_manager(self._session(graph, given, config)) as run.session:
-                yield merge_configs(config, {"configurable": {_KEY: run}, "callbacks": [run]})
-                if run.pause_reason:
-                    run.session.run.pause(run.pause_reason)
+        with SessionThread.open(self._session(graph, given, config)) as thread:
+            run = _Run(self.engine, thread.session, thread)
+            yield run.added_to(config)
+            if run.pause_reason:
+                run.session.run.pause(run.pause_reason)
 
 
 class ReplannedGraph(CompiledStateGraph):  # type: ignore[misc]  # its types are not followed
@@ -305,10 +303,11 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
         def execute(name: str, _: Mapping[str, object]) -> Any:
             body = self._bodies[name]
             if name != self.name and getattr(body, "func", body) is None:  # it has no synchronous function
-                return _in_event_loop(body.ainvoke)(input, config, **options)
+                return run.in_event_loop(body.ainvoke)(input, config, **options)
             return body.invoke(input, config, **options)
 
-        return _run_of(config).call_from_thread(self.name, {}, execute)
+        run = _run_of(config)
+        return run.call_from_thread(self.name, {}, execute)
 
     async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
         """Execute the node."""
@@ -326,14 +325,6 @@ def _run_of(config: Any) -> _Run:
     return run
 
 
-class _ErrorMessage(Exception):
-    """Failure of a tool that was already turned into a message to the model, returned if no alternative is left."""
-
-    def __init__(self, message: Any) -> None:
-        super().__init__(message.text)
-        self.message = message
-
-
 class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types are not followed
     """Makes tools calls of the session: `replanned(create_agent(…, middleware=[ReplanningMiddleware()]), engine)`.
 
@@ -348,15 +339,11 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
         def execute(name: str, arguments: Mapping[str, object]) -> Any:
             own = _request(request, name, arguments)
             if own is not request and getattr(own.tool, "func", own.tool) is None:
-                own = own.override(tool=own.tool.model_copy(update={"func": _in_event_loop(own.tool.coroutine)}))
-            return _checked(handler(own))
+                own = own.override(tool=own.tool.model_copy(update={"func": run.in_event_loop(own.tool.coroutine)}))
+            return _checked(handler(own), request)
 
         call, run = request.tool_call, _run_of(request.runtime.config)
-        try:
-            result = run.call_from_thread(call["name"], call["args"], execute, call["id"])
-        except _ErrorMessage as error:
-            result = error.message
-        return _answer(result, call)
+        return run.call_from_thread(call["name"], call["args"], execute, call["id"])
 
     async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         """Execute a tool, or what replaces it."""
@@ -364,14 +351,10 @@ class ReplanningMiddleware(AgentMiddleware):  # type: ignore[misc]  # its types 
             return await handler(request)
 
         async def execute(name: str, arguments: Mapping[str, object]) -> Any:
-            return _checked(await handler(_request(request, name, arguments)))
+            return _checked(await handler(_request(request, name, arguments)), request)
 
-        call, run = request.tool_call, _run_of(request.runtime.config)
-        try:
-            result = await run.call(call["name"], call["args"], execute, call["id"])
-        except _ErrorMessage as error:
-            result = error.message
-        return _answer(result, call)
+        call = request.tool_call
+        return await _run_of(request.runtime.config).call(call["name"], call["args"], execute, call["id"])
 
 
 def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
@@ -385,24 +368,11 @@ def _request(request: Any, name: str, arguments: Mapping[str, object]) -> Any:
     return request.override(tool=tool, tool_call={**call, "name": name, "args": dict(arguments)})
 
 
-def _in_event_loop(function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """Return a function for the threads of a session that executes an async function in the event loop of the session."""
-
-    @wraps(function)
-    def execute(*args: Any, **kwargs: Any) -> Any:
-        return anyio.from_thread.run(partial(function, *args, **kwargs))
-
-    return execute
-
-
-def _checked(result: Any) -> Any:
-    if isinstance(result, ToolMessage) and result.status == "error":
-        raise _ErrorMessage(result)
-    return result
-
-
-def _answer(result: Any, call: Any) -> Any:
-    """Return the message to the model, under the name of the tool that it called."""
-    if isinstance(result, ToolMessage) and result.name != call["name"]:
-        return result.model_copy(update={"name": call["name"]})
-    return result
+def _checked(result: Any, request: Any) -> Any:
+    """Return the message to the model, under the name of the tool that it called; raise one that tells a failure."""
+    if not isinstance(result, ToolMessage):
+        return result
+    if result.status == "error":
+        raise ReportedFailure(result.text, result)
+    name = request.tool_call["name"]
+    return result if result.name == name else result.model_copy(update={"name": name})

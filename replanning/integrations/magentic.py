@@ -21,14 +21,13 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import NotRunning, StoreError
 from replanning.integrations.frameworks import (
-    Capabilities,
     SessionTask,
-    check_arguments,
     describe_tools,
     missing_framework,
     tool_fields,
 )
 from replanning.plan.document import Plan
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, Task
 
 try:
@@ -56,8 +55,12 @@ class NoProgress(Exception):
 
 
 @asynccontextmanager
+@checked
 async def replanned(
-    manager: Any, engine: ReplanningEngine | None = None, *, capabilities: Capabilities | None = None
+    manager: MagenticManagerBase,
+    engine: ReplanningEngine | None = None,
+    *,
+    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
 ) -> AsyncIterator[Any]:
     """A manager whose plan is that of a session, and whose rounds are calls of participants, which may be replaced.
 
@@ -75,9 +78,6 @@ async def replanned(
         StoreError: the session cannot be ended.
         TypeError: an argument has another type.
     """
-    check_arguments(engine, capabilities)
-    if not isinstance(manager, MagenticManagerBase):
-        raise TypeError(f"manager: expected a MagenticManagerBase, got {type(manager).__name__}")
     made = _Manager(manager, engine or ReplanningEngine(), capabilities)
     try:
         yield made
@@ -91,7 +91,9 @@ async def replanned(
 class _Manager(MagenticManagerBase):  # type: ignore[misc] # its types may not be installed
     """Manager that gives its plans and rounds to a session."""
 
-    def __init__(self, manager: Any, engine: ReplanningEngine, capabilities: Capabilities | None) -> None:
+    def __init__(
+        self, manager: Any, engine: ReplanningEngine, capabilities: Mapping[str, str | Mapping[str, object]] | None
+    ) -> None:
         super().__init__(
             max_stall_count=manager.max_stall_count,
             max_reset_count=manager.max_reset_count,

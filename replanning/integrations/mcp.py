@@ -23,11 +23,11 @@ from replanning.engine.functions import FunctionTool
 from replanning.engine.session import Session
 from replanning.environment import SystemClock
 from replanning.errors import CallFailed, CallSkipped, NotRunning, PlanError, Problem, StoreError, ToolError
-from replanning.integrations.frameworks import check_arguments, missing_framework, unknown_names
+from replanning.integrations.frameworks import missing_framework, unknown_names
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object
+from replanning.plan.messages import checked
 from replanning.plan.tasks import Goal, McpServer, Retry, ToolSpec
-from replanning.plan.types import JsonObject
 from replanning.tools.call import inherited_variables
 from replanning.tools.errors import (
     McpServerLost,
@@ -95,13 +95,12 @@ class McpProxy:
         self, plan: Plan, capabilities: Mapping[str, str], retry: Retry | None, environ: Mapping[str, str], cwd: Path
     ) -> None:
         self.server: Server[Any] = Server("replanning")
-        self.session: Session
+        self.session: Session  # once the servers have answered, or failed
         self._plan, self._capabilities, self._retry = plan, capabilities, retry
         self._environ, self._cwd = environ, cwd
         self._sessions: list[McpSession] = []
         self._tools: dict[str, _ServedTool] = {}
         self._group: TaskGroup
-        self._available: dict[str, bool] | None = None  # as reported to the run; None without a run
         self._client: Any = None  # notifies a client of the older protocol that the tools have changed
         self._changes = InMemorySubscriptionBus()
 
@@ -143,32 +142,21 @@ class McpProxy:
         unknown = unknown_names(self._capabilities, self._tools)
         if unknown and not self.unavailable:
             raise PlanError([Problem("capabilities", each) for each in unknown])
-        name = version = ""
-        instructions = None
-        if len(self._sessions) == 1 and (client := self._sessions[0].client) is not None:
-            name, version = (info.name, info.version) if (info := client.server_info) is not None else ("", "")
-            instructions = client.instructions
+        client = self._sessions[0].client if len(self._sessions) == 1 else None
+        about = client.server_info if client is not None else None
         self.server = Server(
-            name or "replanning",
-            version=version,
-            instructions=instructions,
+            about.name if about is not None else "replanning",
+            version=about.version if about is not None else "",
+            instructions=client.instructions if client is not None else None,
             on_list_tools=self._on_list_tools,
             on_call_tool=self._on_call_tool,
             on_subscriptions_listen=ListenHandler(self._changes),
         )
 
-    def attach(self, session: Session | None) -> None:
-        """Set the session that calls belong to, and report to it which tools are available; None detaches it."""
-        if session is None:
-            self._available = None
-            return
-        self.session, self._available = session, {}
+    def attach(self, session: Session) -> None:
+        """Set the session that calls belong to, and report to it which tools are available."""
+        self.session = session
         self._report_availability()
-
-    @property
-    def functions(self) -> list[FunctionTool[..., Any]]:
-        """The tools as a session of the engine takes them."""
-        return [served.function for served in self._tools.values() if served.function is not None]
 
     def close(self) -> None:
         """Stop the servers."""
@@ -213,7 +201,7 @@ class McpProxy:
 
     def _on_change(self, session: McpSession) -> None:
         """Tell the run and the client what has changed; called by the session of a server."""
-        if self._available is None:
+        if not hasattr(self, "session"):
             return
         before, self._tools = self.tools, self._list_tools()
         if self.tools != before:
@@ -221,14 +209,12 @@ class McpProxy:
         self._report_availability()
 
     def _report_availability(self) -> None:
-        assert self._available is not None, "only within a run"
-        for spec in self.session.run.live.plan.tools:
-            served = self._tools.get(spec.name)
+        for name, tool in [*self.session.run.live.tools.items()]:
+            served = self._tools.get(name)
             reason = "no server has it any more" if served is None else served.session.unavailable_reason
-            if self._available.get(spec.name) is not (available := not reason):
-                self._available[spec.name] = available
+            if tool.available == bool(reason):
                 with suppress(ValueError, NotRunning):
-                    self.session.run.change_resource(spec.name, available=available, reason=reason)
+                    self.session.run.change_resource(name, available=not reason, reason=reason)
 
     async def _announce_change(self) -> None:
         await self._changes.publish(ToolsListChanged())
@@ -255,17 +241,24 @@ class McpProxy:
             failures.pop(tool, None)
             try:
                 result = await self._execute(tool, given, context)
-            except MCPError as refusal:
-                failures[tool] = refusal
-                raise self._failure(tool, refusal.message) from refusal
+            except ToolError:
+                raise
+            except Exception as error:  # whatever a server makes the SDK raise is a failure of this call alone
+                if isinstance(error, MCPError):
+                    failures[tool] = error
+                raise self._failure(tool, str(error) or type(error).__name__) from error
             if result.is_error:
                 failures[tool] = result
                 raise self._failure(tool, "\n".join(part.text for part in result.content if part.type == "text"))
             served = self._tools[tool]
             schema = self._tools[name].tool.output_schema if tool != name else None
-            if schema is not None and (problems := _misfits(result, schema)):
-                raise self._failure(tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}")
-            output = served.session.secrets.redact_json(_to_json(result))
+            if schema is not None:  # which the client checks
+                content = result.structured_content
+                problems = ["it has no structured content"] if content is None else schema_problems(schema, content)
+                if problems:
+                    raise self._failure(tool, f"its answer is not one that {name!r} may give: {'; '.join(problems)}")
+            plain = as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+            output = served.session.secrets.redact_json(plain)
             results.append((output, result))
             return output
 
@@ -310,10 +303,6 @@ class McpProxy:
                 raise ToolUnavailable(name, f"the MCP server {session.name!r}", f"which is not there: {gone}") from None
             lost = TransientMcpServerLost if function is not None and function.idempotent else McpServerLost
             raise lost(name, session.name, str(gone)) from None
-        except MCPError:
-            raise
-        except Exception as error:  # whatever a server makes the SDK raise is a failure of this call alone
-            raise self._failure(name, str(error) or type(error).__name__) from error
 
 
 def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
@@ -321,22 +310,12 @@ def _without_reserved(meta: Mapping[str, Any] | None) -> Any:
     return {key: value for key, value in (meta or {}).items() if not key.startswith(_RESERVED)} or None
 
 
-def _misfits(result: CallToolResult, schema: JsonObject) -> list[str]:
-    """Return the problems of a result under the output schema of a tool, which clients check."""
-    if result.structured_content is None:
-        return ["it has no structured content"]
-    return schema_problems(schema, as_object(result.structured_content))
-
-
-def _to_json(result: CallToolResult) -> JsonObject:
-    return as_object(result.model_dump(mode="json", by_alias=True, exclude_none=True))
-
-
 def _text_result(text: str, *, is_error: bool) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
 
 
 @asynccontextmanager
+@checked
 async def open_proxy(
     engine: ReplanningEngine,
     plan: Plan,
@@ -366,7 +345,6 @@ async def open_proxy(
         RunOwned: another process owns this run.
         StoreError: the run was opened for other servers, or has ended, or the store fails.
     """
-    check_arguments(engine, capabilities)
     if not plan.mcp:
         raise PlanError([Problem("mcp", "expected at least one server")])
     proxy = McpProxy(plan, capabilities or {}, retry, os.environ if environ is None else environ, cwd or Path.cwd())
@@ -378,14 +356,13 @@ async def open_proxy(
             reasons = "; ".join(f"{name!r}: {reason}" for name, reason in proxy.unavailable.items())
             raise ToolError(f"no MCP server is there: {reasons}")
         goal = Plan(goal=Goal(objective=f"Answer calls of tools of {', '.join(plan.mcp)}"))
-        async with engine.session(goal, tools=proxy.functions, run_id=run_id) as session:
+        async with engine.session(
+            goal, tools=[each.function for each in proxy._tools.values() if each.function is not None], run_id=run_id
+        ) as session:
             if session.run.ended:
                 raise StoreError(f"run {run_id!r} has ended ({session.run.result.status}); choose another id")
             proxy.attach(session)
-            try:
-                yield proxy
-            finally:
-                proxy.attach(None)
+            yield proxy
             if run_id is not None:
                 session.run.pause("the client has left; the next one goes on with the run")
     finally:
@@ -394,6 +371,7 @@ async def open_proxy(
         await group.__aexit__(None, None, None)
 
 
+@checked
 def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: tuple[str, ...] = ()) -> McpServer:
     """Return the server that a command line starts, with the environment variables of this process.
 
@@ -407,6 +385,7 @@ def server_of_command(command: list[str], *, environ: Mapping[str, str], safe: t
     return McpServer(command=tuple(command), env=own, safe=safe)
 
 
+@checked
 async def serve_stdio(server: Server[Any]) -> None:
     """Serve a client on standard input and output until it closes them.
 

@@ -18,13 +18,12 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.engine.session import Session
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError
 from replanning.integrations.frameworks import (
-    Capabilities,
-    check_arguments,
     describe_tools,
     missing_framework,
     thread_run,
     tool_fields,
 )
+from replanning.plan.messages import checked
 
 try:
     from agents import (
@@ -68,12 +67,13 @@ AgentT = TypeVar("AgentT")
 
 
 @asynccontextmanager
+@checked
 async def replanned(
     agent: AgentT,
     engine: ReplanningEngine | None = None,
     *,
-    capabilities: Capabilities | None = None,
-    agents: Sequence[Any] = (),
+    capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
+    agents: Sequence[Agent] = (),
     objective: str = "",
     thread: str | None = None,
     context: object = None,
@@ -101,7 +101,6 @@ async def replanned(
         TypeError: this is not an agent, or an argument is of another kind.
         ValueError: capabilities name tools that do not exist or are not attached, or a field is not valid for a tool.
     """
-    check_arguments(engine, capabilities)
     copies = _Agents(context, agents, keyed=thread is not None)
     wrapped = await copies.wrap(agent)
     for each in agents:

@@ -19,9 +19,7 @@ from pydantic_core import to_json
 from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallSkipped, NeedsHuman, UnknownRun
 from replanning.integrations.frameworks import (
-    Capabilities,
     SessionTask,
-    check_arguments,
     describe_tools,
     invoke_approved,
     missing_framework,
@@ -31,6 +29,7 @@ from replanning.integrations.frameworks import (
 )
 from replanning.journal.records import RunOpened
 from replanning.journal.store import is_valid_run_id
+from replanning.plan.messages import checked
 from replanning.plan.types import RunId
 
 try:
@@ -77,14 +76,14 @@ class Replanned(AbstractCapability[Any]):  # type: ignore[misc]
             its tool.
     """
 
+    @checked
     def __init__(
         self,
-        capabilities: Capabilities | None = None,
+        capabilities: Mapping[str, str | Mapping[str, object]] | None = None,
         *,
         engine: ReplanningEngine | None = None,
         approvals: bool | None = None,
     ) -> None:
-        check_arguments(engine, capabilities)
         self.engine = ReplanningEngine() if engine is None else engine
         self.capabilities = dict(capabilities or {})
         self.approvals = approvals

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from pydantic import ValidationError
-
 from replanning.changes import (
     AbortRun,
     AddTask,
@@ -21,12 +19,12 @@ from replanning.changes import (
     RetryTask,
     SkipTask,
 )
-from replanning.errors import Problem, UnknownTask
+from replanning.errors import PlanError, Problem, UnknownTask
 from replanning.live.graph import TaskGraph
 from replanning.live.stale import StaleResult, stale_results
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState
-from replanning.plan.checks import check_task, result_references
-from replanning.plan.messages import join_names, validation_problems
+from replanning.plan.checks import check_task, may_read_results, result_references
+from replanning.plan.messages import join_names
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import JsonObject, TaskId
 
@@ -233,9 +231,9 @@ class Draft:
         else:
             try:
                 new = Task.model_validate({**old.model_dump(exclude_unset=True), **change.fields})
-            except ValidationError as error:
-                for problem in validation_problems(error, Task):
-                    self._add_problem(f"task {change.task_id!r}, {problem}")
+            except PlanError as error:
+                for problem in error.problems:
+                    self._add_problem(f"task {change.task_id!r}, {str(problem).removeprefix('Task.')}")
             else:
                 self._stage_edit(old, new)
 
@@ -348,12 +346,14 @@ class Draft:
             self._add_problem(f"the id {task.id!r} is already used; ids are never used again")
             return False
         self._validate_task(task)
-        deps = tuple(dict.fromkeys([*inherited, *task.depends_on]))
-        new = task if not inherited or deps == task.depends_on else task.model_copy(update={"depends_on": deps})
+        new = task
+        if inherited and (deps := tuple(dict.fromkeys([*inherited, *task.depends_on]))) != task.depends_on:
+            new = task.model_copy(update={"depends_on": deps})
         self._positions[task.id] = (task.priority, len(self._graph.entries) + len(self.new_tasks))
         self.new_tasks[task.id] = StagedTask(new, parent, self._change_path)
         self.tasks[task.id] = new
-        self._changed_references[task.id] = self._change_path
+        if may_read_results(task):
+            self._changed_references[task.id] = self._change_path
         return True
 
     def _validate_task(self, task: Task) -> None:
@@ -413,6 +413,10 @@ class Draft:
                 self.problems.append(Problem(path, message))
         if self.problems:
             return
+        if not (self._added_dependencies or self._changed_references) and all(
+            not new.task.depends_on for new in self.new_tasks.values()
+        ):
+            return  # as of a call: nothing can close a cycle, or refer to a result
         among_new = [
             AddedDependency(task_id, dep, new.change_path)
             for task_id, new in self.new_tasks.items()

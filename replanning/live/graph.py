@@ -257,6 +257,11 @@ class ReadyQueue:
         if self.on_push is not None:
             self.on_push()
 
+    def withdraw(self, entry: TaskEntry) -> None:
+        """Remove an entry if it is the last one, as the task of a call is; others are passed over when they are first."""
+        if self._fifo and self._fifo[-1][3] is entry:
+            self._fifo.pop()
+
     def pop(self) -> TaskEntry | None:
         """Remove and return the first entry; None if there is none."""
         fifo, heap = self._fifo, self._heap
@@ -1063,6 +1068,7 @@ class TaskGraph:
         """Queue the tasks of a lineage apart, for somebody who executes it alone and is called when one was added."""
         queue = self.ready_queue.reserved[root.id] = ReadyQueue(on_push)
         for entry in self.leaves(root):
+            self.ready_queue.withdraw(entry)
             queue.push(entry)
 
     def unreserve(self, root: TaskEntry) -> None:

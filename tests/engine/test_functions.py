@@ -1,6 +1,8 @@
 """Functions as tools: how they are described, called by name, refused, and given JSON."""
 
 import functools
+import inspect
+import re
 from typing import Annotated, Any
 
 import pytest
@@ -35,6 +37,11 @@ def context_first(context: TaskContext, a: int, /, b: int | str = 2) -> tuple[bo
     return bool(context.attempt_id), a, b
 
 
+def any_number(a: int, *more: int, **options: int) -> object:
+    """Take any further arguments."""
+    return a, more, options
+
+
 def forward(a: "Nowhere", *, b: int = 1) -> object:  # type: ignore[name-defined]  # noqa: F821
     """Name a type that does not exist."""
     return a, b
@@ -64,6 +71,27 @@ async def test_any_signature(clock: VirtualClock, function: Any, args: tuple[Any
         assert await session.call(function, *args, **kwargs) == result
         assert repr(session.run) in repr(session)
         assert repr(function) in repr(session._tools.of(function))
+
+
+@pytest.mark.parametrize("function", [Shop().method, context_first, forward, anything, any_number])
+@pytest.mark.parametrize("args", [(), (1,), (1, 2), (1, 2, 3)])
+@pytest.mark.parametrize("kwargs", [{}, {"a": 3}, {"b": 4}, {"b": 4, "c": 5}, {"context": 6}])
+def test_arguments_by_name(function: Any, args: tuple[int, ...], kwargs: dict[str, int]) -> None:
+    """The arguments of a call get the names that Python gives them, and what Python refuses is a TypeError."""
+    made = FunctionTool(function)
+    signature = inspect.signature(function)
+    known = [each for name, each in signature.parameters.items() if name != "context" or function is not context_first]
+    try:
+        bound = signature.replace(parameters=known).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        with pytest.raises(TypeError, match=re.escape(str(error))):
+            made.bind(args, kwargs)
+        return
+    if bound.pop("more", ()):
+        with pytest.raises(TypeError, match="any number of positional"):
+            made.bind(args, kwargs)
+    else:
+        assert made.bind(args, kwargs) == bound.pop("options", {}) | bound
 
 
 async def test_what_is_no_tool(clock: VirtualClock) -> None:

@@ -56,6 +56,14 @@ async def test_substitute(clock: VirtualClock) -> None:
     assert "search_slowly" in revision.reason
 
 
+async def test_calls_of_the_past(clock: VirtualClock) -> None:
+    """Calls one after another leave nothing in the queue of tasks that anybody may execute."""
+    async with engine_of(clock).session("find", tools=[search, search_slowly]) as session:
+        for number in range(5):
+            assert await session.call(echo, number) == number
+        assert list(session.run.live.ready_queue) == []
+
+
 async def test_exception_of_the_tool(clock: VirtualClock) -> None:
     """A call without a way on raises what the tool raised, and the session goes on and succeeds."""
     async with engine_of(clock).session("find", tools=[search, echo]) as session:
@@ -147,6 +155,62 @@ async def test_key_over_a_resume(tmp_path: Path, clock: VirtualClock) -> None:
     with pytest.raises(StoreError, match="another plan"):
         async with engine.session("something else", run_id="thread"):
             pass
+
+
+async def test_key_of_another_call(tmp_path: Path, clock: VirtualClock) -> None:
+    """A key used for another tool, or for other arguments, is refused by an error that names both calls."""
+    calls = 0
+
+    async def execute(name: str, arguments: Mapping[str, object]) -> object:
+        nonlocal calls
+        calls += 1
+        if arguments["to"] == "nobody":
+            raise KeyboardInterrupt
+        return "sent"
+
+    place = tmp_path / "history.db"
+    token = "ghp_" + "0123456789abcdefghij" * 2
+    given: dict[str, object] = {"to": "ada", "text": "costs ${5}", "token": token, "point": object()}
+    engine = make_engine("repair", clock=clock, store=SqliteStore(place))
+    tools = [ToolSpec(name="mail"), ToolSpec(name="fax")]
+    with suppress(KeyError):
+        async with engine.session("send", tools=tools, run_id="thread") as session:
+            assert await session.invoke("mail", given, execute=execute, key="1") == "sent"
+            with pytest.raises(KeyboardInterrupt):
+                await session.invoke("mail", {"to": "nobody"}, execute=execute, key="2")
+            raise KeyError
+    async with engine.session("send", tools=tools, run_id="thread") as session:
+        others: list[tuple[str, dict[str, object], str]] = [
+            ("mail", given | {"to": "bob"}, "1"),
+            ("mail", {"to": "ada"}, "1"),
+            ("fax", given, "1"),
+            ("fax", {"to": "nobody"}, "2"),
+        ]
+        for name, arguments, key in others:
+            with pytest.raises(ValueError, match=f"key '{key}' is that of call 'mail-{key}', of 'mail'.* of '{name}'"):
+                await session.invoke(name, arguments, execute=execute, key=key)
+        assert calls == 2
+        again = given | {"token": token[::-1], "point": object()}
+        assert await session.invoke("mail", again, execute=execute, key="1") == "sent"
+    assert calls == 2
+
+
+async def test_key_of_a_call_that_was_changed(clock: VirtualClock) -> None:
+    """A key finds its call again, also if another tool or other arguments were chosen for it meanwhile."""
+    async with engine_of(clock).session("find", tools=[search, search_slowly, echo]) as session:
+        for _ in range(2):
+            assert await session.invoke("search", {"query": "a", "limit": 1}, key="1") == ["a"]
+
+        async def execute(name: str, arguments: Mapping[str, object]) -> object:
+            if arguments["value"] == 1:
+                raise KeyboardInterrupt
+            return arguments["value"]
+
+        with pytest.raises(KeyboardInterrupt):
+            await session.invoke("echo", {"value": 1}, execute=execute, key="2")
+        session.run.modify_task("echo-3", arguments={"value": 2})
+        for _ in range(2):
+            assert await session.invoke("echo", {"value": 1}, execute=execute, key="2") == 2
 
 
 async def test_key_of_calls_that_are_made_anew(clock: VirtualClock) -> None:

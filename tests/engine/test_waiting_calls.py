@@ -106,7 +106,7 @@ async def test_same_key_while_the_store_fails(clock: VirtualClock) -> None:
 
     engine = make_engine(clock=clock, store=store)
     async with engine.session("count", tools=[ToolSpec(name="count")]) as session, anyio.create_task_group() as group:
-        for n, key in enumerate(["", "", "same", "same"]):
+        for n, key in [(0, ""), (1, ""), (2, "same"), (2, "same")]:
             group.start_soon(caller, key, n)
     assert len(executed) == len(session.run.live) == 3
     assert session.run.result.ok

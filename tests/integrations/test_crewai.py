@@ -81,7 +81,7 @@ class ScriptedModel(BaseLLM):  # type: ignore[misc] # its types may not be insta
         return self.functions
 
 
-def call_of(name: str, number: int = 0, **arguments: Any) -> Any:
+def call_of(name: str, number: int = 0, /, **arguments: Any) -> Any:
     """A call of a function by the model."""
     text = json.dumps(arguments or {"query": "x"})
     return {"id": f"call-{number}", "type": "function", "function": {"name": name, "arguments": text}}

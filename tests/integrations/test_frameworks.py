@@ -1,12 +1,22 @@
-"""What integrations share, without a framework: wrong arguments, descriptions of tools, and runs of threads."""
+"""What integrations share, without a framework: wrong arguments, descriptions of tools, runs of threads, calls from threads."""
 
 import importlib
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
-from replanning import Retry
-from replanning.integrations.frameworks import describe_tools, thread_run, tool_fields
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry, Task
+from replanning.changes import ReplaceTask
+from replanning.errors import CallFailed, NotRunning
+from replanning.integrations.frameworks import SessionThread, describe_tools, thread_run, tool_fields
+from replanning.plan.types import TaskId
 from replanning.testing import VirtualClock
 from tests.support.runs import make_engine
 
@@ -22,30 +32,24 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(
-    ("name", "needs", "attach"),
+    ("name", "needs", "entry", "given"),
     [
-        (
-            "langgraph",
-            "langgraph",
-            lambda module, engine, given: module.replanned(object(), engine, capabilities=given),
-        ),
-        ("pydantic_ai", "pydantic_ai", lambda module, engine, given: module.Replanned(given, engine=engine)),
-        ("openai_agents", "agents", lambda module, engine, given: module.replanned(1, engine, capabilities=given)),
-        ("mcp", "mcp", lambda module, engine, given: module.open_proxy(engine, object(), capabilities=given)),
+        ("agent_framework", "agent_framework", "Replanned", {"objective": 3, "approvals": "yes"}),
+        ("langgraph", "langgraph", "replanned", {"graph": None, "objective": 3}),
+        ("magentic", "agent_framework_orchestrations", "replanned", {"manager": None}),
+        ("mcp", "mcp", "open_proxy", {"plan": None, "retry": 3, "run_id": 3, "environ": "A=1", "cwd": "/tmp"}),
+        ("openai_agents", "agents", "replanned", {"agents": None, "objective": 3, "thread": 3}),
+        ("pydantic_ai", "pydantic_ai", "Replanned", {"approvals": "yes"}),
     ],
 )
-async def test_wrong_kinds(name: str, needs: str, attach: Any) -> None:
-    """What is no engine and what are no capabilities are named by one error, wherever an agent is attached."""
+def test_wrong_kinds(name: str, needs: str, entry: str, given: dict[str, Any]) -> None:
+    """Wherever an agent is attached, one error names every argument of a wrong kind, before anything is done."""
     pytest.importorskip(needs)
-    module = importlib.import_module(f"replanning.integrations.{name}")
-    with pytest.raises(
-        TypeError, match=r"engine: .*, got 'repair'; capabilities\['a'\]: .* got 3; .*\['b'\].* got None"
-    ):
-        async with attach(module, "repair", {"a": 3, "ok": "web", "b": None}):
-            pass
-    with pytest.raises(TypeError, match=r"^capabilities: expected a mapping .*, got \['search'\]"):
-        async with attach(module, make_engine(), ["search"]):
-            pass
+    attach = getattr(importlib.import_module(f"replanning.integrations.{name}"), entry)
+    with pytest.raises(TypeError) as raised:
+        attach(*{"openai_agents": [None]}.get(name, []), **given, engine="repair", capabilities={"a": 3})
+    for argument, value in {**given, "engine": "repair", "capabilities": {"a": 3}}.items():
+        assert re.search(rf"(^|; ){argument}: expected [^;]+, got {re.escape(repr(value))}", str(raised.value))
 
 
 def test_description() -> None:
@@ -86,3 +90,144 @@ async def test_threads(clock: VirtualClock) -> None:
     assert thread_run(engine, "a/b") != run_id
     with pytest.raises(TypeError, match="thread: expected the id of a thread, got 3"):
         thread_run(engine, 3)  # type: ignore[arg-type]
+
+
+SEEN: ContextVar[list[str]] = ContextVar("seen")
+
+Executed = Callable[[str, Mapping[str, object]], object]
+
+
+def search_in(thread: SessionThread, execute: Executed) -> object:
+    """Call the tool `search` from this thread."""
+    return thread.call(lambda hand_over: thread.session.invoke("search", {}, execute=hand_over), execute)
+
+
+def searching(**fields: object) -> Any:
+    """A thread with a session that has two tools of one capability."""
+    described = describe_tools({name: {"capability": "web", **fields} for name in ("search", "archive")}, None)
+    return SessionThread.open(make_engine("repair").session("search", tools=described))
+
+
+def test_calls_from_threads() -> None:
+    """Tools, also those that stand in, are executed in the thread of the call, with its context variables."""
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        SEEN.set([*SEEN.get([]), name])
+        if name == "search":
+            raise PermissionError("no key")
+        return threading.get_ident()
+
+    with searching() as thread:
+        assert search_in(thread, execute) == threading.get_ident()
+    assert SEEN.get() == ["search", "archive"]
+
+
+def test_tools_with_a_timeout_are_left_behind() -> None:
+    """A tool that hangs is replaced after its timeout, while it still hangs in a thread of its own."""
+    woken = threading.Event()
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        return woken.wait(20) and "too late" if name == "search" else name
+
+    with searching(timeout=0.05, idempotent=True) as thread:
+        assert search_in(thread, execute) == "archive"
+        woken.set()
+
+
+@pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
+def test_interrupted_calls(fields: dict[str, object]) -> None:
+    """An exception that ends the program leaves the call, but not the thread of the session."""
+
+    def leave(name: str, _: Mapping[str, object]) -> object:
+        raise KeyboardInterrupt
+
+    with searching(**fields) as thread:
+        with pytest.raises(KeyboardInterrupt):
+            search_in(thread, leave)
+        assert search_in(thread, lambda name, _: name) == "search"
+
+
+def test_cancelled_before_it_began() -> None:
+    """A tool whose call was cancelled while the thread of the call was busy with another one is not executed."""
+    begun, woken, executed = threading.Event(), threading.Event(), list[str]()
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        begun.set()
+        executed.append(name)
+        return woken.wait(20)
+
+    async def both(hand_over: Any) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(hand_over, "search", {})
+            await anyio.to_thread.run_sync(begun.wait, 20)
+            async with anyio.create_task_group() as other:
+                other.start_soon(hand_over, "archive", {})
+                await anyio.lowlevel.checkpoint()
+                other.cancel_scope.cancel()
+            woken.set()
+
+    with searching() as thread:
+        thread.call(both, execute)
+    assert executed == ["search"]
+
+
+def test_timeouts_of_tasks() -> None:
+    """A tool that hangs is left behind after the timeout that its task states, too."""
+    woken = threading.Event()
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        if name == "search":
+            raise PermissionError("no key")
+        return woken.wait(20) and "too late"
+
+    class Archive:
+        name = "archive"
+
+        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+            failed = request.triggers[0].tasks[0]
+            tasks = (Task(id=TaskId("instead"), tool="archive", timeout=0.05),)
+            changes = (ReplaceTask(task_id=failed, tasks=tasks),) if failed != "instead" else ()
+            return [Alternative(changes=changes, reason="the archive may have it", confidence=1.0)] if changes else []
+
+    described = describe_tools({"search": {}, "archive": {}}, None)
+    with (
+        SessionThread.open(ReplanningEngine([Archive()]).session("search", tools=described)) as thread,
+        pytest.raises(PermissionError),
+    ):
+        search_in(thread, execute)
+    woken.set()
+
+
+def test_calls_after_the_end() -> None:
+    """A call that was not done when its session was left says so, as do later calls; none of them waits for ever."""
+    begun, woken, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def hang(name: str, _: Mapping[str, object]) -> object:
+        begun.set()
+        return woken.wait(20)
+
+    def call(thread: SessionThread) -> None:
+        try:
+            search_in(thread, hang)
+        except (CallFailed, NotRunning) as error:
+            errors.append(error)
+
+    with searching() as thread:
+        other = threading.Thread(target=call, args=(thread,))
+        other.start()
+        assert begun.wait(20)
+    woken.set()
+    other.join(20)
+    call(thread)
+    assert [type(error) for error in errors] == [CallFailed, NotRunning]
+
+
+def test_calls_from_the_thread_of_the_session() -> None:
+    """The thread of a session cannot wait for itself, and says so."""
+    with searching() as thread:
+
+        async def call(_: object) -> object:
+            return search_in(thread, lambda name, _: name)
+
+        with pytest.raises(RuntimeError, match="cannot wait for itself"):
+            thread.call(call)

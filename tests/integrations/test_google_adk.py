@@ -723,13 +723,11 @@ async def test_spans(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_wrong_arguments_of_the_plugin() -> None:
     """What is no engine and no capability is refused at once; what is no field ends the run before the model is asked."""
-    with pytest.raises(TypeError, match=r"engine: .*; capabilities\['search'\]: .*, got 1"):
-        Replanned({"search": 1}, engine="repair")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="agents: expected agents of ADK, got 1, 'finder'"):
-        Replanned(agents=[1, "finder"])
-    with pytest.raises(TypeError, match="is_failure: expected a function of a result, got 'error'"):
-        Replanned(is_failure="error")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="capabilities: expected a mapping"):
+    with pytest.raises(
+        TypeError, match=r"capabilities: .* got {'search': 1}; engine: .*; agents: .*; is_failure: .*'error'"
+    ):
+        Replanned({"search": 1}, engine="repair", agents=[1], is_failure="error")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="capabilities: expected Mapping"):
         Replanned(ReplanningEngine())  # type: ignore[arg-type]
     chat = Chat(agent([text("done")], tools=[search]), attached(ReplanningEngine(), {"search": {"costs": 1}}))
     with pytest.raises(RuntimeError, match="costs"):

@@ -3,6 +3,7 @@
 import json
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -424,6 +425,25 @@ def test_question_without_event_loop() -> None:
     assert graph.invoke(answer, on_thread())["log"] == ["archive"]
 
 
+def test_synchronous_node_that_hangs() -> None:
+    """A synchronous node that hangs is replaced after its timeout, although nothing can stop it."""
+    woken = threading.Event()
+
+    def search(state: State) -> State:
+        woken.wait(20)
+        return {"log": ["too late"]}
+
+    builder = StateGraph(State)
+    builder.add_node("search", search)
+    builder.add_node("archive", lambda state: {"log": ["archive"]})
+    builder.add_edge(START, "search")
+    stated: Any = {"search": {"capability": "web", "timeout": 0.05, "idempotent": True}, "archive": "web"}
+    assert replanned(builder.compile(), make_engine("repair"), capabilities=stated).invoke({"query": "a"})["log"] == [
+        "archive"
+    ]
+    woken.set()
+
+
 async def test_trace(clock: VirtualClock) -> None:
     """The run is below the span of the caller, and the spans of a node are below that of its attempt."""
     spans = Spans()
@@ -713,7 +733,7 @@ async def test_what_cannot_be_attached(clock: VirtualClock, monkeypatch: pytest.
     engine = make_engine(clock=clock)
     graph = graph_of(report)
     for wrong in (graph.builder, object(), replanned(graph, engine)):
-        with pytest.raises(TypeError, match="compiled"):
+        with pytest.raises(TypeError, match=r"graph: (expected CompiledStateGraph|it is attached already)"):
             replanned(wrong, engine)
     with pytest.raises(ValueError, match="there is no node or tool called 'fly'"):
         replanned(graph, engine, capabilities={"fly": "air"})
