@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 EACH := -n auto --dist worksteal
 
 # The frameworks whose own requirements would change the development environment: each gets one of its own.
-FRAMEWORKS ?= google-adk crewai temporal
+FRAMEWORKS ?= google-adk crewai
 
 # The tests start the program hundreds of times: what Python has compiled is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -78,8 +78,8 @@ test-frameworks: $(FRAMEWORKS:%=.venv-%/.framework) ## run the tests of framewor
 		.venv-$$name/bin/python -m pytest -rs tests/integrations/test_$$(echo $$name | tr - _).py $(ARGS) || exit 1; \
 	done
 
-temporal-demo: .venv-temporal/.framework ## run a plan as a workflow of Temporal, on a server of its own
-	@.venv-temporal/bin/python examples/temporal_demo.py
+temporal-demo: $(VENV)/.dev ## run a plan as a workflow of Temporal, on a server of its own
+	@$(BIN)/python examples/temporal_demo.py
 
 docs: .venv-docs/.docs ## build the documentation site into build/site; a warning is an error
 	@.venv-docs/bin/python scripts/build_docs.py
@@ -105,10 +105,6 @@ $(VENV)/.dev: pyproject.toml
 
 .venv-docs/.docs: pyproject.toml
 	@PYTHON="$(PYTHON)" scripts/setup .venv-docs docs
-	@touch $@
-
-.venv-temporal/.framework: pyproject.toml
-	@PYTHON="$(PYTHON)" EXTRA=temporal,temporal-server scripts/setup .venv-temporal framework
 	@touch $@
 
 .venv-%/.framework: pyproject.toml

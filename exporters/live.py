@@ -261,7 +261,8 @@ class LiveExporter(Exporter):
         parts = [f"{number} {name}" for name, number in numbers.items() if number or name in ("running", "done")]
         parts += [f"revision {live.revision}", f"{now - run.started:.1f} s"]
         yield Text(f"  {' · '.join(parts)}", "bold")
-        yield Text(f"  {evaluation_line(run.evaluate())}", "dim")
+        obstacle = "waits for a person" if ledger.open_questions else ""
+        yield Text(f"  {evaluation_line(run.evaluate(), obstacle)}", "dim")
         spent, budget = ledger.budget_tracker.spent, ledger.budget_tracker.budget
         if spent.calls:
             limit = "" if budget.money is None else f" of {budget.money:g}"

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -385,7 +386,7 @@ class ProposalParser:
         self._check({"tool": None, **fields}, new.id)
         names = [name for name in _INHERITED if old is not None and name in old.model_fields_set]
         try:
-            return Task.model_validate({**{name: getattr(old, name) for name in names}, **fields})
+            return TypeAdapter(Task).validate_python({**{name: getattr(old, name) for name in names}, **fields})
         except ValidationError as error:
             raise _InvalidCandidate(f"task {_quoted(new.id)}: {_problem_text(error, 'the task')}") from None
 

@@ -28,10 +28,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Clock of this machine: the time of day at the start, monotonic from then on."""
+    """Clock of this machine: the time of day at the start, monotonic from then on.
 
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()  # noqa: TID251 - this is the clock that is injected
+    Args:
+        not_before: a time that has passed, though on another machine, from which a clock that is behind it continues.
+    """
+
+    def __init__(self, not_before: float = 0.0) -> None:
+        self._offset = max(time.time(), not_before) - time.monotonic()  # noqa: TID251 - this is the clock that is injected
 
     def __repr__(self) -> str:
         return "<SystemClock>"

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
     from replanning.plan.redaction import Redactor
 
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Run plans": {"demo": "run", "run": "run", "solve": "solve", "resume": "status", "pause": "status"},
+    "Run plans": {
+        "demo": "run",
+        "run": "run",
+        "solve": "solve",
+        "resume": "status",
+        "pause": "status",
+        "worker": "temporal",
+    },
     "Look at runs": {
         "status": "status",
         "show": "show",
@@ -172,14 +179,23 @@ StoreOption = Annotated[
     str,
     typer.Option(
         "--store",
+        "--on",
         metavar="PLACE",
         envvar="REPLANNING_STORE",
         help="The store that keeps runs: a SQLite file; a folder or NAME.jsonl for text files; memory to keep nothing;"
-        " postgresql://…; or PLUGIN:PLACE.",
+        " postgresql://…; or PLUGIN:PLACE. Or the server that carries them out: temporal=HOST:PORT, with /QUEUE for"
+        " another task queue than replanning.",
     ),
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+
+NewestRunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default the newest."
+    ),
+]
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="The id of the run, or the beginning of it; latest is the newest run.")

@@ -15,6 +15,7 @@ from replanning.cli.app import (
     DEFAULT_STORE,
     DIFF_STYLES,
     JsonOption,
+    NewestRunArgument,
     Program,
     RunArgument,
     SettingsOption,
@@ -81,12 +82,7 @@ _REPORT_STYLES: Final = {**DIFF_STYLES, "~": "yellow", "*": "yellow"}
     )
 )
 def history(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default the newest."
-        ),
-    ] = None,
+    run: NewestRunArgument = None,
     *,
     form: Annotated[
         Literal["text", "json", "markdown"], typer.Option("--format", help="The format to print.")
@@ -203,7 +199,7 @@ def why(
                 stale = f"; {stale_line(history.stale)}" if history.stale else ""
                 dropped = f"; {pluralise(count, 'trigger')} dropped: {see}" if count else ""
                 refuse(f"nothing was replanned in run {history.run!r}, which is {status}{stale}{dropped}")
-            entry = history.entries[-1]
+            entry = _last_explanation(history.entries)
         elif word.startswith("r"):
             entry = next((event for event in history.events if event.replan == word), None)
             if entry is None:
@@ -224,6 +220,15 @@ def why(
             print_json({"run": history.run, **found, "diff": diff.splitlines()})
         else:
             _print_report(why_report(history, entry))
+
+
+def _last_explanation(entries: Sequence[ReplanEvent | PlanEdit]) -> ReplanEvent | PlanEdit:
+    """Return the last entry; before one that only found the goal out of reach because the plan was kept, that decision."""
+    *earlier, last = entries
+    if not (earlier and isinstance(last, ReplanEvent) and isinstance(earlier[-1], ReplanEvent)):
+        return last
+    echo = last.trigger_kinds == ("goal-unreachable",) and last.decision == "keep" and not last.candidates
+    return _last_explanation(earlier) if echo and earlier[-1].decision == "keep" else last
 
 
 def _parse_revision(history: ReplanHistory, word: str) -> int:

@@ -19,6 +19,7 @@ from replanning.errors import (
     ChangeRejected,
     NotRunning,
     PlanError,
+    PluginError,
     Problem,
     ReplanningError,
     SettingsError,
@@ -40,6 +41,7 @@ from replanning.plugins import installed_plugins, load_plugin
 if TYPE_CHECKING:
     from replanning import ReplanningEngine
     from replanning.decision import Question
+    from replanning.integrations.temporal_store import TemporalStore
     from replanning.journal import RunInfo, RunStore
     from replanning.llm import LLMProvider
     from replanning.telemetry import Exporter
@@ -50,8 +52,8 @@ FORGES: Final = ("github", "gitlab")
 LATEST: Final = "latest"
 """Names the newest run."""
 
-FINISHED_STATUSES: Final = ("succeeded", "failed", "aborted")
-"""Statuses of runs in which no task will run again, unless they are resumed."""
+ON_TEMPORAL: Final = "temporal="
+"""Begins the place of runs that are workflows of Temporal, before its address."""
 
 NO_RUNS: Final = "the store has no runs yet; run a plan first, or name another store with --store"
 
@@ -71,6 +73,8 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
     Raises:
         StoreError: the place cannot be used, or has no store.
     """
+    if is_on_temporal(place):
+        return open_temporal(place)
     try:
         name, path = stores.parse_place(place)
         if not must_exist or name not in stores.BUILTIN_STORES or (path and Path(path).exists()):
@@ -81,6 +85,25 @@ def open_store(place: str, *, must_exist: bool = False) -> RunStore:
         raise StoreError(f"{error} (--store names the store)") from error
     what = "the memory of this process" if name == "memory" else repr(path)
     raise StoreError(f"there are no runs in {what}; run a plan first, or name another store with --store")
+
+
+def is_on_temporal(place: str) -> bool:
+    """Return whether a place is a server of Temporal: `temporal=HOST:PORT`."""
+    return place.startswith(ON_TEMPORAL)
+
+
+def open_temporal(place: str) -> TemporalStore:
+    """Return the runs of a server of Temporal.
+
+    Raises:
+        PluginError: the SDK of Temporal is missing.
+        StoreError: there is no such server.
+    """
+    try:
+        from replanning.integrations.temporal_store import TemporalStore
+    except ImportError as error:
+        raise PluginError(f'Temporal needs its SDK: pip install "replanning[temporal]" ({error})') from error
+    return TemporalStore(place.removeprefix(ON_TEMPORAL))
 
 
 @contextmanager
@@ -183,7 +206,7 @@ def find_questions(store: RunStore, words: Sequence[str]) -> tuple[RunInfo, Ques
 def open_questions_by_run(store: RunStore, run: str | None) -> Iterator[list[Question]]:
     """Yield the open questions of each unfinished run, or only of the one named; others that cannot be read are named."""
     for info in store.runs():
-        if (run is None or info.run == run) and info.status not in FINISHED_STATUSES:
+        if (run is None or info.run == run) and info.status not in stores.FINISHED_STATUSES:
             try:
                 questions = open_questions(store.read(info.run))
             except ReplanningError as error:
@@ -210,7 +233,7 @@ def shown_place(place: str) -> str:
 
 def command_line(place: str, *words: str) -> str:
     """Return a command line for the user to copy, with `--store` where the store is not the default one."""
-    store = [] if place == DEFAULT_STORE else ["--store", shown_place(place)]
+    store = [] if place == DEFAULT_STORE else ["--on" if is_on_temporal(place) else "--store", shown_place(place)]
     return shlex.join(["replanning", *words, *store])
 
 
@@ -231,7 +254,7 @@ def belongs_to_program(opened: RunOpened) -> bool:
 
 def how_to_resume(store: RunStore, place: str, run: RunId) -> tuple[str | None, str]:
     """Return the command that resumes a run and the words for it; no command where only a program can go on with it."""
-    opened = next(iter(store.read(run)), None)
+    opened = None if is_on_temporal(place) else next(iter(store.read(run)), None)  # its workers execute functions
     if opened is not None and isinstance(opened.body, RunOpened) and belongs_to_program(opened.body):
         return None, f"the program that began it, with run_id={run!r}"
     command = command_line(place, "resume", run)

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Annotated, Final
+from typing import Annotated, Final, cast
 
 import anyio
 import typer
@@ -81,7 +81,8 @@ The plan is repaired each time, while everything else goes on. The plan can be c
         "replanning run plan.yaml --replan-provider openai --replan-provider repair",
         "replanning run plan.yaml --ask store    then elsewhere: replanning approve RUN NUMBER",
         "replanning run plan.yaml --no-replan --json > result.json",
-        "Ctrl-C pauses: running tasks are finished first. A second Ctrl-C stops them at once.",
+        "replanning run plan.yaml --on temporal=localhost:7233    after: replanning worker plan.yaml --on …",
+        "Ctrl-C pauses: running tasks are finished first. A second Ctrl-C stops them at once. On Temporal it ends the display.",
         codes=RUN_EXIT_CODES_HELP,
     ),
     without=["notify"],
@@ -110,6 +111,10 @@ def run(
             print_message(f"note: {note.message}")
     if run_id is not None:
         lookup.check_run_id(run_id)
+    if lookup.is_on_temporal(options.store):
+        from replanning.cli import temporal  # other runs do not need it
+
+        raise typer.Exit(temporal.start(document, run_id, options))
     summary = _carry_out(options, document, lambda engine, with_tools: engine.open(with_tools, run_id=run_id))
     raise typer.Exit(summary.report(json=options.json))
 
@@ -276,7 +281,8 @@ def _carry_out(
         )
         interrupted = anyio.run(run_until_stopped, work, engine, lambda: run)
         assert run is not None
-        return RunSummary(run, options, engine, environment.clock.now() - started, interrupted=interrupted)
+        elapsed = environment.clock.now() - started
+        return RunSummary(run.result, run.live, options, store, elapsed, exporters=exporters, interrupted=interrupted)
 
 
 def create_judge_model(settings: Settings) -> LLMProvider | None:
@@ -324,8 +330,8 @@ async def run_context_shell(call: ToolCall) -> JsonValue:
             raise ToolError(f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value")
         changes[pair[0]] = pair[1]
     if changes:
-        assert isinstance(call.context, TaskContext), "the work of an attempt calls it"
-        call.context.change_context(call.secrets.redact_json(changes))  # type: ignore[arg-type] # it stays a mapping
+        attempt = cast("TaskContext", call.context)  # or what stands for it on another machine
+        attempt.change_context(call.secrets.redact_json(changes))  # type: ignore[arg-type] # it stays a mapping
     return output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
@@ -19,6 +20,7 @@ from replanning.cli.app import (
     DEFAULT_STORE,
     ExitCode,
     JsonOption,
+    NewestRunArgument,
     Program,
     StoreOption,
     console,
@@ -27,7 +29,7 @@ from replanning.cli.app import (
     print_json,
 )
 from replanning.cli.lookup import command_line, create_display, existing_store, find_run, question_words
-from replanning.cli.status import POLL_INTERVAL, status_title
+from replanning.cli.status import POLL_INTERVAL, status_json, status_title
 from replanning.environment import SystemClock
 from replanning.history.graph import draw_graph
 from replanning.history.overview import Repair, RepairStep, RunOverview, fold_rows, read_overview, task_table
@@ -51,13 +53,6 @@ _REPAIR_STYLES: Final = {"failed": "red", "timed out": "red", "waits": "yellow",
 _epilog = partial(
     epilog, codes="0 done · 1 there is no such run · 2 wrong usage or store · 130 Ctrl-C ended --watch; the run goes on"
 )
-
-NewestRunArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN", show_default=False, help="The id of a run, or the beginning of it; by default the newest."
-    ),
-]
 
 
 @commands.command(
@@ -100,7 +95,7 @@ def show(
                 stopped = True
         overview = read_overview(opened, find_run(opened, info.run), clock.now())
     if as_json:
-        print_json(_overview_json(overview))
+        print_json(_overview_json(overview, clock.now()))
     else:
         _print_overview(overview, store, everything=everything)
     if stopped:
@@ -167,7 +162,7 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
         out.width = 10_000  # nothing is cut or wrapped
     out.print(status_title(report), style="bold")
     out.print(f"  goal      {printable_line(report.objective)}")
-    out.print(f"  progress  {evaluation_line(report.evaluation)}")
+    out.print(f"  progress  {evaluation_line(report.evaluation, report.obstacle)}")
     if overview.tasks:
         out.print()
         limit = len(overview.tasks) if everything else max(MIN_ROWS, out.height - 8)
@@ -180,14 +175,19 @@ def _print_overview(overview: RunOverview, place: str, *, everything: bool) -> N
     if len(repairs) < len(overview.repairs):
         earlier = pluralise(len(overview.repairs) - len(repairs), "earlier repair")
         out.print(f"\n… {earlier}; --all tells them", style="dim")
+    print_repairs(out, repairs, report.started)
+    for question in report.questions:
+        run, number = question_words(question.id)
+        out.print(f"\n{spoken_id(question.id)} waits: {command_line(place, 'approve', run, number)}", style="yellow")
+
+
+def print_repairs(out: Console, repairs: Sequence[Repair], started: float) -> None:
+    """Print repairs in steps, with times since the start of the run."""
     for repair in repairs:
         made = f" → revision {repair.revision}" if repair.revision is not None else ""
         outcome = f", {repair.outcome}" if repair.outcome else ""
         out.print(f"\n{printable_line(repair.title)}{made}{outcome}", style="bold")
-        print_table(out, _steps_table(repair, report.started))
-    for question in report.questions:
-        run, number = question_words(question.id)
-        out.print(f"\n{spoken_id(question.id)} waits: {command_line(place, 'approve', run, number)}", style="yellow")
+        print_table(out, _steps_table(repair, started))
 
 
 def _steps_table(repair: Repair, started: float) -> Table:
@@ -213,7 +213,7 @@ def print_table(out: Console, table: Table) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
-def _overview_json(overview: RunOverview) -> JsonObject:
+def _overview_json(overview: RunOverview, now: float) -> JsonObject:
     report = overview.status
 
     def step_json(step: RepairStep) -> JsonObject:
@@ -221,16 +221,7 @@ def _overview_json(overview: RunOverview) -> JsonObject:
         return {"at": at, "after": step.at and round(step.at - report.started, 3), "step": step.word, "text": step.text}
 
     return {
-        "run": report.run,
-        "name": report.name,
-        "objective": report.objective,
-        "status": report.status,
-        "reason": report.reason,
-        "revision": report.revision,
-        "evaluation": asdict(report.evaluation),
-        "started": format_iso_time(report.started),
-        "updated": format_iso_time(report.updated),
-        "owner_alive": report.owner_alive,
+        **status_json(report, now),
         "tasks": [{**asdict(row), "seconds": row.seconds and round(row.seconds, 3)} for row in overview.tasks],
         "repairs": [{**asdict(repair), "steps": list(map(step_json, repair.steps))} for repair in overview.repairs],
     }

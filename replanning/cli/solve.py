@@ -34,6 +34,7 @@ from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened
 from replanning.journal.records import Record
+from replanning.journal.store import FINISHED_STATUSES
 from replanning.judging import JudgedWork, LLMJudge
 from replanning.live.states import TaskState
 from replanning.llm.selection import AUTO, create_llm_provider
@@ -325,7 +326,7 @@ def _existing_run(
         if run_id is None and request.issue_id:
             earlier = [str(execution["task_uuid"]) for execution in _with_past_executions(request, settings).earlier]
             last = next((run for run in reversed(earlier) if run in statuses), None)
-            if last is not None and statuses[last] not in lookup.FINISHED_STATUSES:
+            if last is not None and statuses[last] not in FINISHED_STATUSES:
                 ways = "and is continued; --run-id begins another"
                 print_message(f"run {last} of {request.issue_id} is not finished, {ways}")
                 return last, list(store.read(RunId(last)))
@@ -567,9 +568,12 @@ def _run_planning(
         planning, interrupted = anyio.run(execute)
         run = planning.run
         assert run is not None
-        summary = RunSummary(run, options, planning.engine, environment.clock.now() - started, interrupted=interrupted)
+        elapsed, exporters = environment.clock.now() - started, planning.engine.exporters
+        summary = RunSummary(
+            run.result, run.live, options, store, elapsed, exporters=exporters, interrupted=interrupted
+        )
         request = request_of(run.live.plan)
-        if request is not None and not store.durable and run.result.status not in lookup.FINISHED_STATUSES:
+        if request is not None and not store.durable and run.result.status not in FINISHED_STATUSES:
             # The run is over, as its store does not keep it.
             past = PlanningHistoryStore(history, task_uuid=run.id, issue_id=request.issue_id, environment=environment)
             completion: JsonObject = {"phase": "completion", "status": "planned" if past.has_plan() else "given_up"}

@@ -62,7 +62,7 @@ from replanning.history.wording import (
     usage_words,
 )
 from replanning.journal.records import QuestionVerdict
-from replanning.journal.store import CurrentRunStatus
+from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus
 from replanning.live import TaskState
 from replanning.plan.json_values import as_object
 from replanning.plan.messages import did_you_mean, spoken_id
@@ -147,7 +147,7 @@ def status(
             waiting = _pending_questions(opened, report.questions)
             _, how = lookup.how_to_resume(opened, store, report.run)
         if as_json:
-            print_json(_status_json(report, now))
+            print_json(status_json(report, now))
             return
         for line in _status_lines(report, waiting, store, now, how):
             console().print(line)
@@ -172,7 +172,7 @@ def status(
                     "reason": report,
                 }
                 if isinstance(report, str)
-                else _status_json(report, now)
+                else status_json(report, now)
                 for info, report in reports
             ]
         )
@@ -204,7 +204,8 @@ def _age(now: float, then: float) -> str:
     return format_duration(max(0.0, now - then))
 
 
-def _status_json(report: RunStatusReport, now: float) -> JsonObject:
+def status_json(report: RunStatusReport, now: float) -> JsonObject:
+    """Return the status of a run as JSON."""
     running: list[JsonValue] = [
         {
             "task": task.id,
@@ -253,7 +254,7 @@ def _status_lines(
     yield f"  started   {format_time(report.started)}, last record {_age(now, report.updated)} ago"
     yield f"  owner     {owner}{gone}"
     yield f"  tasks     {_task_counts(report)}"
-    yield f"  progress  {evaluation_line(report.evaluation)}"
+    yield f"  progress  {evaluation_line(report.evaluation, report.obstacle)}"
     yield f"  plan      revision {report.revision}, after {pluralise(report.replans, 'replan')}"
     yield f"  spent     {', '.join(spent)}"
     for task in report.running_tasks:
@@ -489,7 +490,7 @@ def _answer_all(
                 try:
                     outcome, status, alive = _await_outcome(store, info, partial(_answer_outcome, question), until)
                     waits = not outcome and not alive
-                    if not outcome and status in lookup.FINISHED_STATUSES:
+                    if not outcome and status in FINISHED_STATUSES:
                         refused, waits = f"the run has {status} meanwhile", False
                 except StaleAnswer as stale:
                     refused = str(stale)
@@ -572,7 +573,7 @@ def request(
     *named, reason = what
     with lookup.existing_store(options.store) as opened:
         info = lookup.find_run(opened, named[0] if named else None)
-        if info.status in lookup.FINISHED_STATUSES:
+        if info.status in FINISHED_STATUSES:
             refuse(f"run {info.run!r} is {info.status}; there is nothing to replan")
         if task:
             live = ReplanHistory.of(opened, info.run).replay()
@@ -641,12 +642,16 @@ def resume(
     """
     with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
         info = lookup.find_run(opened_store, run)
-        opened = next(iter(opened_store.read(info.run))).body
-        assert isinstance(opened, journal.RunOpened)
+        remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
+        opened = None if remote else next(iter(opened_store.read(info.run))).body
     if revision is None and info.status in ("succeeded", "aborted"):
         how = "succeeded" if info.status == "succeeded" else "was aborted"
         advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
         raise NotRunning(f"run {info.run!r} {how}: {advice}")
+    if not isinstance(opened, journal.RunOpened):
+        from replanning.cli import temporal  # other runs do not need it
+
+        raise typer.Exit(temporal.resume(info, options, revision))
     if lookup.belongs_to_program(opened):
         what = "is the session of a program" if opened.open_ended else "executes functions of a program"
         raise NotRunning(f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}")
@@ -677,7 +682,7 @@ def _report_outcome(
     """
     place = options.store
     outcome, status, alive = _await_outcome(store, info, read_outcome, time.monotonic() + options.wait)
-    if not outcome and status in lookup.FINISHED_STATUSES:
+    if not outcome and status in FINISHED_STATUSES:
         refuse(f"it was not taken: the run has {status} meanwhile")
     resume, how = lookup.how_to_resume(store, place, info.run)
     if options.json:

@@ -94,7 +94,12 @@ def draw_graph(overview: RunOverview) -> str:
     report = overview.status
     head = [_text(_MARGIN, 26, printable_line(f"{report.run}: {report.objective}", 120), "title")]
     head.append(
-        _text(_MARGIN, 44, printable_line(f"{report.status}, {evaluation_line(report.evaluation)}", 140), "small")
+        _text(
+            _MARGIN,
+            44,
+            printable_line(f"{report.status}, {evaluation_line(report.evaluation, report.obstacle)}", 140),
+            "small",
+        )
     )
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', _STYLE, *head, *body, "</svg>\n"])

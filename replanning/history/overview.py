@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from replanning.changes import ReplaceTask
+from replanning.changes import ModifyTask, ReplaceTask
 from replanning.decision.ledger import Ledger
 from replanning.history.diff import describe_replacement
 from replanning.history.events import GoalEdit, PlanEdit, QuestionEntry, ReplanEvent
@@ -25,6 +25,7 @@ from replanning.history.wording import (
     edit_author,
     format_duration,
     goal_line,
+    is_held,
     pluralise,
     printable_line,
     trigger_cause,
@@ -35,7 +36,7 @@ from replanning.journal.store import RunInfo, RunStore
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.plan.messages import spoken_id
-from replanning.plan.tasks import tool_name
+from replanning.plan.tasks import planning_notes, tool_name
 from replanning.plan.types import TaskId
 
 if TYPE_CHECKING:
@@ -317,6 +318,8 @@ def _cause_steps(event: ReplanEvent) -> Iterator[RepairStep]:
     for trigger in event.triggers[:_MAX_STEPS]:
         about = ", ".join(trigger.tasks[:_MAX_NAMES])
         match trigger:
+            case TaskFailed() if is_held(trigger):
+                yield RepairStep(trigger.at, "held", trigger_cause(trigger))
             case TaskFailed():
                 error = (
                     trigger.message
@@ -359,11 +362,16 @@ def _decision_steps(event: ReplanEvent) -> Iterator[RepairStep]:
 
 
 def _applied_steps(entry: ReplanEvent | PlanEdit, at: float | None, live: LivePlan) -> Iterator[RepairStep]:
-    """Yield the changes that were applied, replacements as pairs."""
-    for change in entry.changes[:_MAX_STEPS]:
+    """Yield the changes that were applied, replacements as pairs; what phases of planning mode wait for is left out."""
+    changes = [change for change in entry.changes if not (isinstance(change, ModifyTask) and _is_phase(change, live))]
+    for change in changes[:_MAX_STEPS]:
         line = change_line(change)
         if isinstance(change, ReplaceTask) and change.task_id in live:
             line = str(describe_replacement(live.entry(change.task_id).task, change.tasks))
         yield RepairStep(at, "applied", line)
-    if len(entry.changes) > _MAX_STEPS:
-        yield RepairStep(at, "applied", f"and {pluralise(len(entry.changes) - _MAX_STEPS, 'more change')}")
+    if len(changes) > _MAX_STEPS:
+        yield RepairStep(at, "applied", f"and {pluralise(len(changes) - _MAX_STEPS, 'more change')}")
+
+
+def _is_phase(change: ModifyTask, live: LivePlan) -> bool:
+    return change.task_id in live and "phase" in planning_notes(live.entry(change.task_id).task)

@@ -15,7 +15,7 @@ from replanning.errors import JournalCorrupt
 from replanning.history.wording import HELD_FAILURE_TYPE
 from replanning.journal.owner import is_lease_free
 from replanning.journal.records import Failure, QuestionAsked, Record, RunOpened, Usage
-from replanning.journal.store import CurrentRunStatus, RunInfo, RunStore, mean_durations
+from replanning.journal.store import FINISHED_STATUSES, CurrentRunStatus, RunInfo, RunStore, mean_durations
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
 from replanning.live.states import TaskState
@@ -51,7 +51,8 @@ class RunStatusReport:
         reason: why it ended.
         revision: the number of the last revision.
         task_counts: number of tasks per state, of the tasks that are now part of the plan.
-        evaluation: progress, expected remaining time, health and advice, as of the last record.
+        evaluation: progress, expected remaining time, health and advice, as of the last record; no time for a run that is
+            over, waits for a person, or has lost its process.
         held_tasks: tasks of planning mode that wait for a person; their state is FAILED until the answer.
         running_tasks: tasks that are being executed.
         failures: the last failure of each task that has failed and waits for nobody.
@@ -86,6 +87,13 @@ class RunStatusReport:
     updated: float
     owner: str | None
     owner_alive: bool | None
+
+    @property
+    def obstacle(self) -> str:
+        """Why nobody knows the remaining time of a run that is not over: `waits for a person`, `its process is gone`; or ""."""
+        if self.status == "running" and not self.owner_alive:
+            return "its process is gone"
+        return "waits for a person" if self.questions and self.status not in FINISHED_STATUSES else ""
 
 
 class ReplayedRun(NamedTuple):
@@ -189,10 +197,7 @@ def status_report(replayed: ReplayedRun, store: RunStore, info: RunInfo, now: fl
     counts: Counter[TaskState] = Counter(
         e.state for e in live if not e.removed and e.state is not TaskState.REPLACED_BY_REPLAN
     )
-    evaluation = PlanEvaluator().evaluate(PlanView(live), mean_durations(store))
-    if ended is not None and ended.status in ("succeeded", "failed", "aborted"):  # nothing is left that takes time
-        evaluation = replace(evaluation, remaining_seconds=None)
-    return RunStatusReport(
+    report = RunStatusReport(
         run=info.run,
         name=opened.plan.name or opened.plan.id or "",
         objective=live.goal.objective,
@@ -200,7 +205,7 @@ def status_report(replayed: ReplayedRun, store: RunStore, info: RunInfo, now: fl
         reason="" if ended is None else ended.reason,
         revision=live.revision,
         task_counts={state: counts[state] for state in TaskState if counts[state]},
-        evaluation=evaluation,
+        evaluation=PlanEvaluator().evaluate(PlanView(live), mean_durations(store)),
         held_tasks=tuple(held_tasks(live, ledger.open_questions.values())),
         running_tasks=tuple(
             RunningTask(e.id, e.attempts, e.started_at, e.deadline) for e in live if e.state is TaskState.RUNNING
@@ -221,6 +226,9 @@ def status_report(replayed: ReplayedRun, store: RunStore, info: RunInfo, now: fl
         owner=info.owner,
         owner_alive=is_owner_alive(info),
     )
+    if report.obstacle or report.status in FINISHED_STATUSES:
+        return replace(report, evaluation=replace(report.evaluation, remaining_seconds=None))
+    return report
 
 
 def is_owner_alive(info: RunInfo) -> bool | None:

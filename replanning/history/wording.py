@@ -101,11 +101,11 @@ def pluralise(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def evaluation_line(found: PlanEvaluation) -> str:
-    """Return progress, expected remaining time, health and the first advice as one line."""
+def evaluation_line(found: PlanEvaluation, obstacle: str = "") -> str:
+    """Return progress, expected remaining time or what keeps it from being known, health and the first advice as one line."""
     left = found.remaining_seconds
     parts = [f"{found.done} of {pluralise(found.total, 'task')} done ({found.progress:.0%})"]
-    parts += [f"about {format_duration(left)} left"] if left else []
+    parts += [obstacle] if obstacle else [f"about {format_duration(left)} left"] if left else []
     parts += [found.health] if found.health != "good" else []
     return printable_line(": ".join([", ".join(parts), *found.recommendations[:1]]))
 

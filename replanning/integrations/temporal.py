@@ -1,7 +1,7 @@
 """Temporal: runs of plans as durable workflows, whose tasks are activities that workers anywhere carry out.
 
 A worker executes tasks with `Worker(client, task_queue="plans", plugins=[ReplanningPlugin(tools=[…])])`; a program starts
-runs with `await TemporalOrchestrator(client, task_queue="plans").execute(plan)`.
+runs with `await TemporalOrchestrator(client, task_queue="plans").start(plan, run_id="page-1")`.
 
 Tested with temporalio 1.35.
 """
@@ -10,39 +10,55 @@ from __future__ import annotations
 
 import asyncio  # noqa: TID251 # workflows run on an event loop of Temporal
 import base64
-import zlib
-from collections.abc import Mapping, Sequence
+import gc
+import json
+import lzma
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final
+from functools import cache, partial
+from itertools import count
+from typing import Any, Final, cast
+
+from pydantic_core import to_json
 
 from replanning.changes import Alternative
+from replanning.decision.confidence import ConfidenceScorer
 from replanning.decision.request import AlternativeProvider, Answer, Question, ReplanRequest
-from replanning.engine.engine import ReplanningEngine, run_workers
+from replanning.engine.engine import ProviderRegistry, ProviderSpec, ReplanningEngine, run_workers
 from replanning.engine.functions import FunctionTools, ToolFunction
+from replanning.engine.generator import AlternativeGenerator, AlternativeVetter, collect_alternatives
 from replanning.environment import Environment
-from replanning.errors import RecordNotSerializable, ReplanningError
-from replanning.history.status import replay_records
+from replanning.errors import BudgetExceeded, LLMError, RecordNotSerializable, ReplanningError
 from replanning.integrations.frameworks import missing_framework
 from replanning.journal.memory import MemoryStore
-from replanning.journal.records import Failure, Record, Usage
+from replanning.journal.records import Failure, Record, RecordBody, RunOpened, Usage, UsageCharged
 from replanning.journal.store import Lease, decode_body, encode_body, to_plain_json
-from replanning.live.view import PlanView
+from replanning.live.graph import CopyOnRead
 from replanning.plan.document import Plan
+from replanning.plan.json_values import detached
 from replanning.plan.tasks import Task
 from replanning.plan.types import JsonObject, JsonValue, RunId
-from replanning.run.opening import redactor_for
+from replanning.plugins import read_attribute
+from replanning.run.event_loop import describe_error, gc_paused, is_cancelled, isolate
+from replanning.run.lifecycle import RunMeter
+from replanning.run.opening import RunFactory, redactor_for
 from replanning.run.retries import FailedElsewhere, failure_from
 from replanning.run.run import PlanRun, TaskContext, Work
 from replanning.settings import Settings
+from replanning.version import __version__
 
 try:
     from temporalio import activity, workflow
-    from temporalio.client import Client, WorkflowHandle
-    from temporalio.common import RetryPolicy
+    from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
+    from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
     from temporalio.exceptions import ActivityError, ApplicationError, ApplicationErrorCategory, CancelledError
     from temporalio.exceptions import TimeoutError as TimedOut
     from temporalio.plugin import SimplePlugin
+    from temporalio.service import RPCError, RPCStatusCode
     from temporalio.worker import ReplayerConfig, WorkerConfig
 except ImportError as error:
     raise missing_framework(__name__, "the Temporal SDK, tested with its version 1.35", "temporal", error) from error
@@ -55,6 +71,48 @@ _HEARTBEAT_SECONDS: Final = 30.0
 
 _PROPOSE_ATTEMPTS: Final = 3
 
+_DESCRIBE_ATTEMPTS: Final = 3
+
+_MAX_PAYLOAD_BYTES: Final = 1_900_000
+"""Most bytes of an argument or a result, because Temporal takes 2 MB."""
+
+_MAX_TEXT_BYTES: Final = 500_000_000
+"""Most bytes of what is compressed, so that a few of them cannot fill the memory of a worker."""
+
+_UPDATE_ATTEMPTS: Final = 5
+"""Each takes up to ten seconds."""
+
+_MAX_UPDATES_AT_ONCE: Final = 8
+"""The server takes ten; when there are more, it gives up those that it has."""
+
+_DECISIONS: Final = "replanning-1"
+"""How a workflow decides, as a patch in its history.
+
+A workflow replays its history with the code of its worker, which must schedule the same activities and timers in the same order.
+That order follows from the whole engine. So a change after which a recorded history (tests/integrations/histories) no longer
+replays gets another number here, and is not patched apart: a worker leaves workflows of another number to workers of that version.
+"""
+
+_CHECKPOINTS_PER_STEP: Final = 50
+"""Checkpoints of the engine in one step of a workflow: Temporal takes one of two seconds for stuck, these take 0.2."""
+
+_TASKS_PER_STEP: Final = 5_000
+"""Tasks that are read in one step."""
+
+_PAGE_CHARS: Final = 500_000
+"""Characters in a page of the journal: the records that are decoded in one step."""
+
+_MAX_ANSWER_BYTES: Final = 1_000_000
+"""Most bytes of pages in the answer to one query, because Temporal takes 2 MB."""
+
+_MAX_JOURNAL_BYTES: Final = 1_900_000
+"""Most bytes of a journal with which a workflow can be continued, for the same reason."""
+
+_MAX_HISTORY_BYTES: Final = 10_000_000
+
+_MAX_UPDATES: Final = 1_000
+"""Updates after which a workflow is continued, because Temporal takes 2,000."""
+
 
 class ReplanningPlugin(SimplePlugin):
     """Plugin for workers: their task queue takes runs of plans.
@@ -65,7 +123,7 @@ class ReplanningPlugin(SimplePlugin):
     Args:
         work: executes one task, as for `ReplanningEngine.execute`, with an `ActivityContext`.
         tools: functions that execute the tasks instead, and describe the tools of the plan.
-        providers: propose alternatives besides `repair`, by objects that may do I/O, such as language models.
+        providers: propose alternatives besides `repair`, as for `ReplanningEngine`; they may do I/O, as language models do.
         settings: as for `ReplanningEngine`.
         max_concurrency: the most tasks of a run that are carried out at once.
         max_history: the number of events in the history of a workflow after which it is continued as a new one.
@@ -76,19 +134,24 @@ class ReplanningPlugin(SimplePlugin):
         work: Work | None = None,
         *,
         tools: Sequence[ToolFunction] = (),
-        providers: Sequence[AlternativeProvider] = (),
+        providers: Sequence[ProviderSpec] = (),
         settings: Settings | Mapping[str, JsonValue] | None = None,
         max_concurrency: int = 100,
-        max_history: int = 10_000,
+        max_history: int = 20_000,
     ) -> None:
         super().__init__(
-            "replanning.ReplanningPlugin", workflows=[PlanWorkflow], activities=[self._execute, self._propose]
+            "replanning.ReplanningPlugin",
+            workflows=[PlanWorkflow],
+            activities=[self._describe, self._execute, self._propose, self._end_step],
         )
         self.functions = FunctionTools(tools)
         self.settings = settings if isinstance(settings, Settings) else Settings.model_validate(settings or {})
         self.max_concurrency, self.max_history = max_concurrency, max_history
-        self.providers = {provider.name: provider for provider in providers}
         self._redactor = redactor_for(self.settings)
+        scorer = ConfidenceScorer(self.settings.weights, shrink=self.settings.alternatives.shrink)
+        resolved = ProviderRegistry(self.settings, Environment(), self._redactor).resolve(providers)
+        self._generator = AlternativeGenerator(resolved, scorer=scorer)
+        self.providers = {provider.name: provider for provider in resolved}
         self._work = self.functions.work if work is None else work
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
@@ -101,6 +164,22 @@ class ReplanningPlugin(SimplePlugin):
         _plugins[""] = self
         return super().configure_replayer(config)
 
+    @activity.defn(name="replanning.describe")
+    async def _describe(self, packed: str) -> str:
+        """Add tools to a plan. This is an activity because to check a large plan takes longer than a step of a workflow may."""
+
+        def describe() -> str:
+            stated = Plan.model_validate_json(_unpacked(packed))
+            own = {spec.name for spec in self.functions.specs}  # the worker knows what its tools do
+            tools = tuple(spec for spec in stated.tools if spec.name not in own)
+            plan = self.functions.describe(stated.model_copy(update={"tools": tools}))
+            return _packed(plan.model_dump_json(exclude_defaults=True))
+
+        try:
+            return await asyncio.to_thread(describe)
+        except Exception as error:  # the same plan would fail again
+            raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+
     @activity.defn(name="replanning.execute")
     async def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
         task = Task.model_validate(request["task"])
@@ -111,15 +190,21 @@ class ReplanningPlugin(SimplePlugin):
             try:
                 plain, _ = to_plain_json(output)
             except RecordNotSerializable:
-                return {"reports": context.reports}
-            return {"output": self._redactor.value(plain), "reports": context.reports}
-        except Exception as error:  # noqa: BLE001 - whatever work raises is a failure of its task
-            failure = failure_from(error, (task.retry or self.settings.retry).on, task.idempotent)
+                return {"reads": context.reads, "reports": self._redactor.value(cast("JsonValue", context.reports))}
+            reported = self._redactor.value({"output": plain, "reports": cast("JsonValue", context.reports)})
+            return {**cast("dict[str, Any]", reported), "reads": context.reads}
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, asyncio.CancelledError):
+                failure = failure_from(error, (task.retry or self.settings.retry).on, task.idempotent)
+            elif activity.is_cancelled():
+                raise
+            else:  # the program of the worker was stopped in the midst of it
+                failure = Failure("WorkerStopped", "its worker was stopped", kind="interrupted")
             message, traceback = map(self._redactor.text, (failure.message, failure.traceback))
             failure = replace(failure, message=message, traceback=traceback)
             raise ApplicationError(
                 failure.message,
-                {"failure": asdict(failure), "reports": context.reports},
+                {"failure": asdict(failure), "reports": self._redactor.value(cast("JsonValue", context.reports))},
                 type=failure.type,
                 category=ApplicationErrorCategory.BENIGN,  # the engine logs it, and decides what follows
             ) from None  # the failure has its traceback, without secrets
@@ -127,24 +212,55 @@ class ReplanningPlugin(SimplePlugin):
             heart.cancel()
 
     @activity.defn(name="replanning.propose")
-    async def _propose(self, request: dict[str, Any]) -> dict[str, Any]:
-        _, live, ledger, *_ = replay_records(_decoded(request["journal"]))
-        usage, notes = list[JsonObject](), list[str]()
-        asked = ReplanRequest(
-            triggers=tuple(ledger.triggers[trigger] for trigger in request["triggers"]),
-            view=PlanView(live),
-            max_alternatives=request["max_alternatives"],
-            deadline=request["deadline"],
-            tried_fingerprints=frozenset(request["tried"]),
-            charge=lambda used: usage.append(asdict(used)),
-            add_note=notes.append,
-        )
+    async def _propose(self, request: dict[str, Any], journal: bytes) -> dict[str, Any]:
+        """Ask a provider as `AlternativeGenerator` does, about the run of a journal that is replayed here."""
         heart = asyncio.create_task(_beat())
         try:
-            proposed = await self.providers[request["provider"]].propose(asked)
+            run, store = RunId(activity.info().workflow_id or ""), MemoryStore()
+            lease = store.create(run, "activity", 0.0, 0.0)
+            records = await asyncio.to_thread(_decoded, journal)
+            for record in records:
+                store.append(lease, record)
+            store.release(lease)
+            replayed = await RunFactory(store, self.settings, redactor=self._redactor).resume(run)
+            life, provider, notes = replayed._lifecycle, self.providers[request["provider"]], list[str]()
+            life.ledger.budget_tracker.reservations += [Usage(**each) for each in request["reserved"]]
+            triggers, now = [life.ledger.triggers[each] for each in request["triggers"]], life.clock.now()
+            asked = replace(
+                self._generator.analyzer.analyse(triggers, life, now),
+                deadline=request["deadline"],
+                charge=life.charge,
+                meter=RunMeter(life, provider.name, notes.append),
+                add_note=notes.append,
+            )
+            scorer, past = self._generator.path_generator.scorer, cache(life.past_outcomes)
+            vetter = AlternativeVetter(asked, life, scorer, past, life.wall_clock_left(now), now)
+            asked = replace(
+                asked, rejection_reason=lambda other: vetter.vet(detached(other), provider.name).candidate.rejected
+            )
+            reply: dict[str, Any] = {"proposed": [], "notes": notes}
+            try:
+                if (flawed := request.get("flawed")) is not None:
+                    completed = await provider.complete(asked, Alternative.model_validate(flawed), request["reason"])  # type: ignore[attr-defined]
+                    proposed = [] if completed is None else [completed]
+                else:
+                    proposed = await isolate(collect_alternatives, partial(provider.propose, asked), notes.append)
+                reply["proposed"] = [each.model_dump(mode="json") for each in proposed]
+            except Exception as error:  # noqa: BLE001 - the workflow contains it, as the engine does
+                reply["budget" if isinstance(error, BudgetExceeded) else "error"] = self._redactor.text(
+                    str(error).removeprefix(f"{provider.name}: ")
+                    if isinstance(error, LLMError)
+                    else describe_error(error)
+                )
+            charged = (record.body for record in store.read(run, len(records)))
+            reply["usage"] = [asdict(body.usage) for body in charged if isinstance(body, UsageCharged)]
+            return reply
         finally:
             heart.cancel()
-        return {"proposed": [each.model_dump(mode="json") for each in proposed], "usage": usage, "notes": notes}
+
+    @activity.defn(name="replanning.end_step")
+    async def _end_step(self) -> None:
+        """Do nothing: a workflow that waits for it has ended a step."""
 
 
 _plugins: Final[dict[str, ReplanningPlugin]] = {}
@@ -159,10 +275,16 @@ class ActivityContext:
     run_id: str
     attempt_id: str
     idempotency_key: str
-    context: JsonObject
+    context: Mapping[str, JsonValue]
     results: JsonObject
     feedback: str
     reports: list[list[Any]] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    tool: None = None
+    """The description of the tool, which the worker has."""
+
+    def __post_init__(self) -> None:
+        self.context = CopyOnRead(self.context, self.reads.append)
 
     @property
     def arguments(self) -> JsonObject:
@@ -181,6 +303,9 @@ class ActivityContext:
         """Report facts that hold, or hold no longer."""
         self.reports.append(["observe", {"holds": list(holds), "ceased": list(ceased)}])
 
+    def record_process(self, pid: int) -> None:
+        """Do nothing: the run may go on on another machine, which cannot end a process of this one."""
+
 
 @workflow.defn(name="replanning.Plan", sandboxed=False)  # the core takes time, chance and ids from the workflow
 class PlanWorkflow:
@@ -189,39 +314,63 @@ class PlanWorkflow:
     def __init__(self) -> None:
         queue = workflow.info().task_queue
         self._plugin = _plugins.get(queue) or _plugins[""]
-        self._store = _Store()
-        self._run: PlanRun | None = None
+        self.store, self._clock = _Store(), _Clock()
+        self.live_run: PlanRun | None = None
+        self._updates = 0
+        self._pause_reason = ""
         random = workflow.random()
         self._engine = ReplanningEngine(
-            ["repair", *map(_ActivityProvider, self._plugin.providers, [self._store] * len(self._plugin.providers))],
+            ["repair", *(_ActivityProvider(provider, self) for provider in self._plugin.providers.values())],
             settings=self._plugin.settings,
             gate=_Gate(),
-            store=self._store,
-            environment=Environment(_Clock(), random.random, lambda: f"{random.getrandbits(64):016x}"),
+            store=self.store,
+            environment=Environment(self._clock, random.random, lambda: f"{random.getrandbits(64):016x}"),
         )
 
     @workflow.run
-    async def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def run(self, request: dict[str, Any], journal: bytes = b"") -> dict[str, Any]:
         """Carry the plan out, or go on with the journal of the workflow that this one continues."""
-        run_id, journal = RunId(workflow.info().workflow_id), request.get("journal")
-        if journal is not None:
-            lease = self._store.create(run_id, "workflow", 0.0, 0.0)
-            for record in _decoded(journal):
-                self._store.append(lease, record)
-            self._store.release(lease)
-            opened = self._engine.resume(run_id)
-        else:
-            plan = Plan.model_validate_json(_unpacked(request["plan"]))
-            opened = self._engine.open(self._plugin.functions.describe(plan), run_id=run_id)
-        async with opened as run:
-            self._run = run
+        if not workflow.patched(_DECISIONS):
+            raise ReplanningError(
+                f"this run was begun by another version of replanning, which decides differently from {__version__}; it "
+                "waits for a worker with that version"
+            )
+        run_id = RunId(workflow.info().workflow_id)
+        async with AsyncExitStack() as stack:
+            described = ""
+            if not journal:
+                described = await workflow.execute_local_activity(
+                    "replanning.describe",
+                    request.get("plan"),
+                    result_type=str,
+                    start_to_close_timeout=timedelta(minutes=1),
+                    retry_policy=RetryPolicy(maximum_attempts=_DESCRIBE_ATTEMPTS),
+                )
+            with gc_paused():
+                if journal:
+                    await self.store.restore(run_id, journal, self._clock)
+                    opened = self._engine.resume(run_id)
+                else:
+                    plan = await _read_plan(json.loads(_unpacked(described)), self._clock)
+                    opened = self._engine.open(plan, run_id=run_id)
+                self.live_run = run = await stack.enter_async_context(opened)
+                await self._clock.end_step()
+                gc.collect(1)  # in a step that does nothing else, because it takes long after a large plan
+            if changes := request.get("context"):
+                run.change_context(changes)
             watch = asyncio.create_task(self._watch_history(run))
             await run_workers(run, self._work, self._plugin.max_concurrency)
             watch.cancel()
-        if run.result.status == "paused" and run.result.reason == _CONTINUED:
-            await workflow.wait_condition(workflow.all_handlers_finished)
-            workflow.continue_as_new({"journal": self.journal()})
         result = run.result
+        if result.status == "paused" and result.reason == _CONTINUED:
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            journal = self.store.journal()
+            if not self._pause_reason and len(journal) < _MAX_PAYLOAD_BYTES:
+                workflow.continue_as_new(args=[{}, journal])
+            result = replace(result, reason=self._pause_reason or _TOO_LARGE)
+        if _size(result.outputs) > _MAX_PAYLOAD_BYTES:
+            result = replace(result, outputs={}, reason=f"{result.reason}; the outputs are too large, see the journal")
+        workflow.upsert_memo({"status": result.status})
         return {
             "run": result.run,
             "status": result.status,
@@ -233,32 +382,44 @@ class PlanWorkflow:
         }
 
     async def _watch_history(self, run: PlanRun) -> None:
+        """Pause the run when the history is long. What Temporal suggests comes so early that long journals are replayed too often."""
+        info = workflow.info()
         await workflow.wait_condition(
             lambda: (
-                workflow.info().get_current_history_length() > self._plugin.max_history
-                or workflow.info().is_continue_as_new_suggested()
+                (
+                    info.get_current_history_length() > self._plugin.max_history
+                    or info.get_current_history_size() > _MAX_HISTORY_BYTES
+                    or self._updates > _MAX_UPDATES
+                )
+                and self.store.size < _MAX_JOURNAL_BYTES
             )
         )
         run.pause(_CONTINUED)
 
     async def _work(self, task: Task, context: TaskContext) -> object:
+        assert self.live_run is not None
+        live = self.live_run.live
+        entry, version = live.entry(task.id), live.context_history.version
         request = {
             "task": task.model_dump(mode="json", exclude_defaults=True),
             "context": {
                 "run_id": context.run_id,
                 "attempt_id": context.attempt_id,
                 "idempotency_key": context.idempotency_key,
-                "context": dict(context.context),
+                "context": live.context,
                 "results": {name: context.results[name] for name in task.depends_on if name in context.results},
                 "feedback": context.feedback,
             },
         }
+        if (size := _size(request)) > _MAX_PAYLOAD_BYTES:
+            told = f"its arguments, the context and the outputs that it depends on have {size:,} bytes; Temporal takes 2 MB"
+            raise FailedElsewhere(Failure("TooLarge", told))
         try:
-            done = await workflow.execute_activity(
+            done = await _activity(
                 "replanning.execute",
                 request,
-                result_type=dict,
-                start_to_close_timeout=timedelta(seconds=task.timeout or _MAX_TASK_SECONDS),
+                # Beyond the task's own deadline, which the engine enforces: Temporal would call it a lost worker.
+                start_to_close_timeout=timedelta(seconds=(task.timeout or _MAX_TASK_SECONDS) + _HEARTBEAT_SECONDS),
                 heartbeat_timeout=timedelta(seconds=_HEARTBEAT_SECONDS),
                 retry_policy=RetryPolicy(maximum_attempts=1),  # the engine decides what follows a failure
                 summary=f"{task.id} with {task.tool}" if task.tool else str(task.id),
@@ -267,38 +428,54 @@ class PlanWorkflow:
             reports, failure = _failure(error)
             _report(context, reports)
             raise FailedElsewhere(failure) from None
+        if entry.attempt == context.attempt_id:  # what it read is the context of its start
+            entry.reads = dict.fromkeys(done["reads"], version) | (entry.reads or {})
         _report(context, done["reports"])
         return done.get("output", _NOT_JSON)
 
     @workflow.update
-    def answer(self, question: str, answer: dict[str, Any]) -> None:
+    async def answer(self, question: str, answer: dict[str, Any]) -> None:
         """Answer a question, as `ReplanningEngine.answer`."""
-        self._do(lambda: self._engine.answer(question, **answer))
+        await self._do(lambda run: self._engine.answer(question, **answer))
 
     @workflow.update
-    def request_replan(self, reason: str, by: str, tasks: list[str]) -> None:
+    async def request_replan(self, reason: str, by: str, tasks: list[str]) -> None:
         """Ask for another plan, as `PlanRun.request_replan`."""
-        self._do(lambda: self._live_run.request_replan(reason, by=by, tasks=tasks))
+        await self._do(lambda run: run.request_replan(reason, by=by, tasks=tasks))
 
     @workflow.update
-    def change_context(self, changes: dict[str, Any], removed: list[str]) -> None:
+    async def change_context(self, changes: dict[str, Any], removed: list[str]) -> None:
         """Change the context, as `PlanRun.change_context`."""
-        self._do(lambda: self._live_run.change_context(changes, removed=removed))
+        await self._do(lambda run: run.change_context(changes, removed=removed))
+
+    @workflow.update
+    async def change_goal(self, goal: dict[str, Any], reason: str, by: str) -> None:
+        """Give the plan another goal, as `PlanRun.change_goal`."""
+        await self._do(lambda run: run.change_goal(**goal, reason=reason, by=by))
+
+    @workflow.update
+    async def pause(self, reason: str, by: str) -> None:
+        """Pause the run, as `PlanRun.pause`; the workflow ends when the running tasks have ended."""
+        await self._do(lambda run: run.pause(reason, by=by))
+        self._pause_reason = reason  # also while the run is paused to be continued
 
     @workflow.query
-    def journal(self) -> str:
-        """Return the journal: a line for each record, compressed, in base64."""
-        return self._store.journal()
+    def journal(self, after: int = 0) -> bytes:
+        """Return pages of the journal with the records after this number, as many as fit into an answer; none at the end."""
+        return self.store.journal(after, _MAX_ANSWER_BYTES)
 
-    @property
-    def _live_run(self) -> PlanRun:
-        if self._run is None:
-            raise ReplanningError("the run has not begun yet; try again")
-        return self._run
-
-    def _do(self, action: Any) -> None:
+    async def _do(self, action: Callable[[PlanRun], object]) -> None:
+        """Do something with the run once it is open."""
+        self._updates += 1
+        await workflow.wait_condition(lambda: self.live_run is not None)
+        run = self.live_run
+        assert run is not None
+        if run.ended:  # what it took now would be lost
+            continued = run.result.reason == _CONTINUED and not self._pause_reason
+            kind, told = (_SEND_AGAIN, _CONTINUED) if continued else ("NotRunning", f"run {run.id!r} has ended")
+            raise ApplicationError(told, type=kind, non_retryable=True)
         try:
-            action()
+            action(run)
         except (ReplanningError, TypeError, ValueError) as error:  # refuses the update, not the run
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
 
@@ -307,6 +484,11 @@ _NOT_JSON: Final = object()
 """Output that is not JSON, which the worker did not send."""
 
 _CONTINUED: Final = "the history of the workflow is long; it continues as a new one"
+
+_TOO_LARGE: Final = "its journal is larger than Temporal takes, so that it cannot continue as a new workflow"
+
+_SEND_AGAIN: Final = "SendAgain"
+"""Type of the failure of an update that came too late for a workflow that continues as a new one."""
 
 
 class TemporalOrchestrator:
@@ -326,8 +508,41 @@ class TemporalOrchestrator:
         Raises:
             temporalio.exceptions.WorkflowAlreadyStartedError: there is a run with this id.
         """
-        request = {"plan": _packed(plan.model_dump_json(exclude_defaults=True))}
-        await self._client.start_workflow("replanning.Plan", request, id=run_id, task_queue=self._task_queue)
+        request: JsonObject = {"plan": _packed(plan.model_dump_json(exclude_defaults=True))}
+        return await self._start(request, plan, run_id, reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE)
+
+    async def resume(
+        self, records: Sequence[Record], *, run_id: str, context: Mapping[str, JsonValue] | None = None
+    ) -> TemporalRun:
+        """Go on with a run that was paused or has failed, or with a fork, from its journal, in a new workflow of its id.
+
+        Args:
+            records: the journal.
+            run_id: the id of the run.
+            context: changes of the context of the plan.
+
+        Raises:
+            temporalio.exceptions.WorkflowAlreadyStartedError: the run is under way.
+        """
+        opened, store = records[0].body, _Store()
+        assert isinstance(opened, RunOpened)
+        lease = store.create(RunId(run_id), "", 0.0, 0.0)
+        for record in records:
+            store.append(lease, record)
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE
+        return await self._start({"context": dict(context or {})}, opened.plan, run_id, store.journal(), reuse=reuse)
+
+    async def _start(
+        self, request: JsonObject, plan: Plan, run_id: str, journal: bytes = b"", *, reuse: WorkflowIDReusePolicy
+    ) -> TemporalRun:
+        await self._client.start_workflow(
+            "replanning.Plan",
+            args=[request, journal],
+            id=run_id,
+            task_queue=self._task_queue,
+            id_reuse_policy=reuse,
+            memo={"name": plan.name or plan.id or "", "objective": redactor_for(Settings()).text(plan.goal.objective)},
+        )
         return self.run(run_id)
 
     def run(self, run_id: str) -> TemporalRun:
@@ -336,32 +551,77 @@ class TemporalOrchestrator:
 
 
 class TemporalRun:
-    """Run of a plan in a workflow, seen from outside."""
+    """Run of a plan in a workflow, seen from outside.
 
-    def __init__(self, handle: WorkflowHandle[Any, Any]) -> None:
+    Args:
+        handle: of the workflow.
+        timeout: seconds to wait for the answer of a worker; by default as long as it takes.
+    """
+
+    def __init__(self, handle: WorkflowHandle[Any, Any], *, timeout: float | None = None) -> None:
         self.handle = handle
+        self._timeout = None if timeout is None else timedelta(seconds=timeout)
+        self._sending = asyncio.Semaphore(_MAX_UPDATES_AT_ONCE)
 
     async def result(self) -> JsonObject:
         """Wait for the end, and return `status`, `reason`, `outputs`, `revisions` (their reasons), `questions` and `failures`."""
         found: JsonObject = await self.handle.result()
         return found
 
-    async def records(self) -> list[Record]:
-        """Return the journal as it is now."""
-        return _decoded(await self.handle.query("journal", result_type=str))
+    async def records(self, after: int = 0) -> list[Record]:
+        """Return the journal as it is now, from record `after` + 1 on."""
+        found: list[Record] = []
+        while page := await self.handle.query(
+            "journal", after + len(found), result_type=bytes, rpc_timeout=self._timeout
+        ):
+            found += [record for record in _decoded(page) if record.seq > after + len(found)]
+        return found
 
-    async def answer(self, question_id: str, verdict: str, *, by: str = "", choice: int = 0, comment: str = "") -> None:
+    async def answer(
+        self,
+        question_id: str,
+        verdict: str,
+        *,
+        by: str = "",
+        choice: int = 0,
+        changes: Sequence[JsonObject] = (),
+        comment: str = "",
+    ) -> None:
         """Answer a question, as `ReplanningEngine.answer`."""
-        answer = {"verdict": verdict, "by": by, "choice": choice, "comment": comment}
-        await self.handle.execute_update("answer", args=[question_id, answer])
+        answer = {"verdict": verdict, "by": by, "choice": choice, "changes": list(changes), "comment": comment}
+        await self._update("answer", question_id, answer)
 
     async def request_replan(self, reason: str, *, by: str = "", tasks: Sequence[str] = ()) -> None:
         """Ask for another plan, as `PlanRun.request_replan`."""
-        await self.handle.execute_update("request_replan", args=[reason, by, list(tasks)])
+        await self._update("request_replan", reason, by, list(tasks))
+
+    async def change_goal(self, goal: JsonObject, *, reason: str = "", by: str = "") -> None:
+        """Give the plan another goal, by the fields of `PlanRun.change_goal`."""
+        await self._update("change_goal", goal, reason, by)
 
     async def change_context(self, changes: Mapping[str, JsonValue], *, removed: Sequence[str] = ()) -> None:
         """Change the context of the plan, as `PlanRun.change_context`."""
-        await self.handle.execute_update("change_context", args=[dict(changes), list(removed)])
+        await self._update("change_context", dict(changes), list(removed))
+
+    async def pause(self, reason: str = "asked to pause", *, by: str = "") -> None:
+        """Pause the run, as `PlanRun.pause`; `TemporalOrchestrator.resume` goes on with it."""
+        await self._update("pause", reason, by)
+
+    async def _update(self, name: str, *args: object) -> None:
+        """Send an update, and again under the same id if it did not arrive: its worker was lost, or the workflow continued."""
+        sent = uuid.uuid4().hex
+        for left in reversed(range(_UPDATE_ATTEMPTS)):
+            try:
+                async with self._sending:
+                    await self.handle.execute_update(name, args=args, id=sent, rpc_timeout=self._timeout)
+            except RPCError as error:
+                if not left or error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED):
+                    raise
+            except WorkflowUpdateFailedError as error:
+                if not left or getattr(error.cause, "type", "") != _SEND_AGAIN:
+                    raise
+            else:
+                return
 
 
 class _Clock:
@@ -372,6 +632,25 @@ class _Clock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def __init__(self) -> None:
+        self._checkpoints = 0
+
+    async def checkpoint(self) -> None:
+        """End the step of the workflow at every so many checkpoints."""
+        self._checkpoints += 1
+        if self._checkpoints % _CHECKPOINTS_PER_STEP:
+            await asyncio.sleep(0)
+        else:
+            await self.end_step()
+
+    async def end_step(self) -> None:
+        """Wait for a local activity, because Temporal limits the time until a workflow waits for something.
+
+        A timer would do the same, but takes a second and five times as many events.
+        """
+        ended = workflow.start_local_activity("replanning.end_step", start_to_close_timeout=timedelta(minutes=1))
+        await asyncio.shield(ended)  # see `_activity`
 
 
 class _Gate:
@@ -386,24 +665,43 @@ class _Gate:
 
 
 class _ActivityProvider:
-    """Provider that is asked in an activity, because it may do I/O."""
+    """Provider that is asked in an activity, because it may do I/O.
 
-    def __init__(self, name: str, store: _Store) -> None:
-        self.name, self._store = name, store
+    What it is reserved of the budget, it says in the workflow, and therefore from the request alone.
+    """
+
+    def __init__(self, provider: AlternativeProvider, workflow: PlanWorkflow) -> None:
+        self.name, self._workflow = provider.name, workflow
+        self.last_resort = read_attribute(provider, "last_resort")
+        self.yields_priority = read_attribute(provider, "yields_priority")
+        if read_attribute(provider, "estimate") is not None:
+            self.estimate = provider.estimate  # type: ignore[attr-defined]
+        if read_attribute(provider, "complete") is not None:
+            self.complete = self._complete
 
     async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        return await self._ask(request, {})
+
+    async def _complete(self, request: ReplanRequest, alternative: Alternative, reason: str) -> Alternative | None:
+        completed = await self._ask(request, {"flawed": alternative.model_dump(mode="json"), "reason": reason})
+        return completed[0] if completed else None
+
+    async def _ask(self, request: ReplanRequest, more: JsonObject) -> list[Alternative]:
         seconds = max(request.deadline - workflow.now().timestamp(), 1.0)
-        reply = await workflow.execute_activity(
+        assert self._workflow.live_run is not None
+        if len(journal := self._workflow.store.journal()) > _MAX_PAYLOAD_BYTES:
+            raise ValueError("the journal is larger than Temporal takes, so that no provider in an activity can see it")
+        asked = {
+            "provider": self.name,
+            "triggers": [trigger.id for trigger in request.triggers],
+            "deadline": request.deadline,
+            "reserved": list(map(asdict, self._workflow.live_run._lifecycle.ledger.budget_tracker.reservations)),
+            **more,
+        }
+        reply = await _activity(
             "replanning.propose",
-            {
-                "provider": self.name,
-                "journal": self._store.journal(),
-                "triggers": [trigger.id for trigger in request.triggers],
-                "max_alternatives": request.max_alternatives,
-                "deadline": request.deadline,
-                "tried": sorted(request.tried_fingerprints),
-            },
-            result_type=dict,
+            asked,
+            journal,
             schedule_to_close_timeout=timedelta(seconds=seconds),
             heartbeat_timeout=timedelta(seconds=_HEARTBEAT_SECONDS),
             retry_policy=RetryPolicy(maximum_attempts=_PROPOSE_ATTEMPTS),
@@ -413,7 +711,32 @@ class _ActivityProvider:
             request.charge(Usage(**used))
         for note in reply["notes"]:
             request.add_note(note)
+        if "budget" in reply:
+            raise BudgetExceeded(reply["budget"])
+        if "error" in reply:
+            raise LLMError(reply["error"])
         return [Alternative.model_validate(each) for each in reply["proposed"]]
+
+
+async def _activity(name: str, *args: object, **options: Any) -> dict[str, Any]:
+    """Execute an activity; when this is cancelled, it is cancelled as well and not waited for.
+
+    A scope of anyio cancels a task again and again until the task has left it, and Temporal waits for the activity instead:
+    together they would never yield.
+    """
+    handle = workflow.start_activity(name, args=args, result_type=dict, **options)
+    try:
+        done: dict[str, Any] = await asyncio.shield(handle)
+    except asyncio.CancelledError:
+        handle.cancel()
+        if not is_cancelled():  # no scope was, so that the workflow leaves this worker
+            raise _LeftWorker from None
+        raise
+    return done
+
+
+class _LeftWorker(BaseException):
+    """The workflow leaves the memory of this worker; ends its run here without taking that for a failure of tasks."""
 
 
 async def _beat() -> None:
@@ -442,30 +765,110 @@ def _report(context: TaskContext, reports: Sequence[Sequence[Any]]) -> None:
 
 
 class _Store(MemoryStore):
-    """Store of the journal of one run, which is written as text at once: the whole text may be wanted at any time."""
+    """Store of the journal of one run, with its text in compressed pages: the whole text may be wanted at any time.
+
+    The first record, which has the plan, is a page of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self._pages: list[tuple[int, bytes]] = []
+        """Each page, after the number of its last record."""
         self._lines: list[str] = []
+        """The records after the pages."""
+        self._chars = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pages."""
+        return sum(len(page) for _, page in self._pages)
 
     def append(self, lease: Lease, record: Record) -> None:
         super().append(lease, record)
-        self._lines.append(f"{record.seq} {record.at!r} {record.body.kind} {encode_body(record)}")
+        line = f"{record.seq} {record.at!r} {record.body.kind} {encode_body(record)}"
+        self._lines.append(line)
+        self._chars += len(line)
+        if self._chars > _PAGE_CHARS or record.seq == 1:
+            self._pages.append((record.seq, _compressed("\n".join(self._lines))))
+            self._lines, self._chars = [], 0
 
-    def journal(self) -> str:
-        """Return the journal, compressed, for `_decoded`."""
-        return _packed("\n".join(self._lines))
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        kept = self._existing_run(run)  # without making copies, which takes a second for a large plan
+        return map(Record, count(after + 1), kept.times[after:], kept.bodies[after:])
+
+    def journal(self, after: int = 0, most: float = math.inf) -> bytes:
+        """Return pages with the records after this number, of this many bytes, but at least one if there is one."""
+        found = b""
+        for last, page in self._pages:
+            if last > after:
+                if found and len(found) + len(page) > most:
+                    return found
+                found += page
+        last = self._pages[-1][0] + len(self._lines) if self._pages else 0
+        tail = _compressed("\n".join(self._lines)) if self._lines and last > after else b""
+        return found if found and len(found) + len(tail) > most else found + tail
+
+    async def restore(self, run: RunId, journal: bytes, clock: _Clock) -> None:
+        """Fill the store with a journal, in steps."""
+        texts = list(_uncompressed(journal))
+        self._pages = [(int(text.rpartition("\n")[2].partition(" ")[0]), page) for text, page in texts]
+        lease = self.create(run, "workflow", 0.0, 0.0)
+        for text, _ in texts:
+            for line in text.split("\n"):
+                seq, at, kind, body = line.split(" ", 3)
+                if seq == "1":
+                    opened = json.loads(body)
+                    plan = await _read_plan(opened["plan"], clock)
+                    rest = decode_body(kind, json.dumps({**opened, "plan": {"goal": {"objective": "below"}}}))
+                    assert isinstance(rest, RunOpened)
+                    decoded: RecordBody = replace(rest, plan=plan)
+                else:
+                    decoded = decode_body(kind, body)
+                super().append(lease, Record(int(seq), float(at), decoded))
+            await clock.end_step()
+        self.release(lease)
 
 
-def _decoded(journal: str) -> list[Record]:
-    fields = (line.split(" ", 3) for line in _unpacked(journal).split("\n"))
-    return [Record(int(seq), float(at), decode_body(kind, body)) for seq, at, kind, body in fields]
+async def _read_plan(document: dict[str, Any], clock: _Clock) -> Plan:
+    """Return the plan of a document, in steps; it was checked when it was made."""
+    tasks: list[Task] = []
+    stated = document.get("tasks", [])
+    for start in range(0, len(stated), _TASKS_PER_STEP):
+        tasks += map(Task.model_validate, stated[start : start + _TASKS_PER_STEP])
+        await clock.end_step()
+    return Plan.model_validate({**document, "tasks": []}).model_copy(update={"tasks": tuple(tasks)})
+
+
+def _decoded(journal: bytes) -> list[Record]:
+    lines = (line.split(" ", 3) for text, _ in _uncompressed(journal) for line in text.split("\n"))
+    return [Record(int(seq), float(at), decode_body(kind, body)) for seq, at, kind, body in lines]
+
+
+def _compressed(text: str) -> bytes:
+    """Return a text compressed: Temporal limits the size of what it is given. This preset is fast, and smaller than zlib."""
+    return lzma.compress(text.encode(), preset=0)
+
+
+def _uncompressed(pages: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the text of each of several pages in a row, and the page."""
+    while pages:
+        page = lzma.LZMADecompressor()
+        text = page.decompress(pages, _MAX_TEXT_BYTES).decode()
+        if not page.eof:
+            raise ValueError(f"a text is cut off, or longer than {_MAX_TEXT_BYTES:,} bytes")
+        yield text, pages[: len(pages) - len(page.unused_data)]
+        pages = page.unused_data
 
 
 def _packed(text: str) -> str:
-    """Return a text in base64, compressed, because Temporal limits the size of what it is given."""
-    return base64.b64encode(zlib.compress(text.encode())).decode()
+    return base64.b64encode(_compressed(text)).decode()
 
 
 def _unpacked(packed: str) -> str:
-    return zlib.decompress(base64.b64decode(packed)).decode()
+    ((text, _),) = _uncompressed(base64.b64decode(packed))
+    return text
+
+
+def _size(value: object) -> int:
+    """Return how many bytes a value takes as JSON."""
+    return len(to_json(value))

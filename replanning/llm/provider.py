@@ -269,6 +269,9 @@ class LLMProvider(ABC):
                 except ValidationError as error:
                     if number == 0:
                         problem = validation_message(error, "the answer")
+                except ReplanningError as error:  # of a model of this project, such as a task
+                    if number == 0:
+                        problem = str(error)
             if completion.finish == "length":
                 problem = f"it was cut off after {completion.output_tokens} tokens, so it must be shorter ({problem})"
             if is_second:

@@ -161,10 +161,14 @@ _GC_THRESHOLD: Final = 6_000
 """New objects after which garbage is collected: about as many as the collector waits for by itself."""
 
 
-async def yielding(work: Iterator[None]) -> None:
-    """Do work that pauses now and then, with a turn for the event loop at each pause."""
+async def yielding(work: Iterator[None], clock: Clock) -> None:
+    """Do work that pauses now and then, with a turn for the event loop at each pause.
+
+    A clock whose event loop gives others no turn until all of its tasks wait has a `checkpoint` of its own.
+    """
+    checkpoint: Callable[[], Awaitable[None]] = getattr(clock, "checkpoint", anyio.lowlevel.checkpoint)
     for _ in work:
-        await anyio.lowlevel.checkpoint()
+        await checkpoint()
 
 
 @contextmanager

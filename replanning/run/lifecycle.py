@@ -825,10 +825,12 @@ class Lifecycle:
     def _resolve_arguments(self, entry: TaskEntry) -> Task | None:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
         fields = entry.fields
-        others = any(fields[name] for name in _COPIED_FIELDS)
-        # Also empty objects, which can be filled.
-        values = ((name, fields[name]) for name in _COPIED_FIELDS) if others else ()
-        copied = {name: detached(value) for name, value in values if value or type(value) is dict}
+        copied: dict[str, object] = {}
+        if fields["metadata"] or fields["resources"] or fields["fallbacks"] or fields["undo"]:
+            for name in _COPIED_FIELDS:
+                value: object = fields[name]
+                if value or type(value) is dict:  # also empty objects, which can be filled
+                    copied[name] = detached(value)
         if not fields["arguments"]:
             return entry.task.model_copy(update=copied) if copied else entry.task
         declared = entry.task.arguments
@@ -837,20 +839,19 @@ class Lifecycle:
         except ExpressionError as error:
             self.failed(self.start(entry), Failure("ArgumentError", str(error), kind="arguments"))
             return None
-        redacted = [
-            name
-            for name, value in arguments.items()
-            if value is not declared[name] and is_redacted(value) and not is_redacted(declared[name])
-        ]
-        if redacted:
-            names = ", ".join(map(repr, redacted))
-            self.record_error(f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}")
-        tool = self.live.tools.get(entry.task.tool or "")
-        asks_itself = PLANNING_KEY in entry.task.metadata
-        if tool is not None and not asks_itself and (harm := filled_danger(tool, declared, arguments)):
-            text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
-            self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
-            return None
+        if arguments != declared:
+            redacted = [
+                name for name, value in arguments.items() if is_redacted(value) and not is_redacted(declared[name])
+            ]
+            if redacted:
+                names = ", ".join(map(repr, redacted))
+                self.record_error(f"the arguments of task {entry.id!r}", f"{_REDACTED_ARGUMENT_MESSAGE} {names}")
+            tool = self.live.tools.get(entry.task.tool or "")
+            asks_itself = PLANNING_KEY in entry.task.metadata
+            if tool is not None and not asks_itself and (harm := filled_danger(tool, declared, arguments)):
+                text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
+                self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
+                return None
         return entry.task.model_copy(update={**copied, "arguments": arguments})
 
     # Attempts
@@ -877,6 +878,14 @@ class Lifecycle:
         if deadline is not None and deadline < self.timer.next_wakeup:
             self.timer.notify_deadline(deadline)
         return attempt_id
+
+    def start_now(self, entry: TaskEntry, body: AttemptBody) -> bool:
+        """Start the attempt of a task that was claimed just now; false while the store fails."""
+        try:
+            body.id = self.start(entry, body)
+        except StoreError:
+            return False
+        return True
 
     async def start_pulled(self, body: AttemptBody) -> bool:
         """Start the attempt of a task that was pulled, once the store works; false when it may not run any more."""

@@ -74,6 +74,36 @@ _NON_CAUSAL_RECORDS = (TriggerFired, TriggerDropped, OutcomeRecorded, ErrorConta
 """Records that only follow from others, or have no consequences."""
 
 
+class LeaseRenewer:
+    """Renews the leases of the open runs of an engine in one thread, also while users' code blocks the event loop."""
+
+    def __init__(self) -> None:
+        self._lock, self._lives, self._left = threading.Lock(), set[Lifecycle](), threading.Event()
+
+    def add(self, life: Lifecycle) -> None:
+        """Renew the lease of a run from now on."""
+        with self._lock:
+            if not self._lives:
+                self._left = threading.Event()
+                args = self._left, life.store, life.clock, life.lease_ttl
+                threading.Thread(target=self._renew, args=args, daemon=True).start()
+            self._lives.add(life)
+
+    def discard(self, life: Lifecycle) -> None:
+        """Leave the lease of a run alone; the thread ends with the last one."""
+        with self._lock:
+            self._lives.discard(life)
+            if not self._lives:
+                self._left.set()
+
+    def _renew(self, left: threading.Event, store: RunStore, clock: Clock, ttl: float) -> None:
+        while not left.wait(ttl / 3):
+            with self._lock:
+                lives = list(self._lives)
+            for life, error in _lost_leases(lives, store, clock, ttl):  # another thread waits for an event loop
+                threading.Thread(target=_lease_lost, args=(life, error), daemon=True).start()
+
+
 @dataclass(frozen=True, slots=True)
 class RunFactory:
     """Opens runs; holds the parts that all runs of one engine share.
@@ -86,8 +116,8 @@ class RunFactory:
         codec: turns outputs that are not JSON into JSON.
         is_transient: says of an exception that is not recognised whether it may pass.
         telemetry: makes spans and metrics.
-        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often, by a thread if
-            the clock is the real one.
+        lease_ttl: seconds for which a run is owned without renewal; it is renewed three times as often.
+        renewer: renews the leases of the open runs, if the clock is the real one.
     """
 
     store: RunStore
@@ -98,6 +128,7 @@ class RunFactory:
     is_transient: IsTransient | None = None
     telemetry: Telemetry = field(default_factory=Telemetry)
     lease_ttl: float = DEFAULT_LEASE_TTL
+    renewer: LeaseRenewer = field(default_factory=LeaseRenewer)
 
     async def create(self, plan: Plan, run_id: str | None, *, mode: str, open_ended: bool = False) -> PlanRun:
         """Create a run of a plan, owned by this process; open-ended if an agent adds the calls that it makes.
@@ -114,9 +145,13 @@ class RunFactory:
             raise PlanError(problems)
         redact = self.redactor.document
         tasks: list[Task] = []
-        for start in range(0, len(plan.tasks), _BATCH_SIZE):
-            tasks += map(redact, plan.tasks[start : start + _BATCH_SIZE])
-            await anyio.lowlevel.checkpoint()
+
+        def redact_tasks(original: Sequence[Task]) -> Iterator[None]:
+            for start in range(0, len(original), _BATCH_SIZE):
+                tasks.extend(map(redact, original[start : start + _BATCH_SIZE]))
+                yield
+
+        await yielding(redact_tasks(plan.tasks), self.environment.clock)
         rest, original = plan.model_copy(update={"tasks": ()}), plan
         clean = redact(rest)
         if clean is not rest or any(map(is_not, tasks, plan.tasks)):
@@ -178,7 +213,7 @@ class RunFactory:
         try:
             with gc_paused() as settled:
                 records: list[Record] = []
-                await yielding(settled(_read_journal(self.store, run, records)))
+                await yielding(settled(_read_journal(self.store, run, records)), self.environment.clock)
                 spans = self._create_spans(run, records)
                 live, ledger = await self._rebuild_state(records, settled)
                 made = self._build_run(lease, records, live, ledger, spans)
@@ -252,8 +287,8 @@ class RunFactory:
             lambda task_id: live.entries[task_id].root if task_id in live.entries else task_id,
             lambda: live.counts[TaskState.RUNNING],
         )
-        await yielding(settled(live.load_tasks()))
-        await yielding(settled(_apply_records(records, live, ledger)))
+        await yielding(settled(live.load_tasks()), self.environment.clock)
+        await yielding(settled(_apply_records(records, live, ledger)), self.environment.clock)
         if opened.forked_from is not None and live.revision < opened.forked_from[1]:
             old, revision = opened.forked_from
             raise StoreError(
@@ -280,13 +315,16 @@ class RunFactory:
                 with suppress(Exception):
                     self.store.release(lease)
                 raise
+        environment = self.environment
+        if isinstance(environment.clock, SystemClock) and environment.clock.now() < records[-1].at:
+            environment = replace(environment, clock=SystemClock(records[-1].at))  # that of the earlier host was ahead
         life = Lifecycle(
             self.store,
             lease,
             live,
             ledger,
             records,
-            environment=self.environment,
+            environment=environment,
             settings=self.settings,
             redactor=self.redactor,
             spans=spans,
@@ -437,6 +475,7 @@ MessageHandler = Callable[[InboxMessage], None]
 @asynccontextmanager
 async def run_services(
     run: PlanRun,
+    renewer: LeaseRenewer,
     services: Sequence[Callable[[anyio.abc.TaskGroup], None]] = (),
     *,
     on_message: MessageHandler | None = None,
@@ -449,6 +488,7 @@ async def run_services(
 
     Args:
         run: the run, new or resumed.
+        renewer: renews the lease.
         services: start further services in the task group of the run, once the run has begun.
         on_message: handles messages of other kinds than `pause` and `request`.
         on_resume: detects triggers that may have been missed when the run stopped.
@@ -456,7 +496,6 @@ async def run_services(
     """
     life, past = run._lifecycle, run._lifecycle.resume_state
     failure: BaseException | None = None
-    left = threading.Event()
     outcomes = OutcomeCollector(life)
     program = "agent" if life.open_ended else "orchestrator"
     try:
@@ -483,7 +522,7 @@ async def run_services(
                 group.start_soon(life.timer.run)
                 if life.store.durable:
                     if isinstance(life.clock, SystemClock):
-                        threading.Thread(target=_renew_lease_in_thread, args=(life, left), daemon=True).start()
+                        renewer.add(life)
                     else:
                         group.start_soon(_repeat, life.clock, life.lease_ttl / 3, partial(_renew_lease, life))
                     group.start_soon(
@@ -506,7 +545,9 @@ async def run_services(
             else:
                 _leave(life, f"the {program} left before the end")
             if before_close is not None:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_SECONDS):
+                with anyio.CancelScope(shield=True) as scope:
+                    # Set within the scope, because an event loop that is going away refuses it.
+                    scope.deadline = anyio.current_time() + _CLOSE_SECONDS
                     await before_close()
             if life.plugin_tasks:
                 group.start_soon(_warn_of_threads, life)
@@ -515,7 +556,7 @@ async def run_services(
         raise without_group(group_error) from None
     finally:
         await life.loop.close()
-        left.set()
+        renewer.discard(life)
         life.spans.close(failure)
         # A third party's store may raise anything: then later scores have less evidence, and the lease runs out by itself.
         with anyio.CancelScope(shield=True), suppress(Exception):
@@ -534,13 +575,6 @@ def _leave(life: Lifecycle, reason: str) -> None:
             life.interrupted(attempt_id, reason)
         life.checks_deferred = False
     life.close(reason if life.ledger.pause is None else life.ledger.pause.reason)
-
-
-def _renew_lease_in_thread(life: Lifecycle, left: threading.Event) -> None:
-    """Renew the lease until the run was left, also while users' code blocks the event loop."""
-    with suppress(NotRunning):
-        while not left.wait(life.lease_ttl / 3):
-            _renew_lease(life)
 
 
 async def _warn_of_threads(life: Lifecycle) -> None:
@@ -562,12 +596,23 @@ async def _repeat(clock: Clock, seconds: float, action: Callable[[], None]) -> N
 
 
 def _renew_lease(life: Lifecycle) -> None:
-    try:
-        life.store.renew(life.lease, lease_time(life.clock), life.lease_ttl)
-    except LeaseLost as error:
+    for lost in _lost_leases([life], life.store, life.clock, life.lease_ttl):
+        _lease_lost(*lost)
+
+
+def _lost_leases(
+    lives: Sequence[Lifecycle], store: RunStore, clock: Clock, ttl: float
+) -> list[tuple[Lifecycle, LeaseLost]]:
+    """Renew the leases of runs, and return those that are lost."""
+    lost: Mapping[Lease, LeaseLost] = {}
+    with suppress(Exception):  # appends notice as well that the store fails, and handle it
+        lost = store.renew_all([life.lease for life in lives], lease_time(clock), ttl)
+    return [(life, lost[life.lease]) for life in lives if life.lease in lost]
+
+
+def _lease_lost(life: Lifecycle, error: LeaseLost) -> None:
+    with suppress(NotRunning):
         life.loop.call(life.handle_lease_lost, error)
-    except Exception:  # noqa: BLE001, S110 - appends notice as well that the store fails, and handle it
-        pass
 
 
 def process_messages(run: PlanRun, on_message: MessageHandler | None, *, skip_kind: str | None = None) -> None:

@@ -53,7 +53,7 @@ from replanning.journal.records import (
     RunStatus,
     Usage,
 )
-from replanning.journal.store import to_plain_json
+from replanning.journal.store import FINISHED_STATUSES, to_plain_json
 from replanning.live.graph import CopyOnRead, TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.stale import stale_results
@@ -306,18 +306,14 @@ class PlanRun:
         last: Exception | None = None
         life.reserve(root)
         try:
-            while (claimed := await life.next_task(root=root)) is not None:
+            while not root.satisfied and (claimed := await life.next_task(root=root)) is not None:
                 (entry, task), last = claimed, None
-                offer = TaskOffer(entry, entry.claim)
-                try:
-                    async with Attempt(self, task, passes) as attempt:
-                        try:
-                            outputs[task.id] = attempt.output = await work(task, attempt.context)
-                        except Exception as raised:
-                            last = raised if attempt.id else None
-                            raise
-                finally:
-                    life.requeue(offer)  # unless it was started
+                async with Attempt(self, task, passes, entry) as attempt:
+                    try:
+                        outputs[task.id] = attempt.output = await work(task, attempt.context)
+                    except Exception as raised:
+                        last = raised if attempt.id else None
+                        raise
                 if task.tool == root.task.tool:
                     error = last
             if root.satisfied:
@@ -565,7 +561,7 @@ class PlanRun:
     ) -> None:
         if self._lifecycle.loop.closed:
             end = self._lifecycle.end
-            if end is not None and end.status in ("succeeded", "failed", "aborted"):
+            if end is not None and end.status in FINISHED_STATUSES:
                 raise NotRunning(f"run {self.id!r} has ended as {end.status}, so nothing more is recorded")
             raise NotRunning(f"run {self.id!r} was left, so nothing more is recorded; resume it to go on")
         self._lifecycle.commit_or_defer(body)
@@ -851,6 +847,7 @@ class Attempt:
     """
 
     __slots__ = (
+        "_claimed",
         "_lifecycle",
         "_not_started",
         "_passes",
@@ -864,7 +861,14 @@ class Attempt:
         "task",
     )
 
-    def __init__(self, run: PlanRun, task: Task, passes: tuple[type[BaseException], ...] | None = None) -> None:
+    def __init__(
+        self,
+        run: PlanRun,
+        task: Task,
+        passes: tuple[type[BaseException], ...] | None = None,
+        claimed: TaskEntry | None = None,
+    ) -> None:
+        self._claimed = claimed  # just now, so that nothing has changed since
         self._run = run
         self._lifecycle = run._lifecycle
         self._passes = passes  # None unless the task is performed
@@ -901,7 +905,8 @@ class Attempt:
 
     async def __aenter__(self) -> Self:
         life = self._lifecycle
-        started = await life.start_pulled(self)
+        claimed = self._claimed
+        started = (claimed is not None and life.start_now(claimed, self)) or await life.start_pulled(self)
         self._scope.__enter__()
         if started:
             self.context = TaskContext(self._run, self.task, self.id)
@@ -1024,12 +1029,8 @@ class Worker:
             with self._scope:
                 while not self._cancelled and (claimed := await life.next_task()) is not None:
                     entry, self.task = claimed
-                    try:
-                        self.id = life.start(entry, self)
-                    except StoreError:
-                        self.id = _NOT_STARTED
-                        if not await life.start_pulled(self):
-                            continue
+                    if not life.start_now(entry, self) and not await life.start_pulled(self):
+                        continue
                     token = spans.attach_attempt(self.id)
                     try:
                         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from replanning.environment import Clock
 from replanning.errors import PlanError, Problem
@@ -100,7 +100,7 @@ def mcp_tool_spec(name: str, server: McpServer, tool: Tool, stated: ToolSpec | N
     fields.setdefault("optional", [each for each in parameters if each not in needed and each in known])
     try:
         return ToolSpec.model_validate(fields)
-    except ValidationError:
+    except PlanError:
         return None
 
 

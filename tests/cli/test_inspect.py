@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -72,6 +75,30 @@ def call(*words: str, **more: Any) -> str:
     """Return the output of a command about the store."""
     done = cli(Path.cwd(), *words, REPLANNING_STORE=STORE, **more)
     return done.stdout + done.stderr
+
+
+def test_history_that_may_only_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that looks at runs works with a store that may not be written; what would write says so."""
+    make_run("one", "a", doubts=True, tool="t")
+    looks = ("status", "show", "graph", "history", "why", "diff", "pending", "decisions")
+    for word in looks:
+        call(word)  # which loads its modules, also those that only the owner of this program may read
+    user = os.geteuid()
+    with TemporaryDirectory(dir="/tmp") as name:
+        shutil.copy(STORE, name)
+        Path(name, "history.db").chmod(0o444)
+        Path(name).chmod(0o555)
+        monkeypatch.chdir(name)
+        os.seteuid(user or 65534)
+        try:
+            for word in looks:
+                cli(Path(name), word, "--store", f"{name}/history.db")
+            for words in (["approve"], ["request", "x"], ["resume", "one"]):
+                told = cli(Path(name), *words, "--store", f"{name}/history.db", code=2).stderr
+                assert "the file may not be written; check the permissions" in told
+        finally:
+            os.seteuid(user)
+            Path(name).chmod(0o755)
 
 
 def data(*words: str) -> Any:
@@ -137,7 +164,7 @@ def test_status() -> None:
         "run asking is needs_human: 1 question to a person must be answered first",
         "owner     none",
         "tasks     1 pending, 1 done, 1 failed",
-        "progress  1 of 3 tasks done (33%), stuck: task 'b' waits for a person: b is broken",
+        "progress  1 of 3 tasks done (33%), waits for a person, stuck: task 'b' waits for a person: b is broken",
         "replanning approve asking 1 --store runs/history.db",
     ):
         assert text in call("status", "asking")
@@ -158,17 +185,22 @@ def test_strain_is_told_once() -> None:
 
 def test_status_of_a_dead_process(folder: Path) -> None:
     """A run whose process is gone is not called running, nor is its task, which has an age; how to resume is said."""
-    write_plan(folder, {"kill": "kill -9 $PPID"}, "id: a, tool: kill")
+    write_plan(
+        folder, {"fine": "true", "kill": "kill -9 $PPID"}, "id: ok, tool: fine\nid: a, tool: kill, depends_on: [ok]"
+    )
     process(folder, "run", "plan.yaml", "--run-id", "dead", "--store", STORE, code=-9)
     assert "process gone" in call("status")
     text = call("status", "dead")
     assert "run dead was running when its process ended" in text
     assert "which is gone" in text
+    assert "1 of 2 tasks done (50%), its process is gone\n" in text
     assert re.search(r"cut off   a, attempt 1, started .* ago", text)
     assert "go on     replanning resume dead --store runs/history.db" in text
     found = data("status", "dead")
     assert ([task["task"] for task in found["running"]], found["owner_alive"]) == (["a"], False)
     assert found["running"][0]["age"] > 0
+    assert found["evaluation"]["remaining_seconds"] is None
+    assert " left" not in call("status") + call("show")
 
 
 def test_unreadable_run_hides_no_other() -> None:
@@ -230,6 +262,17 @@ def test_history_calibration() -> None:
     ]
     assert data("history", "--calibration", "--trigger", "timeout")["calibration"]["total"]["count"] == 0
     assert "did you mean 'timeout'?" in call("history", "--calibration", "--trigger", "timout", code=2)
+
+
+def test_why_after_a_rejection() -> None:
+    """After a rejection `why` explains it, not the replan after it, which could only find the goal out of reach."""
+    make_run("one", "a", doubts=True, tool="t")
+    call("reject", "one", "--comment", "not today")
+    call("resume", "one", code=1)
+    assert call("history", "one").count("goal-unreachable → keep") == 1
+    assert "keep by person" in (text := call("why", "one"))
+    assert "not today" in text
+    assert "goal-unreachable" in call("why", "r2")
 
 
 def test_why() -> None:

@@ -39,7 +39,7 @@ def test_a_missing_program_is_replaced(tmp_path: Path) -> None:
 
     assert "note: tool 'absent' needs the program 'no-such-program-anywhere'" in done.stderr
     assert "first started (good)" in done.stderr
-    for text in ("✓ succeeded", "task-failed: task 'pack' with 'absent' failed", "+ pack~2: tool: present"):
+    for text in ("✓ succeeded", "failed   pack: ToolUnavailable", "applied  pack → pack~2: tool absent → present"):
         assert text in done.stdout
     assert "replanning why r" in done.stdout
     assert (tmp_path / ".replanning" / "history.db").exists()

@@ -302,7 +302,7 @@ def test_a_phase_that_waits_has_not_failed(folder: Path) -> None:
     for said in (*told.values(), ended.stdout, ended.stderr, resumed.stdout):
         assert "PlanningHeld" not in said
     assert "waiting for a person" not in over
-    assert "because  task 'action_sequence' needs a person's decision: the plan uses tools" in resumed.stdout
+    assert "task 'action_sequence' needs a person's decision: the plan uses tools" in resumed.stdout
     assert "asked for replanning: be quick): it is good" in resumed.stderr
     assert "the plan was made (by planning)" in resumed.stderr
     assert "reflection: the goal was achieved" in resumed.stderr

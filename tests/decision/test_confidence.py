@@ -21,6 +21,7 @@ from replanning.decision.confidence import (
     source_key,
     tasks_to_run,
 )
+from replanning.errors import PlanError
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
@@ -230,7 +231,7 @@ async def test_outcomes_are_stored_by_source() -> None:
     store.add_outcomes([ToolOutcome("boaster", None, True, 0.0)] * 5)
     await assessed(store, "a")
     assert [outcome.succeeded for outcome in store.outcomes(tool=source_key("boaster"))] == [True]
-    with pytest.raises(ValueError, match="tool"):
+    with pytest.raises(PlanError, match="tool"):
         task("a", tool=source_key("boaster"))
 
 

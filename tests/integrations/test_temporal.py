@@ -4,35 +4,43 @@
 
 import asyncio  # noqa: TID251 # the SDK needs it
 import base64
+import gc
 import json
-import os
-import random
 import re
-import shutil
-import signal
-import subprocess
-import sys
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from replanning import Alternative, Plan, ReplanningEngine, Retry, Task, tool
+from replanning import Alternative, Plan, ReplanningEngine, Retry, Task, ToolSpec, tool
 from replanning.changes import RetryTask
 from replanning.decision.request import ReplanRequest
+from replanning.errors import BudgetExceeded
+from replanning.journal.memory import MemoryStore
+from replanning.journal.records import (
+    AlternativesConsidered,
+    AttemptFailed,
+    RunOpened,
+    RunPaused,
+    Usage,
+    UsageCharged,
+)
+from replanning.live.plan import LivePlan
+from replanning.llm.completions import Completion, LLMCall
 
-pytest.importorskip("temporalio", reason="Temporal is not installed here; make test-frameworks runs these tests")
+pytest.importorskip("temporalio", reason="the Temporal SDK is not installed")
 
-from temporalio.client import Client, WorkflowUpdateFailedError
-from temporalio.testing import WorkflowEnvironment
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.worker import Replayer, Worker
 
+from replanning.integrations import temporal
 from replanning.integrations.temporal import ActivityContext, ReplanningPlugin, TemporalOrchestrator, TemporalRun
+from tests.support.temporal import Server, missing_part
 
-PROGRAM = shutil.which("temporal", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 QUEUE = "plans"
 PLAN = Plan.parse(
     """
@@ -57,13 +65,10 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The address of a real server."""
-    loop = asyncio.new_event_loop()
-    environment = loop.run_until_complete(
-        WorkflowEnvironment.start_local(dev_server_existing_path=PROGRAM, dev_server_log_level="error")
-    )
-    yield environment.client.service_client.config.target_host
-    loop.run_until_complete(environment.shutdown())
-    loop.close()
+    if problem := missing_part():
+        pytest.skip(problem)
+    with Server.running() as server:
+        yield server.address
 
 
 async def work(task: Task, context: ActivityContext) -> object:
@@ -91,11 +96,14 @@ async def replay(run: TemporalRun, plugin: ReplanningPlugin) -> None:
 
 
 @pytest.mark.parametrize("cached", [1000, 0], ids=["cached", "evicted"])
-async def test_the_same_as_here(address: str, cached: int) -> None:
+async def test_the_same_as_here(address: str, cached: int, caplog: pytest.LogCaptureFixture) -> None:
     """A run on Temporal has the outputs, the revisions and the journal that the same run has in this process.
 
-    So has one that is replayed from its history at each step.
+    So has one that is replayed from its history at each step; that it leaves the worker each time is no failure of its tasks,
+    and leaves nothing of it in memory.
     """
+    gc.collect()
+    before = sum(isinstance(each, LivePlan) for each in gc.get_objects())
     here = await ReplanningEngine().execute(PLAN, work)
     plugin = ReplanningPlugin(work)
     async with runs(address, plugin, max_cached_workflows=cached) as start:
@@ -106,6 +114,11 @@ async def test_the_same_as_here(address: str, cached: int) -> None:
     assert (result["status"], result["outputs"]) == (here.status, dict(here.outputs))
     assert result["revisions"] == [revision.reason for revision in here.revisions] != []
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
+    assert "cancelled" not in caplog.text
+    gc.collect()
+    assert (
+        sum(isinstance(each, LivePlan) for each in gc.get_objects()) - before <= 2
+    )  # this one, and what is replayed last
 
 
 async def test_functions(address: str) -> None:
@@ -123,6 +136,35 @@ async def test_functions(address: str) -> None:
     async with runs(address, ReplanningPlugin(tools=[flaky])) as start:
         result = await (await start(plan)).result()
     assert (result["status"], result["outputs"], tries) == ("succeeded", {"a": 2}, [1, 1, 1])
+
+
+async def test_a_task_that_takes_too_long(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that does not end in time is cancelled where it is executed, and replaced."""
+    monkeypatch.setattr(temporal, "_HEARTBEAT_SECONDS", 1.0)  # a worker hears with it that it is to stop
+    cancelled = asyncio.Event()
+
+    async def slow(task: Task, context: ActivityContext) -> str:
+        if (task.id, task.tool) == ("b", "main"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        return task.id
+
+    plan = Plan.parse(
+        """
+        goal: {objective: load}
+        tasks: [{id: b, tool: main, timeout: 0.1, fallbacks: [{tool: spare}]}]
+        """
+    )
+    plugin = ReplanningPlugin(slow)
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        result, records = await run.result(), await run.records()
+        await cancelled.wait()
+        await replay(run, plugin)
+    assert (result["status"], result["outputs"]) == ("succeeded", {"b": "b~2"})
+    assert [record.body.trigger.kind for record in records if record.body.kind == "trigger-fired"] == ["timeout"]
 
 
 async def test_a_person_answers(address: str) -> None:
@@ -150,6 +192,7 @@ async def test_secrets(address: str) -> None:
 
     async def leaky(task: Task, context: ActivityContext) -> object:
         if task.id == "a":
+            context.change_context({"seen": f"at {key}"})
             return {"token": key}
         if task.id == "b" and task.tool == "main":
             raise ValueError(f"refused {key}")
@@ -202,8 +245,165 @@ async def test_providers_are_activities(address: str) -> None:
     assert (result["status"], result["revisions"], model.seen) == ("succeeded", ["once more"], [(0, ["b"])])
 
 
-async def test_long_histories(address: str) -> None:
-    """A workflow whose history grows long is continued as a new one; nothing is lost or done twice."""
+class Witness:
+    """A provider that keeps what it sees, calls a model, and proposes to try again."""
+
+    name = "witness"
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def estimate(self, request: ReplanRequest) -> Usage:
+        return Usage(calls=2)
+
+    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        failed = [task for trigger in request.triggers for task in trigger.tasks]
+        unknown = Alternative(changes=(RetryTask(task_id="unknown"),), reason="of no use", confidence=0.9)
+        with pytest.raises(BudgetExceeded) as refused, request.meter.call(LLMCall("witness", "m", Usage(calls=19))):
+            pass
+        with request.meter.call(LLMCall("witness", "m", Usage(calls=1, tokens=100))) as answered:
+            answered(Completion("yes", "witness", "m", 3, 4, Usage(1, 7)))
+        self.seen += [
+            failed,
+            (request.view.revision, request.max_alternatives, request.tried_fingerprints),
+            [
+                (type(body).__name__, getattr(body, "replan", ""), getattr(body, "reason", ""))
+                for body in request.history
+            ],
+            request.rejection_reason(unknown),
+            str(refused.value),
+        ]
+        return [Alternative(changes=(RetryTask(task_id=failed[0]),), reason="once more", confidence=0.9)]
+
+
+class Mute:
+    """A provider that calls a model, and fails."""
+
+    name = "mute"
+
+    async def propose(self, request: ReplanRequest) -> list[Alternative]:
+        with request.meter.call(LLMCall("mute", "m", Usage(calls=1, tokens=50))):
+            raise ValueError("cannot say")
+
+
+async def test_providers_see_the_same_as_here(address: str) -> None:
+    """A provider that is asked in an activity has the history, the budget and the verdicts that it has in this process.
+
+    What it spends counts, also when it fails, and is reserved before.
+    """
+    plan = Plan.parse(
+        """
+        goal: {objective: x}
+        budget: {calls: 20}
+        tasks: [{id: a}, {id: b, depends_on: [a]}]
+        """
+    )
+
+    def unlucky() -> Callable[..., Any]:
+        tried = Counter[str]()
+
+        async def work(task: Task, context: ActivityContext) -> str:
+            tried[task.id] += 1
+            if tried[task.id] == 1:
+                raise ValueError(f"{task.id} is broken")
+            return task.id
+
+        return work
+
+    witness, witness_there = Witness(), Witness()
+    store = MemoryStore()
+    here = await ReplanningEngine(["repair", witness, Mute()], store=store).execute(plan, unlucky(), run_id="here")
+    plugin = ReplanningPlugin(unlucky(), providers=[witness_there, Mute()])
+    async with runs(address, plugin) as start:
+        run = await start(plan)
+        there = await run.result()
+        records = await run.records()
+        await replay(run, plugin)
+    assert witness_there.seen == witness.seen
+    assert [task for task in witness.seen if isinstance(task, list)][::2] == [["a"], ["b"]]
+    assert (there["status"], there["reason"]) == (here.status, here.reason)
+    considered = [
+        [record.body.notes for record in journal if isinstance(record.body, AlternativesConsidered)]
+        for journal in (records, store.read("here"))
+    ]
+    assert considered[0] == considered[1]
+    assert "mute failed: ValueError('cannot say')" in considered[0][-1]
+    charged = [record.body.usage for record in records if isinstance(record.body, UsageCharged)]
+    assert sum(charged, Usage()) == here.spent != Usage()
+
+
+async def test_a_pause_before_it_is_continued(address: str) -> None:
+    """A person's pause holds, also when it comes while a workflow waits for its tasks to be continued as a new one."""
+    go = asyncio.Event()
+
+    async def slow(task: Task, context: ActivityContext) -> None:
+        if task.id == "long":
+            await go.wait()
+
+    chain = [{"id": f"t{n}", **({"depends_on": [f"t{n - 1}"]} if n else {})} for n in range(60)]
+    plan = Plan.model_validate({"goal": {"objective": "wait"}, "tasks": [{"id": "long"}, *chain]})
+    async with runs(address, ReplanningPlugin(slow, max_history=60)) as start:
+        run = await start(plan)
+        while not any(isinstance(record.body, RunPaused) for record in await run.records()):
+            pass
+        await run.pause("stop here", by="eve")
+        go.set()
+        result = await run.result()
+    assert (result["status"], result["reason"]) == ("paused", "stop here")
+
+
+async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose input is larger than Temporal takes fails; outputs that are, together, are left to the journal."""
+    monkeypatch.setattr(temporal, "_MAX_PAYLOAD_BYTES", 2_000)
+    tasks = [*({"id": name} for name in "abc"), {"id": "join", "depends_on": ["a", "b", "c"]}]
+    plan = Plan.model_validate({"goal": {"objective": "join"}, "tasks": tasks})
+
+    async def write(task: Task, context: ActivityContext) -> str:
+        return 900 * "x"
+
+    async with runs(address, ReplanningPlugin(write)) as start:
+        run = await start(plan)
+        while not (failed := [r.body for r in await run.records() if isinstance(r.body, AttemptFailed)]):
+            pass
+        await run.pause("enough")
+        result = await run.result()
+    assert failed[0].failure.type == "TooLarge"
+    assert result["outputs"] == {}
+    assert result["reason"] == "enough; the outputs are too large, see the journal"
+
+
+async def test_what_a_plan_says_of_the_tools_of_a_worker(address: str) -> None:
+    """The descriptions of a worker count, not those of a plan for tools of the same name."""
+    own = ToolSpec(name="main", description="Wipes the disk.", dangerous=True)
+    plan = Plan.parse("goal: {objective: wipe}\ntools: [{name: main}, {name: other}]\ntasks: [{id: a, tool: other}]")
+    async with runs(address, ReplanningPlugin(work, tools=[cast("Any", own)])) as start:
+        run = await start(plan)
+        await run.result()
+        opened = (await run.records())[0].body
+    assert isinstance(opened, RunOpened)
+    assert {spec.name: spec.dangerous for spec in opened.plan.tools} == {"main": True, "other": False}
+    assert own in opened.plan.tools
+
+
+async def test_what_is_no_plan(address: str) -> None:
+    """A workflow that is started with something else fails, says why, and does no harm to its worker."""
+    async with runs(address, ReplanningPlugin(work)):
+        client = await Client.connect(address)
+        run_id = f"run-{uuid.uuid4().hex}"
+        for wrong in ({"plan": "?"}, {}, {"plan": base64.b64encode(b"x").decode()}):
+            with pytest.raises(WorkflowFailureError):
+                await client.execute_workflow("replanning.Plan", args=[wrong, b""], id=run_id, task_queue=QUEUE)
+    assert gc.isenabled()
+
+
+async def test_long_histories(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workflow whose history grows long is continued as a new one, in short steps; nothing is lost or done twice.
+
+    Its journal may be larger than the answer to one query.
+    """
+    for limit, least in {"_PAGE_CHARS": 2_000, "_MAX_ANSWER_BYTES": 1_000, "_TASKS_PER_STEP": 20}.items():
+        monkeypatch.setattr(temporal, limit, least)
+    monkeypatch.setattr(temporal, "_CHECKPOINTS_PER_STEP", 1)
     done: list[str] = []
 
     async def count(task: Task, context: ActivityContext) -> str:
@@ -212,117 +412,36 @@ async def test_long_histories(address: str) -> None:
 
     tasks = [{"id": f"t{n}", **({"depends_on": [f"t{n - 1}"]} if n else {})} for n in range(60)]
     plan = Plan.model_validate({"goal": {"objective": "count"}, "tasks": tasks})
-    async with runs(address, ReplanningPlugin(count, max_history=100)) as start:
+    plugin = ReplanningPlugin(count, max_history=150)
+    async with runs(address, plugin) as start:
         run = await start(plan)
         result = await run.result()
         records = await run.records()
+        history = await run.handle.fetch_history()
+        await replay(run, plugin)
     assert (result["status"], done) == ("succeeded", [f"t{n}" for n in range(60)])
+    assert [record.seq for record in records] == list(range(1, len(records) + 1))
     assert sum(record.body.kind == "run-resumed" for record in records) >= 2
+    steps = [event.event_type for event in history.events].index(EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)
+    markers = [event for event in history.events[:steps] if event.HasField("marker_recorded_event_attributes")]
+    assert len(markers) > 8, "pages of its journal, and groups of its tasks"
 
 
-WORKER = """
-import asyncio, os, sys
-from datetime import timedelta
-from temporalio.client import Client
-from temporalio.worker import Worker
-from replanning.integrations import temporal
-temporal._HEARTBEAT_SECONDS = 2.0
+@pytest.mark.slow
+async def test_large_plans(address: str) -> None:
+    """A plan of thousands of tasks is executed completely, and each task once, over several workflows."""
+    done = Counter[str]()
 
-async def work(task, context):
-    with open(sys.argv[2], "a") as file:
-        file.write(f"{task.id} {task.tool}\\n")
-    if (task.id, task.tool) == ("b", "main"):
-        raise ValueError("the file is broken")
-    if os.environ.get("HANG") == task.id:
-        await asyncio.sleep(3600)
-    return task.id
+    async def count(task: Task, context: ActivityContext) -> str:
+        done[task.id] += 1
+        return task.id
 
-async def main():
-    client = await Client.connect(sys.argv[1])
-    soon = timedelta(seconds=1)  # in which a workflow leaves a worker that is gone
-    plugins = [temporal.ReplanningPlugin(work)]
-    async with Worker(
-        client, task_queue="killed", plugins=plugins, sticky_queue_schedule_to_start_timeout=soon
-    ):
-        print("ready", flush=True)
-        await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("idempotent", [True, False])
-async def test_a_worker_that_is_killed(address: str, tmp_path: Path, idempotent: bool) -> None:
-    """After SIGKILL another worker goes on; the task under way is done again if it is idempotent, else a person is asked."""
-    log = tmp_path / "log"
-    plan = PLAN.model_copy(
-        update={"tasks": tuple(each.model_copy(update={"idempotent": idempotent}) for each in PLAN.tasks)}
-    )
-
-    client = await Client.connect(address)
-    run = await TemporalOrchestrator(client, task_queue="killed").start(plan, run_id=f"run-{uuid.uuid4().hex}")
-    first = worker(address, log, HANG="c")
-    try:
-        await asyncio.to_thread(wait_for, log, "c main")
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    second = worker(address, log)
-    try:
-        if not idempotent:
-            while not (asked := [each.body for each in await run.records() if each.body.kind == "question-asked"]):
-                pass
-            await run.answer(asked[0].question, "approve")
-        result = await run.result()
-    finally:
-        second.kill()
-        second.wait()
-    assert result["status"] == "succeeded"
-    done = log.read_text().splitlines()
-    assert done[:3] == ["a main", "b main", "b~2 spare"]
-    assert [line.startswith("c") for line in done[3:]] == [True, True]
-
-
-async def test_workers_that_are_killed_again_and_again(address: str, tmp_path: Path) -> None:
-    """Killed at random instants, with another worker each time, a run has the result of one that nobody disturbed."""
-    log, chance = tmp_path / "log", random.Random(7)
-    tasks = [{"id": f"t{n}", "idempotent": True, **({"depends_on": [f"t{n - 3}"]} if n > 2 else {})} for n in range(20)]
+    ids = [f"t{n}" for n in range(3_000)]
+    tasks = [{"id": name, **({"depends_on": [ids[n - 100]]} if n >= 100 else {})} for n, name in enumerate(ids)]
     plan = Plan.model_validate({"goal": {"objective": "count"}, "tasks": tasks})
-    client = await Client.connect(address)
-    run = await TemporalOrchestrator(client, task_queue="killed").start(plan, run_id=f"run-{uuid.uuid4().hex}")
-    ended = asyncio.create_task(run.result())
-    while not ended.done():
-        process = worker(address, log)
-        await asyncio.wait([ended], timeout=chance.uniform(0.05, 1.0))
-        process.kill()
-        process.wait()
-    result, records = ended.result(), await query(run, address, log)
-    assert (result["status"], result["outputs"]) == ("succeeded", {f"t{n}": f"t{n}" for n in range(20)})
-    succeeded = [record.body.task for record in records if record.body.kind == "attempt-succeeded"]
-    assert sorted(succeeded) == sorted(f"t{n}" for n in range(20)), "each result counts once"
-
-
-def wait_for(log: Path, text: str) -> None:
-    """Wait until a file has a text."""
-    while not log.exists() or text not in log.read_text():
-        pass
-
-
-def worker(address: str, log: Path, **variables: str) -> "subprocess.Popen[bytes]":
-    """A process with a worker, once it is ready."""
-    command = [sys.executable, "-c", WORKER, address, str(log)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **variables})
-    assert process.stdout
-    with process.stdout as said:
-        assert said.readline() == b"ready\n"
-    return process
-
-
-async def query(run: TemporalRun, address: str, log: Path) -> list[Any]:
-    """The records of a run that has ended, as a last worker tells them."""
-    process = worker(address, log)
-    try:
-        return await run.records()
-    finally:
-        process.kill()
-        process.wait()
+    async with runs(address, ReplanningPlugin(count, max_history=4_000)) as start:
+        run = await start(plan)
+        result = await run.result()
+        records = await run.records()
+    assert (result["status"], done) == ("succeeded", Counter(ids))
+    assert sum(record.body.kind == "run-resumed" for record in records) >= 2

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from replanning import Environment
+from replanning import Environment, Task
 from replanning.errors import BudgetExceeded, LLMError, LLMRefusal, LLMResponseInvalid, LLMTimeout, LLMUnavailable
 from replanning.journal import Usage
 from replanning.llm import Completion, LLMCall, LLMOptions, LLMProvider, Price, PriceTable
@@ -248,6 +248,13 @@ async def test_strictness(said, problem) -> None:
     assert problem in second
     assert problem in str(caught.value)
     assert caught.value.excerpt == said
+
+
+async def test_a_task_as_an_answer() -> None:
+    """A model that is asked for a task is told what is wrong with its first one, as for any other shape."""
+    model = ScriptedLLM(['{"id": "a", "depends_on": "b"}', '{"id": "a", "depends_on": ["b"]}'])
+    assert await model.complete_json("well?", Task) == Task(id="a", depends_on=["b"])
+    assert "Task.depends_on: expected a list, got 'b'" in model.prompts[1]
 
 
 async def test_the_value_that_fits() -> None:

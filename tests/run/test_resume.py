@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
-from replanning import PlanRun, Retry, Task, TaskContext
+from replanning import PlanRun, ReplanningEngine, Retry, Task, TaskContext
 from replanning.changes import AbortRun, AddTask, RetryTask, SkipTask
+from replanning.environment import Environment, SystemClock
 from replanning.errors import JournalCorrupt, RunOwned, StoreError, UnknownRun
 from replanning.journal import (
     AttemptInterrupted,
@@ -43,6 +45,25 @@ async def test_cut_off_after_any_record(step: int) -> None:
             assert (again.status, again.outputs) == (result.status, result.outputs), (seen, cut_at)
             assert journal[:cut_at] == (records if cut_at == seen else second)[:cut_at]
             assert story(journal) == story(records), (seen, cut_at)
+
+
+async def test_replayed_in_steps() -> None:
+    """A long journal is replayed in steps; a clock that has a checkpoint is told of each."""
+
+    class Steps(SystemClock):
+        taken = 0
+
+        async def checkpoint(self) -> None:
+            self.taken += 1
+            await anyio.lowlevel.checkpoint()
+
+    store, clock = MemoryStore(), Steps()
+    many = plan(*(Task(id=f"t{n}") for n in range(500)))
+    async with make_engine(store=store).open(many, run_id=RUN) as run:
+        assert len(await perform(run)) == 500
+    assert clock.taken == 0
+    async with ReplanningEngine(store=store, environment=Environment(clock)).resume(RUN) as run:
+        assert (run.result.status, clock.taken >= 20) == ("succeeded", True)
 
 
 async def test_not_idempotent_asks() -> None:
@@ -211,6 +232,18 @@ async def test_clock_behind() -> None:
                 run.succeeded(attempt)
     assert invariant_violations(list(store.read(RUN))) == []
     assert [record.at for record in store.read(RUN)][-1] == 1_000_005
+
+
+async def test_clock_hours_behind() -> None:
+    """On a machine whose clock is hours behind, a task waits for the rest of its delay, not for hours."""
+    store = MemoryStore()
+    async with VirtualClock(SystemClock().now() + 7200) as clock:
+        task = Task(id="a", retry=Retry(delay=0.001, jitter=False, max_attempts=2))
+        async with make_engine(store=store, clock=clock).open(plan(task), run_id=RUN) as run:
+            run.failed(run.started("a"), ConnectionError("down"))
+    with anyio.fail_after(60):
+        async with make_engine(store=cut(list(store.read(RUN)))).resume(RUN) as run:
+            assert await perform(run) == ["a"]
 
 
 async def test_absent_tools_are_announced_once() -> None:

@@ -9,6 +9,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from queue import SimpleQueue
+from threading import get_ident
 from typing import Never
 
 import anyio
@@ -449,6 +450,29 @@ async def test_lease_is_renewed_while_the_loop_is_blocked(kind: type[SqliteStore
         assert "another process has taken the run over" in (await run.wait()).reason
     factory.store.close()
     other.close()
+
+
+async def test_leases_are_renewed_by_one_thread(tmp_path: Path) -> None:
+    """However many runs an engine has open, one thread renews their leases; it ends with them, and begins anew with others."""
+    renewals = SimpleQueue[tuple[str, int]]()
+
+    class ObservedStore(SqliteStore):
+        def renew(self, lease: Lease, at: float, ttl: float) -> None:
+            super().renew(lease, at, ttl)
+            renewals.put((lease.run, get_ident()))
+
+    def renewed(runs: set[str]) -> set[int]:
+        """The threads that renew the leases until each of these was renewed."""
+        seen: dict[str, int] = {}
+        while seen.keys() < runs:
+            seen.update([renewals.get(timeout=10)])
+        return {seen[run] for run in runs}
+
+    with closing(ObservedStore(tmp_path / "history.db")) as store:
+        factory = RunFactory(store, Settings(), lease_ttl=0.06)
+        for _ in range(2):
+            async with open_run(chain("a"), factory=factory) as one, open_run(chain("a"), factory=factory) as other:
+                assert len(renewed({one.id, other.id})) == 1
 
 
 # What can never be kept

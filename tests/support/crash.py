@@ -6,14 +6,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
+from random import Random
 from typing import Any, Final, Self
 
 from replanning import Environment
 from replanning.errors import RunOwned, StoreError, UnknownRun
-from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore, dump_body
+from replanning.journal import (
+    AttemptStarted,
+    AttemptSucceeded,
+    JsonlStore,
+    Lease,
+    QuestionAnswered,
+    Record,
+    RunEnded,
+    RunStore,
+    SqliteStore,
+    dump_body,
+)
 from tests.support.invariants import invariant_violations
 from tests.support.resume import RUN
 
@@ -21,6 +34,16 @@ ROOT: Final = Path(__file__).parents[2]
 STORES: Final = {"sqlite": SqliteStore, "jsonl": JsonlStore}
 PATIENCE: Final = 60.0
 """Seconds after which a process that neither writes nor ends is taken to hang."""
+
+KILLS_PER_RUN: Final = 6
+AIMS: Final = (
+    *("trigger-fired", "alternatives-considered", "revised", "decided", "attempt-succeeded", "process-started"),
+    *("attempt-started once", "attempt-started pipeline", "run-ended"),
+)
+"""Records before or after which chance would seldom kill: within an append, between records that belong together."""
+
+AIMS_OF_RESUMED: Final = ("run-resumed", "attempt-interrupted", "trigger-fired", "question-answered", "revised")
+"""The same in a process that resumes the run."""
 
 
 class Process:
@@ -58,10 +81,19 @@ class Process:
         return json.loads(said) if self.process.returncode == 0 else None
 
 
+def history(kind: str, folder: Path) -> RunStore:
+    """The store of a folder; for that in PostgreSQL the folder has a file with its address."""
+    if kind == "postgres":
+        from replanning.journal.postgres import PostgresStore
+
+        return PostgresStore((folder / "history").read_text())
+    return STORES[kind](folder / "history")
+
+
 def journal(kind: str, folder: Path) -> list[Record]:
     """What is on record; nothing where the process was killed before it could create the run."""
     try:
-        with closing(STORES[kind](folder / "history")) as store:
+        with closing(history(kind, folder)) as store:
             return list(store.read(RUN))
     except UnknownRun:
         return []
@@ -106,3 +138,124 @@ def taken_over(store: RunStore, process: Process) -> Lease:
             process.process.send_signal(signal.SIGCONT)
             spin(0.01)
             suspend(process)
+
+
+def started(kind: str, folder: Path, *, lease: str = "inf", **environ: str) -> Process:
+    """Return a process that waits until it is told to go."""
+    return Process("crash_child", folder, kind, folder / "history", RUN, folder / "effects", LEASE=lease, **environ)
+
+
+def go(process: Process) -> None:
+    """Let a process begin."""
+    process.process.stdin.write("go\n")
+    process.process.stdin.flush()
+
+
+def play(
+    kind: str,
+    folder: Path,
+    rng: Random,
+    kills: int,
+    *,
+    hosts: Sequence[Mapping[str, str]] = ({},),
+    outage: Callable[[Random], AbstractContextManager[None]] | None = None,
+) -> tuple[dict[str, Any], int]:
+    """Run the plan until it ends, killing its process at most so many times; return its end and the kills.
+
+    Args:
+        hosts: variables of the processes, which take turns.
+        outage: while its block runs the store's server is down; some processes are killed in one, and some live through it.
+    """
+    folder.mkdir(exist_ok=True)
+    before, said = list[Record](), None
+    for life in range(kills + 1):
+        host = hosts[life % len(hosts)]
+        with started(kind, folder, **host) as process:
+            go(process)
+            if life < kills and not worn_out(before):
+                live_a_while(process, kind, folder, rng, resumed=life > 0, owned="lease" not in host)
+                if outage is not None and rng.random() < 0.5:
+                    with outage(rng):
+                        if rng.random() < 0.5:
+                            process.process.kill()
+                    live_a_while(process, kind, folder, rng, resumed=True, owned=False)
+                process.process.kill()
+            else:
+                for _ in process.ticks():
+                    pass
+            said = process.finish()
+        records = journal(kind, folder)
+        check(records, before, folder)
+        before = records
+        if said is not None and "refused" not in said:
+            return said, life
+    raise AssertionError(f"it was killed although nobody killed it, or refused: {said}")
+
+
+def worn_out(records: Sequence[Record]) -> bool:
+    """Whether a task was cut off so often that it is not proposed once more to run it again."""
+    begun = Counter(record.body.task for record in records if isinstance(record.body, AttemptStarted))
+    return any(task.startswith("once") and times >= 3 for task, times in begun.items())
+
+
+def live_a_while(process: Process, kind: str, folder: Path, rng: Random, *, resumed: bool, owned: bool = True) -> None:
+    """Return at a moment of chance: after so many records, at a kind of record, or before the first one."""
+    aims = AIMS_OF_RESUMED if resumed and rng.random() < 0.5 else AIMS
+    aim = rng.choice("<>") + rng.choice(aims) if rng.random() < 0.6 else ""
+    count = 1 if aim else rng.randint(1, 60)
+    if rng.random() < 0.05:
+        spin(rng.random())  # while it starts
+        return
+    for number, tick in enumerate(process.ticks()):
+        if owned and tick.startswith(">") and number % 16 == 1:
+            nobody_else_gets_it(process, kind, folder)
+        count -= tick.startswith(aim)
+        if count <= 0:
+            break
+    spin(rng.choice([0.0, 0.0001, 0.001, 0.01]) * rng.random())
+
+
+def nobody_else_gets_it(process: Process, kind: str, folder: Path) -> None:
+    """While the process lives, the run is owned by it and by nobody else."""
+    with closing(history(kind, folder)) as store:
+        try:
+            lease = store.acquire(RUN, "an intruder", Environment().clock.now(), 1.0)
+        except RunOwned as error:
+            owner = error.owner
+        else:
+            store.release(lease)
+            ended = isinstance(list(store.read(RUN))[-1].body, RunEnded)
+            assert ended or process.process.poll() is not None, "two processes owned the run at once"
+            return
+    assert f"process {process.process.pid} on " in owner, f"the run is owned by {owner}"
+
+
+def check(records: Sequence[Record], before: Sequence[Record], folder: Path) -> None:
+    """What must hold after every kill."""
+    check_kept(records, before)
+    effects = Counter((folder / "effects").read_text().split()) if (folder / "effects").exists() else Counter()
+    bodies = [record.body for record in records]
+    begun = {body.attempt: body.task for body in bodies if isinstance(body, AttemptStarted)}
+    approved = sum(isinstance(body, QuestionAnswered) and body.verdict == "approve" for body in bodies)
+    for effect, times in effects.items():
+        assert "#" not in effect or effect in begun, f"{effect} took effect before its start was on record"
+        assert "#" not in effect or times == 1, f"{effect} took effect {times} times"
+    for body in bodies:
+        if isinstance(body, AttemptSucceeded):
+            assert effects[body.attempt] or effects[f"{RUN}/{body.task}"], f"{body.attempt} is done without effect"
+    for task, runs in Counter(begun.values()).items():
+        assert not task.startswith("once") or runs <= 1 + approved, f"{task} was run again and nobody was asked"
+
+
+def left_running(folder: Path) -> list[str]:
+    """The processes that work on a run, where the system tells; those that are ending are given time for it."""
+    mark = f"EFFECTS={folder / 'effects'}".encode()
+    end = time.perf_counter() + PATIENCE
+    while True:
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (place / "environ").read_bytes().split(b"\0"):
+                    found.append((place / "cmdline").read_text().replace("\0", " "))
+        if not found or time.perf_counter() > end:
+            return found

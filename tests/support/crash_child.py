@@ -1,18 +1,22 @@
 """Program that runs or resumes a plan of real work, to be killed at any moment: KIND PLACE RUN EFFECTS TICKS.
 
 It waits for a line on its input, tells on the pipe TICKS of each record before and after writing it, and prints how
-the run ended. The variable LEASE shortens the lease.
+the run ended, or why it was refused. The variable LEASE shortens the lease; HOST is the name of a host whose clock is
+AHEAD by so many seconds.
 """
 
 import json
 import os
+import socket
 import sys
+import time
 from contextlib import closing
+from pathlib import Path
 
 import anyio
 
-from replanning import Answer, CallbackGate, Environment, Plan, RunResult, Task, TaskContext, TransientError
-from replanning.errors import RunOwned
+from replanning import Answer, CallbackGate, Environment, Plan, Task, TaskContext, TransientError
+from replanning.errors import StoreError
 from replanning.journal import JsonlStore, Lease, Record, RunStore, SqliteStore
 from replanning.plan import RunId
 from replanning.tools import ToolExecutor
@@ -67,6 +71,11 @@ async def take_effect(context: TaskContext) -> str:
 def store_at(kind: str, place: str, ticks: int) -> RunStore:
     """The store, which tells of each record before and after it is written."""
     base: type[RunStore] = SqliteStore if kind == "sqlite" else JsonlStore
+    longest = float(os.environ["LEASE"])
+    if kind == "postgres":
+        from replanning.journal.postgres import PostgresStore
+
+        base, place = PostgresStore, Path(place).read_text()
 
     def append(self: RunStore, lease: Lease, record: Record) -> None:
         what = f"{record.body.kind} {getattr(record.body, 'task', '')}\n"
@@ -75,12 +84,15 @@ def store_at(kind: str, place: str, ticks: int) -> RunStore:
         os.write(ticks, f">{what}".encode())
 
     def create(self: RunStore, run: RunId, owner: str, at: float, ttl: float) -> Lease:
-        return base.create(self, run, owner, at, min(ttl, float(os.environ["LEASE"])))
+        return base.create(self, run, owner, at, min(ttl, longest))
 
-    return type("Ticking", (base,), {"append": append, "create": create})(place)
+    def acquire(self: RunStore, run: RunId, owner: str, at: float, ttl: float) -> Lease:
+        return base.acquire(self, run, owner, at, min(ttl, longest))
+
+    return type("Ticking", (base,), {"append": append, "create": create, "acquire": acquire})(place)
 
 
-async def run(store: RunStore, run_id: str, effects: str) -> tuple[RunResult, list[str]]:
+async def run(store: RunStore, run_id: str, effects: str) -> dict[str, object]:
     """Run the plan, or go on with it; also says how its live plan differs from its journal, which it must not."""
     plan = plan_of(effects)
     executor = ToolExecutor(plan)
@@ -105,22 +117,25 @@ async def run(store: RunStore, run_id: str, effects: str) -> tuple[RunResult, li
     async with source as live, anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(perform, live, work)
-    return live.result, replay_differences(live, store.read(live.id), Environment().clock.now())
+    result, differences = live.result, replay_differences(live, store.read(live.id), Environment().clock.now())
+    told = {"status": result.status, "reason": result.reason, "outputs": dict(result.outputs)}
+    return {**told, "plan": {entry.id: entry.state for entry in live.live}, "differences": differences}
 
 
 def main() -> None:
     """Do as the arguments say."""
     kind, place, run_id, effects, ticks = sys.argv[1:]
     os.environ["EFFECTS"] = effects
+    if host := os.environ.get("HOST"):
+        now, ahead = time.time, float(os.environ["AHEAD"])  # noqa: TID251 - this is the clock of the host
+        socket.gethostname, time.time = lambda: host, lambda: now() + ahead  # noqa: TID251
     os.write(int(ticks), b"ready\n")
     sys.stdin.readline()
-    with closing(store_at(kind, place, int(ticks))) as store:
-        try:
-            result, differences = anyio.run(run, store, run_id, effects)
-            told = {"status": result.status, "reason": result.reason, "outputs": dict(result.outputs)}
-            json.dump({**told, "differences": differences}, sys.stdout)
-        except RunOwned as error:
-            json.dump({"refused": str(error)}, sys.stdout)
+    try:
+        with closing(store_at(kind, place, int(ticks))) as store:
+            json.dump(anyio.run(run, store, run_id, effects), sys.stdout)
+    except StoreError as error:
+        json.dump({"refused": str(error)}, sys.stdout)
 
 
 if __name__ == "__main__":

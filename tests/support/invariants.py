@@ -443,7 +443,7 @@ class _InvariantChecker:
         )
         if isinstance(body, journal.AttemptSucceeded) or body.retry_at is None:
             return
-        if not isinstance(body, journal.AttemptFailed):
+        if not isinstance(body, journal.AttemptFailed) or body.failure.kind == "interrupted":
             self._require(known.task.idempotent, f"{body.task!r} is run again after {body.kind}, and is not idempotent")
         elif not body.exhausted:
             most = (known.task.retry or self.settings.retry).max_attempts

@@ -81,9 +81,9 @@ class Agents:
 
         try:
             if self.session is not None and rng.random() < 0.5:
-                name, key = rng.choice([*run.live.tools, "unknown"]), rng.choice(["", "", "one", "two"])
-                passes = (Passing,)
-                await self.session.invoke(name, {"a": rng.random()}, execute=execute, key=key, passes=passes)
+                name = rng.choice([*run.live.tools, "unknown"])
+                key, passes = rng.choice(["", "", f"one {name}", f"two {name}"]), (Passing,)
+                await self.session.invoke(name, {"a": key or rng.random()}, execute=execute, key=key, passes=passes)
             else:
                 await run.perform(rng.choice(list(run.live)).id, work, passes=(Passing,))
         except NotRunning as error:

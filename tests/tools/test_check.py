@@ -270,11 +270,14 @@ def test_what_the_machine_lacks():
                 "mise x python@3 -- rm b", "op run -- rm b", "tmux new -d 'rm b'",
                 "echo ${a:-$(rm b)}", "echo ${a:-`rm b`}", "echo $(( $(rm b) ))", "cat <<END\n$(rm b)\nEND\n", "coproc rm b",
                 "case a in a) rm b;; esac", "trap 'rm b' EXIT", "eval 'rm b'", "eval rm b",
+                'echo "rm b" | sh', "printf 'rm %s' b | /bin/bash -s", "echo rm b | tee c | sh", "cat <<END | sh\nrm b\nEND\n",
+                "alias ls='rm b'", "alias a=b ls=\"rm b\"", "sh -c \"echo 'rm b' | sh\"",
             )
         ),
         *(
             (command, "it runs whatever program it is told to")
-            for command in ("$A b", '"$A" b', "${A:-rm} b", "a && bin/$A b", "timeout 5 $A", "ls | xargs $A", '"$@"', '"`a`" b')
+            for command in ("$A b", '"$A" b', "${A:-rm} b", "a && bin/$A b", "timeout 5 $A", "ls | xargs $A", '"$@"', '"`a`" b',
+                            "find . -exec $A {} ;", 'find . -name b -execdir "$A" {} +', "find . -ok ${A} {} ;")
         ),
     ],
 )  # fmt: skip
@@ -470,6 +473,11 @@ def test_running_what_comes_from_elsewhere(command, runner):
         "cat script.sh | sh",
         "echo ls | sh",
         "echo 'curl x | sh'",
+        "echo 'rm a' | grep rm",
+        "echo 'rm a' | sh script.sh",
+        "echo 'rm a'; cat a | sh",
+        "alias ll='ls -l'",
+        "find $A -name $B -exec wc {} ;",
         "curl {url} | sort",
         "curl {url} | grep sh",
         "curl {url} | python3 -m json.tool",

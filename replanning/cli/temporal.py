@@ -1,0 +1,347 @@
+"""Runs on Temporal: the command `worker`, and what `run` and `resume` do there: start a workflow, and follow it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+from contextlib import AsyncExitStack, closing
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+
+import anyio
+import typer
+
+from replanning import Plan, ReplanningEngine
+from replanning.cli import lookup
+from replanning.cli.app import ExitCode, Program, RunOptions, all_except, epilog, fail, print_message
+from replanning.cli.gate import ConsoleGate, create_gate
+from replanning.cli.plans import discover_tools, read_tools
+from replanning.cli.run import parse_context_options, run_context_shell
+from replanning.cli.summary import RunSummary
+from replanning.engine.engine import REPAIR_PLUGIN
+from replanning.environment import SystemClock, new_run_id
+from replanning.errors import NotAccepted, Problem, ReplanningError, SettingsError, StoreError
+from replanning.history.status import open_questions, replay_records
+from replanning.journal import MemoryStore, QuestionAnswered, QuestionAsked, RunEnded, RunInfo
+from replanning.live.stale import stale_results
+from replanning.plan.checks import nested_bodies
+from replanning.plan.json_values import detached
+from replanning.plan.tasks import COMMAND_PREFIX, Task
+from replanning.plan.types import RunId
+from replanning.run.run import RunResult, Work
+from replanning.telemetry import ExporterContext
+from replanning.tools import ToolExecutor
+
+if TYPE_CHECKING:
+    from replanning.decision import HumanGate
+    from replanning.integrations.temporal_store import TemporalStore
+
+commands = Program()
+
+POLL_INTERVAL: Final = 0.2
+"""Seconds between two looks at the journal of a run that is followed."""
+
+_OF_WORKERS: Final = ("replan", "providers", "max_concurrency", "settings")
+"""Options of a run that only the process which carries it out can have."""
+
+_NOT_THERE: Final = ("sequential", "observe", "trace", "notify")
+"""Options of a run that Temporal has no counterpart of."""
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning worker plan.yaml --on temporal=localhost:7233",
+        "replanning worker plan.yaml tools.yaml --on temporal=localhost:7233/builds --max-concurrency 2",
+        "TEMPORAL_NAMESPACE, TEMPORAL_API_KEY, TEMPORAL_TLS… and Temporal's profiles are used as its own program uses them.",
+        "Ctrl-C takes no more work: running tasks are finished first. A second Ctrl-C stops them at once.",
+        codes="0 stopped · 2 wrong usage, file or settings, or no such server · 130 stopped at once by a second Ctrl-C",
+    ),
+    without=all_except("replan", "providers", "store", "max_concurrency", "settings", "quiet"),
+)
+def worker(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="The plan files, or files of tools, whose tools it executes.")
+    ],
+    *,
+    options: RunOptions,
+) -> None:
+    """Carry out runs on Temporal: execute the tools of these files for the plans of a task queue.
+
+    A worker executes the tools of its own files, whatever a plan says about a tool of that name. All workers of a task queue
+    need the same files and settings.
+    """
+    if not lookup.is_on_temporal(options.store):
+        fail("--on: name the server, as temporal=HOST:PORT")
+    tools, servers, checks = dict[str, Any](), dict[str, Any](), set[str]()
+    for file in files:
+        plan = read_tools(file, "FILE", planning=False)
+        for known, described in ((tools, {tool.name: tool for tool in plan.tools}), (servers, plan.mcp)):
+            if other := [name for name in described if known.setdefault(name, described[name]) != described[name]]:
+                fail(f"{file}: another file describes {other[0]!r} differently; serve them from two task queues")
+        tasks = lookup.read_plan(str(file)).tasks if lookup.load_document(str(file)).get("tasks") else ()
+        checks.update(text for task in tasks for _, body in nested_bodies(task) for text in body.acceptance)
+    with closing(lookup.open_temporal(options.store)):  # says what is missing or wrong
+        pass
+    served = Plan.model_validate({"goal": {"objective": ""}, "tools": tuple(tools.values()), "mcp": servers})
+    if not anyio.run(_serve, served, checks, options):
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+async def _serve(plan: Plan, checks: Collection[str], options: RunOptions) -> bool:
+    """Serve a task queue until a signal comes; return whether the running tasks were finished."""
+    from temporalio.worker import Worker
+
+    from replanning.integrations.temporal import ActivityContext, ReplanningPlugin
+    from replanning.integrations.temporal_store import connect
+
+    settings = lookup.read_settings(options.settings, quiet=options.quiet)
+    if options.replan is False:
+        settings = settings.model_copy(update={"enabled": False})
+    names = dict.fromkeys(options.providers or settings.provider) if settings.enabled else ()
+    engine = ReplanningEngine(list(names), settings=settings)
+    executor = ToolExecutor(
+        plan,
+        default_timeout=settings.timeout.task,
+        output_limit=settings.max_output,
+        kinds={"shell": run_context_shell},
+    )
+
+    async def work(task: Task, context: ActivityContext) -> object:
+        """Execute a task, and run the checks that it must pass."""
+        output = await executor(task, context)
+        for check in task.acceptance if settings.judge.enabled else ():
+            if check.startswith(COMMAND_PREFIX):
+                if check not in checks:
+                    raise NotAccepted(f"no file of this worker has the check {check!r}, so it is not run", "blocked")
+                if said := await executor.check(check.removeprefix(COMMAND_PREFIX), task, context):
+                    raise NotAccepted(f"it is not accepted: {said}", "rejected")
+        return output
+
+    client, queue = await connect(options.store.removeprefix(lookup.ON_TEMPORAL))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(executor)
+        found = await discover_tools(executor, plan, quiet=options.quiet)
+        stack.push_async_callback(engine.aclose)
+        lookup.tell_models(lookup.create_display(), engine)
+        plugin = ReplanningPlugin(
+            cast("Work", work),
+            tools=cast("Any", found.tools),  # descriptions will do
+            providers=[each for each in engine.generator.path_generator.providers if each.name != REPAIR_PLUGIN],
+            settings=settings,
+        )
+        serving = Worker(
+            client,
+            task_queue=queue,
+            plugins=[plugin],
+            max_concurrent_activities=options.concurrency,
+            graceful_shutdown_timeout=timedelta(days=7),
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=3),  # in which runs leave a worker that is gone
+        )
+        finished = False
+
+        async def serve(scope: anyio.CancelScope) -> None:
+            nonlocal finished
+            await serving.run()
+            finished = True
+            scope.cancel()
+
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with anyio.create_task_group() as group:
+                group.start_soon(serve, group.cancel_scope)
+                tools = ", ".join(tool.name for tool in found.tools)
+                print_message(f"serving task queue {queue!r} with the tools {tools}; Ctrl-C ends it")
+                await anext(signals)
+                print_message("running tasks are finished first, and no others taken; Ctrl-C stops them at once")
+                group.start_soon(serving.shutdown)
+                await anext(signals)
+                group.cancel_scope.cancel()
+    return finished
+
+
+def start(document: Plan, run_id: str | None, options: RunOptions) -> int:
+    """Start the run of a plan as a workflow, and follow it; return the exit code.
+
+    Raises:
+        StoreError: the server refuses it.
+    """
+    _refuse_options(options)
+    with closing(lookup.open_temporal(options.store)) as store:
+        run = run_id or new_run_id()
+        store.start(lambda there: there.start(document, run_id=run), run)
+        return _follow(store, run, options, 0)
+
+
+def resume(info: RunInfo, options: RunOptions, revision: int | None) -> int:
+    """Follow a run, after going on with it if it has stopped; return the exit code.
+
+    Raises:
+        StoreError: the server refuses it.
+    """
+    _refuse_options(options)
+    context = parse_context_options(options.context or ())
+    with closing(lookup.open_temporal(options.store)) as store:
+        run = info.run
+        if revision is None and info.owner is not None:
+            if context:
+                store.change_context(run, context)
+            return _follow(store, run, options, 0)
+        records = list(store.read(run))
+        if revision is not None:
+            copy = MemoryStore()
+            lease = copy.create(run, "", 0.0, 0.0)
+            for record in records:
+                copy.append(lease, record)
+            copy.release(lease)
+            run = ReplanningEngine([], store=copy).fork(run, revision)
+            records = list(copy.read(run))
+        store.start(lambda there: there.resume(records, run_id=run, context=context), info.run)
+        return _follow(store, run, options, records[-1].seq)
+
+
+def _refuse_options(options: RunOptions) -> None:
+    problems = []
+    for name in (*_OF_WORKERS, *_NOT_THERE):
+        if getattr(options, name) or (name, options.replan) == ("replan", False):
+            no_replan = "no-replan" if options.replan is False else "replan"
+            option = {"replan": no_replan, "providers": "replan-provider"}.get(name, name.replace("_", "-"))
+            expected = "give it to replanning worker" if name in _OF_WORKERS else "runs on Temporal cannot have it"
+            problems.append(Problem(f"--{option}", f"with --on, {expected}"))
+    if problems:
+        raise SettingsError(problems)
+
+
+def _follow(store: TemporalStore, run: str, options: RunOptions, seen: int) -> int:
+    """Show a run until its workflow has ended; print its summary, and return the exit code.
+
+    Ctrl-C ends only the showing.
+
+    Args:
+        store: has the run.
+        run: its id.
+        options: of the command line.
+        seen: the last record that is not shown.
+    """
+    display, clock = lookup.create_display(), SystemClock()
+    gate, started = create_gate(options, store, display), clock.now()
+    display.attach(ExporterContext(store, clock))
+    follower = _Follower(store, RunId(run), None if options.quiet else display, gate, options.ask == "never")
+    try:
+        over = anyio.run(follower.follow, seen)
+    except KeyboardInterrupt:
+        follow, stop = (lookup.command_line(options.store, word, run) for word in ("resume", "pause"))
+        print_message(f"run {run} goes on without this command; follow it with: {follow}; pause it with: {stop}")
+        return ExitCode.INTERRUPTED
+    live, ledger = replay_records(store.read(RunId(run)))[1:3]
+    end, resumes = ledger.run_end, lookup.command_line(options.store, "resume", run)
+    if end is None and over:
+        raise StoreError(f"the workflow of run {run!r} was ended from outside; go on with: {resumes}")
+    if end is None:
+        end = RunEnded("needs_human", "a person must answer before it goes on")
+    result = RunResult(
+        RunId(run),
+        end.status,
+        end.reason,
+        detached(live.results.outputs()),
+        tuple(revised for _, revised in ledger.revisions),
+        tuple(ledger.open_questions),
+        ledger.budget_tracker.spent,
+        failures={each.id: each.failure for each in map(live.entry, live.stuck) if each.failure is not None},
+        stale={task_id: found.causes for task_id, found in stale_results(live).items()},
+    )
+    return RunSummary(result, live, options, store, elapsed=clock.now() - started).report(json=options.json)
+
+
+class _Follower:
+    """Follows a run: shows its records, and asks its questions where somebody sits at the terminal.
+
+    Args:
+        store: has the run.
+        run: its id.
+        display: shows the records; None shows nothing.
+        gate: asks the questions, if it is one at the terminal.
+        leaves_questions: a question ends it.
+    """
+
+    def __init__(
+        self, store: TemporalStore, run: RunId, display: Any, gate: HumanGate | None, leaves_questions: bool
+    ) -> None:
+        self._store, self._run, self._display = store, run, display
+        self._gate = gate if isinstance(gate, ConsoleGate) else None
+        self._leaves_questions = leaves_questions
+        self._open: set[str] = set()
+        self._scopes: dict[str, anyio.CancelScope] = {}  # of the questions that are asked here
+        self._says_who_waits = True
+
+    async def follow(self, seen: int) -> bool:
+        """Follow the run from a record on; return whether it is over.
+
+        Raises:
+            StoreError: the server is gone, or the run is over and no worker tells how.
+        """
+        failure: StoreError | None = None
+        over = False
+        try:
+            async with anyio.create_task_group() as group:
+                try:
+                    while not over and not (self._leaves_questions and self._open):
+                        over, seen = await self._show(seen)
+                        for question in self._open - self._scopes.keys() if self._gate else ():
+                            self._scopes[question] = anyio.CancelScope()
+                            group.start_soon(self._ask, question)
+                        await anyio.sleep(0 if over else POLL_INTERVAL)  # noqa: TID251 - the server works in real time
+                except StoreError as error:
+                    failure = error  # raised below, not in a group
+                group.cancel_scope.cancel()
+        finally:
+            if self._display is not None:
+                await self._display.aclose()
+        if failure is not None:
+            raise failure
+        return over
+
+    async def _show(self, seen: int) -> tuple[bool, int]:
+        """Show the records after one; return whether these are all that there will be, and the last one."""
+        from replanning.integrations.temporal_store import NoWorker  # the store is there, so it can be imported
+
+        over = self._store.info(self._run).owner is None  # first: the run may record something and end before the read
+        try:
+            records = list(self._store.read(self._run, seen))
+        except NoWorker as error:
+            if over:
+                raise
+            if self._says_who_waits:
+                print_message(f"run {self._run} waits: {error}")
+            self._says_who_waits = False
+            return False, seen
+        for record in records:
+            if isinstance(record.body, QuestionAsked):
+                self._open.add(record.body.question)
+            elif isinstance(record.body, QuestionAnswered):
+                self._open.discard(record.body.question)
+                if record.body.question in self._scopes:
+                    self._scopes[record.body.question].cancel()
+            if self._display is not None:
+                await self._display.export(self._run, record)
+        return over, records[-1].seq if records else seen
+
+    async def _ask(self, question_id: str) -> None:
+        """Ask a question at the terminal until it is answered, here or elsewhere."""
+        assert self._gate is not None
+        with self._scopes[question_id]:
+            try:
+                asked = [each for each in open_questions(self._store.read(self._run)) if each.id == question_id]
+                if not asked:  # somebody has answered it meanwhile
+                    return
+                (question,) = asked
+                said = await self._gate.ask(question)
+                ReplanningEngine([], store=self._store).answer(
+                    question.id,
+                    said.verdict,
+                    by=said.by,
+                    choice=said.choice,
+                    changes=said.changes,
+                    comment=said.comment,
+                )
+            except ReplanningError as error:
+                print_message(f"note: {error}")

@@ -1,0 +1,272 @@
+"""Runs on Temporal as a store, from which the command line reads; answers and requests become updates of their workflows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, ClassVar, Final, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.envconfig import ClientConfig
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from replanning.environment import SystemClock
+from replanning.errors import NotRunning, StaleAnswer, StoreError, UnknownRun
+from replanning.integrations.temporal import TemporalOrchestrator, TemporalRun
+from replanning.journal.records import Record
+from replanning.journal.store import InboxMessage, RunInfo, RunStore, run_already_exists
+from replanning.plan.types import JsonObject, RunId
+
+ResultT = TypeVar("ResultT")
+
+DEFAULT_QUEUE: Final = "replanning"
+
+_TIMEOUT: Final = 15.0
+"""Seconds after which an answer of a worker is given up; Temporal waits up to 10 for one that has just died."""
+
+
+class NoWorker(StoreError):
+    """No worker of the task queue answers; the run goes on as soon as there is one."""
+
+
+async def connect(place: str) -> tuple[Client, str]:
+    """Connect to a server.
+
+    Args:
+        place: `HOST:PORT/QUEUE`. Without an address, it is that of the environment, as `temporalio.envconfig` finds it, and so
+            are namespace, keys and certificates.
+
+    Returns:
+        The client, and the task queue.
+
+    Raises:
+        StoreError: there is no such server.
+    """
+    address, _, queue = place.partition("/")
+    try:
+        config: dict[str, Any] = dict(ClientConfig.load_client_connect_config())
+        config |= {"target_host": address} if address else {}
+        if "target_host" not in config:
+            raise ValueError("no address is given: write temporal=HOST:PORT, or set TEMPORAL_ADDRESS")
+        client = await Client.connect(**config)
+        await _has_worker(client, queue or DEFAULT_QUEUE)  # which needs the namespace
+        return client, queue or DEFAULT_QUEUE
+    except (RuntimeError, ValueError, RPCError) as error:
+        told = re.search(r'(?:message|error): "([^"]+)"', str(error))  # of the parts that it is made of
+        where = f" at {address}" if address else ""
+        raise StoreError(f"there is no connection to Temporal{where}: {told[1] if told else error}") from error
+
+
+class TemporalStore(RunStore):
+    """The runs of a namespace: their journals, and a way to send them messages. Only workflows write to a journal.
+
+    Args:
+        place: as for `connect`.
+
+    Attributes:
+        portal: the event loop of the client, in a thread.
+        client: the client.
+        queue: the task queue of new runs.
+
+    Raises:
+        StoreError: there is no such server.
+    """
+
+    durable: ClassVar[bool] = True
+
+    def __init__(self, place: str) -> None:
+        self._portal = start_blocking_portal("asyncio")
+        self.portal = self._portal.__enter__()
+        self._address = place.partition("/")[0]
+        self._queues: dict[str, str] = {}  # by run, where there was a worker of late
+        self._clock, self._silent_until = SystemClock(), dict[str, float]()
+        try:
+            self.client, self.queue = self.portal.call(connect, place)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._portal.__exit__(None, None, None)
+
+    def runs(self) -> Sequence[RunInfo]:
+        """Return the runs of all task queues, newest first."""
+        found: dict[str, RunInfo] = {}
+
+        async def read() -> None:
+            async for execution in self.client.list_workflows("WorkflowType = 'replanning.Plan'"):
+                info = await _info(execution)
+                if execution.id not in found or found[execution.id].created < info.created:
+                    found[execution.id] = info
+
+        self._call(read)
+        return sorted(found.values(), key=lambda info: info.created, reverse=True)
+
+    def info(self, run: str) -> RunInfo:
+        """Return a run.
+
+        Raises:
+            UnknownRun: there is no such run.
+        """
+
+        async def describe() -> RunInfo:
+            return await _info(await self.client.get_workflow_handle(run).describe())
+
+        return self._call(describe, run)
+
+    def read(self, run: RunId, after: int = 0) -> Iterator[Record]:
+        """Return the records of a run, as a worker tells them.
+
+        Raises:
+            NoWorker: no worker answers.
+        """
+
+        async def read() -> list[Record]:
+            handle = self.client.get_workflow_handle(run)
+            if run not in self._queues:
+                queue = (await handle.describe()).task_queue
+                if not await _has_worker(self.client, queue):
+                    raise self._no_worker(queue)
+                self._queues[run] = queue
+            if self._clock.now() < self._silent_until.get(self._queues[run], 0.0):
+                raise self._no_worker(self._queues[run])
+            return await self._run(run).records(after)
+
+        return iter(self._call(read, run))
+
+    def post(self, run: RunId, message: InboxMessage) -> None:
+        """Have a run take a message, at once.
+
+        Raises:
+            NotRunning: its workflow has ended.
+            StaleAnswer: the run refuses it.
+            NoWorker: no worker answers.
+        """
+        there, payload, by = self._run(run), dict(message.payload), message.by
+        reason: Any = payload.get("reason")
+        goal: Any = payload.get("goal")
+        tasks: Any = payload.get("tasks")
+        question: Any = payload.pop("question", None)
+
+        async def send() -> None:
+            if message.kind == "answer":
+                await there.answer(question, by=by, **payload)  # type: ignore[arg-type] # as the engine has made it
+            elif message.kind == "pause":
+                await there.pause(reason, by=by)
+            elif goal:
+                await there.change_goal(goal, reason=reason, by=by)
+            else:
+                await there.request_replan(reason, by=by, tasks=tasks)
+
+        self._call(send, run)
+
+    def change_context(self, run: str, changes: JsonObject) -> None:
+        """Change the context of a run."""
+        self._call(lambda: self._run(run).change_context(changes), run)
+
+    def inbox(self, run: RunId) -> Sequence[InboxMessage]:
+        """Return nothing: a run takes messages at once."""
+        return ()
+
+    def outcomes(self, **filters: Any) -> Sequence[Any]:
+        """Return nothing: the evidence of earlier runs is not kept."""
+        return ()
+
+    def _refuse(self, *args: object) -> Any:
+        """Refuse to write.
+
+        Raises:
+            StoreError: always.
+        """
+        raise StoreError("runs on Temporal are written by their workflows alone; replanning run --on starts one")
+
+    create = acquire = renew = release = append = discard = add_outcomes = _refuse  # type: ignore[assignment]
+
+    def start(self, begin: Callable[[TemporalOrchestrator], Awaitable[object]], run: str) -> None:
+        """Start a run, or go on with one in its task queue.
+
+        Args:
+            begin: does it.
+            run: its id, or that of the run that it is a fork of.
+
+        Raises:
+            StoreError: the server refuses it.
+        """
+
+        async def start() -> None:
+            await begin(TemporalOrchestrator(self.client, task_queue=self._queues.get(run, self.queue)))
+
+        try:
+            self._call(start, run)
+        except WorkflowAlreadyStartedError as error:
+            raise run_already_exists(RunId(run)) from error
+
+    def _run(self, run: str) -> TemporalRun:
+        return TemporalRun(self.client.get_workflow_handle(run), timeout=_TIMEOUT)
+
+    def _call(self, function: Callable[[], Awaitable[ResultT]], run: str = "") -> ResultT:
+        """Call a function on the event loop of the client, and raise what Temporal says as errors of this library."""
+        try:
+            return self.portal.call(function)
+        except WorkflowUpdateFailedError as error:
+            raise StaleAnswer(f"run {run!r} has refused it: {error.cause}") from error
+        except (WorkflowUpdateRPCTimeoutOrCancelledError, WorkflowQueryFailedError) as error:
+            raise NoWorker(f"no worker answers for run {run!r}: {error}") from error
+        except RPCError as error:
+            late = error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED)
+            if (late or "no poller" in error.message) and run in self._queues:
+                queue = self._queues[run]
+                self._silent_until[queue] = self._clock.now() + _TIMEOUT  # its other runs would take as long
+                raise self._no_worker(queue) from error
+            if "workflow not found" in error.message:
+                raise UnknownRun(run, "replanning status lists the runs") from error
+            if "already completed" in error.message:
+                raise NotRunning(f"run {run!r} has stopped; resume it first, then say it again") from error
+            raise StoreError(f"Temporal at {self._address or 'its address'}: {error.message}") from error
+
+    def _no_worker(self, queue: str) -> NoWorker:
+        place = f"temporal={self._address}" + ("" if queue == DEFAULT_QUEUE else f"/{queue}")
+        return NoWorker(f"no worker serves task queue {queue!r}; start one with: replanning worker FILE --on {place}")
+
+
+async def _has_worker(client: Client, queue: str) -> bool:
+    """Return whether a worker has asked a task queue for work in the last minutes."""
+    described = await client.workflow_service.describe_task_queue(
+        DescribeTaskQueueRequest(
+            namespace=client.namespace,
+            task_queue=TaskQueue(name=queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+    )
+    return bool(described.pollers)
+
+
+async def _info(execution: WorkflowExecution) -> RunInfo:
+    memo = await execution.memo()
+    running = execution.status == WorkflowExecutionStatus.RUNNING
+    updated: datetime = execution.close_time or execution.start_time
+    return RunInfo(
+        run=RunId(execution.id),
+        name=memo.get("name", ""),
+        objective=memo.get("objective", ""),
+        # A workflow that was ended from outside has no status of its own: it is like a process that is gone.
+        status="running" if running else memo.get("status", "running"),
+        created=execution.start_time.timestamp(),
+        updated=updated.timestamp(),
+        records=0,
+        owner=f"the workers of task queue {execution.task_queue}" if running else None,
+    )

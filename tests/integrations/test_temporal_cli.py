@@ -1,0 +1,189 @@
+"""The command line on Temporal: real commands, on a real server, with workers that are started and killed."""
+
+import json
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import Started, Terminal, cli, write_plan
+from tests.support.temporal import Server, missing_part
+
+TOOLS = {
+    "scan": "exit 3 ## capability: read",
+    "photo": 'echo region=eu >> "$REPLANNING_CONTEXT"; echo page ## capability: read, dangerous: true',
+    "count": "echo {text} has one word",
+}
+TASKS = """
+    id: read, tool: scan
+    id: words, tool: count, arguments: {text: "${read.output.stdout}"}, depends_on: [read]
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of a real server."""
+    if problem := missing_part():
+        pytest.skip(problem)
+    with Server.running() as server:
+        yield server.address
+
+
+@pytest.fixture
+def on(address: str) -> str:
+    """The place of runs, with a task queue that no other test serves."""
+    return f"--on=temporal={address}/{uuid.uuid4().hex}"
+
+
+def worker(folder: Path, on: str, *files: str) -> Started:
+    """A worker that serves the queue."""
+    started = Started(folder, "worker", *(files or ["plan.yaml"]), on)
+    started.until("serving task queue")
+    return started
+
+
+def test_two_terminals(tmp_path: Path, on: str) -> None:
+    """One terminal runs a plan whose tool fails, a second one agrees to the other tool; every command that reads a run works."""
+    write_plan(tmp_path, TOOLS, TASKS)
+    run = f"run-{uuid.uuid4().hex}"
+    with worker(tmp_path, on), Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--json") as first:
+        first.until("'photo' needs a person's agreement")
+        (asked,) = json.loads(cli(tmp_path, "pending", run, on, "--json").stdout)
+        assert asked["candidates"][0]["diff"][1] == "+ read~2: tool: photo [PENDING]"
+        assert "is running" in cli(tmp_path, "status", run, on).stdout
+        taken = cli(tmp_path, "approve", run, "1", on, "--comment", "go ahead").stdout
+        assert taken.startswith(
+            f"run {run} has taken it: the plan was changed; see: replanning why {run} --on temporal="
+        )
+        result: Any = json.loads(first.end())
+        told = cli(tmp_path, "why", run, "1", on).stdout
+        assert "person-approve: go ahead" in told
+        assert "read → read~2" in cli(tmp_path, "show", run, on).stdout
+        again = cli(tmp_path, "approve", run, "1", on, code=1).stderr
+        assert "question 1" in again
+        assert "succeeded: start a new run" in cli(tmp_path, "resume", run, on, code=2).stderr
+    assert (result["status"], result["outputs"]["words"]["stdout"]) == ("succeeded", "page has one word")
+    assert [revision["source"] for revision in result["revisions"]] == ["repair"]
+
+
+def test_a_worker_that_is_killed(tmp_path: Path, on: str) -> None:
+    """Without a worker a run waits and says so; one that is killed is followed by another, and Ctrl-C stops only the display."""
+    write_plan(tmp_path, TOOLS, TASKS)
+    run = f"run-{uuid.uuid4().hex}"
+    with Started(tmp_path, "run", "plan.yaml", on, "--run-id", run) as first:
+        first.until(f"run {run} waits: no worker serves task queue")
+        first.until("start one with: replanning worker FILE --on temporal=")
+        with worker(tmp_path, on) as killed:
+            first.until("'photo' needs a person's agreement")
+            killed.process.kill()
+        first.process.send_signal(signal.SIGINT)
+        assert first.end(130) == ""
+    assert f"follow it with: replanning resume {run} --on temporal=" in first.seen
+    with worker(tmp_path, on), Started(tmp_path, "resume", run, on) as second:
+        second.until("'photo' needs a person's agreement")
+        cli(tmp_path, "approve", run, on)
+        assert "✓ succeeded" in second.end()
+
+
+def test_a_person_at_the_terminal(tmp_path: Path, on: str) -> None:
+    """A question ends a command that may not ask; on a terminal it is asked there, until somebody has answered it anywhere."""
+    write_plan(tmp_path, TOOLS, "id: read, tool: scan\nid: again, tool: scan, depends_on: [read]")
+    run = f"run-{uuid.uuid4().hex}"
+    with worker(tmp_path, on):
+        asked = cli(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json", code=4)
+        assert json.loads(asked.stdout)["questions"] == [f"{run}.q1"]
+        with Terminal(tmp_path, "resume", run, on) as here:
+            here.until("1 approves")
+            here.type("1 it is mine")
+            here.until("1 approves")
+            assert "has taken it" in cli(tmp_path, "approve", run, on).stdout
+            assert "✓ succeeded" in here.end()
+        assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
+
+
+def test_pause_and_resume(tmp_path: Path, on: str) -> None:
+    """A run is paused from outside, resumed with another context, and forked from its beginning."""
+    write_plan(
+        tmp_path,
+        {"wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done", "say": "echo done >> log"},
+        "id: first, tool: wait\nid: then, tool: say, depends_on: [first]",
+        more="context: {region: us}",
+    )
+    run = f"run-{uuid.uuid4().hex}"
+    with worker(tmp_path, on) as serving:
+        with Started(tmp_path, "run", "plan.yaml", on, "--run-id", run) as first:
+            while not (tmp_path / "log").exists():
+                pass
+            cli(tmp_path, "pause", run, on, "--reason", "lunch")
+            (tmp_path / "go").touch()
+            assert "‖ paused: lunch" in first.end(3)
+        assert "has stopped; resume it first" in cli(tmp_path, "request", run, "why not", on, code=1).stderr
+        result = json.loads(cli(tmp_path, "resume", run, on, "--set", "context.region=eu", "--json").stdout)
+        assert (result["status"], (tmp_path / "log").read_text()) == ("succeeded", "waits\ndone\n")
+        fork = json.loads(cli(tmp_path, "resume", run, on, "--from", "0", "--json").stdout)
+        assert (fork["status"], fork["run"] != run) == ("succeeded", True)
+        assert "already exists" in cli(tmp_path, "run", "plan.yaml", on, "--run-id", run, code=2).stderr
+        listed = cli(tmp_path, "status", on).stdout
+        assert listed.count("succeeded") >= 2
+        serving.process.send_signal(signal.SIGINT)
+        serving.end()
+
+
+def test_a_worker_that_is_stopped(tmp_path: Path, on: str) -> None:
+    """A second Ctrl-C stops the tasks of a worker; another one does them again, and runs their checks, but no others."""
+    tools = {"wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done", "say": "echo done"}
+    checked = "id: first, tool: wait, idempotent: true, acceptance: ['$ test -f go']"
+    write_plan(tmp_path, tools, f"{checked}\nid: then, tool: say, depends_on: [first], acceptance: ['$ test -f good']")
+    write_plan(tmp_path, tools, checked, name="other.yaml")
+    run = f"run-{uuid.uuid4().hex}"
+    with Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--ask", "never", "--json") as following:
+        with worker(tmp_path, on, "other.yaml") as stopped:
+            while not (tmp_path / "log").exists():
+                pass
+            stopped.process.send_signal(signal.SIGINT)
+            stopped.until("running tasks are finished first")
+            stopped.process.send_signal(signal.SIGINT)
+            stopped.end(130)
+        (tmp_path / "go").touch()
+        with worker(tmp_path, on, "other.yaml"):
+            result = json.loads(following.end(4))
+            asked = cli(tmp_path, "pending", run, on).stdout
+    assert (result["tasks"]["first"], (tmp_path / "log").read_text()) == ("DONE", "waits\nwaits\n")
+    assert "no file of this worker has the check '$ test -f good'" in asked
+
+
+def test_the_sdk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the SDK of Temporal each command says in a line what to install."""
+    write_plan(tmp_path, TOOLS, TASKS)
+    for name in [name for name in sys.modules if name.startswith("replanning.integrations.temporal")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "temporalio"] or ["temporalio"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for command in (["run", "plan.yaml"], ["worker", "plan.yaml"], ["status"]):
+        told = cli(tmp_path, *command, "--on=temporal=localhost:7233", code=2).stderr
+        assert 'Temporal needs its SDK: pip install "replanning[temporal]"' in told
+
+
+def test_what_is_wrong_is_told(tmp_path: Path, on: str, address: str) -> None:
+    """A server that is not there, a run that is not, no worker, and options of workers: a line each, and code 2 or 1."""
+    write_plan(tmp_path, TOOLS, TASKS)
+
+    def told(code: int, *arguments: str, **variables: str) -> str:
+        error = cli(tmp_path, *arguments, code=code, **variables).stderr
+        assert error.count("\n") == 1
+        return error
+
+    nowhere = "--on=temporal=localhost:1"
+    assert "there is no connection to Temporal at localhost:1" in told(2, "run", "plan.yaml", nowhere)
+    assert "there is no connection to Temporal at localhost:1" in told(2, "worker", "plan.yaml", nowhere)
+    assert "set TEMPORAL_ADDRESS" in told(2, "status", "--on=temporal=")
+    assert "there is no run 'nope'" in told(1, "status", "nope", "--on=temporal=", TEMPORAL_ADDRESS=address)
+    assert "Namespace other is not found" in told(2, "status", on, TEMPORAL_NAMESPACE="other")
+    refused = told(2, "run", "plan.yaml", on, "--no-replan", "--sequential")
+    assert "--no-replan: with --on, give it to replanning worker" in refused
+    assert "--sequential: with --on, runs on Temporal cannot have it" in refused
+    assert "temporal=HOST:PORT" in told(2, "worker", "plan.yaml")
