@@ -117,7 +117,7 @@ def history(
             loaded = []
             for info in opened.runs():
                 try:
-                    loaded += [_load_history(opened, info.run)] if info.records else []
+                    loaded.append(_load_history(opened, info.run))
                 except ReplanningError as error:
                     print_message(f"run {info.run!r} is left out: {error}")
         seen = (kind for found in loaded for event in found.events for kind in event.trigger_kinds)

@@ -172,7 +172,7 @@ class JsonlStore(RunStore):
         with self._operation("be read"):
             journals = sorted(path for path in self._directory.glob("*.jsonl") if not path.name.startswith("."))
             listed = [_run_info(path, self._lease_path(RunId(path.stem))) for path in journals]
-        return sorted(listed, key=lambda info: info.created, reverse=True)
+        return sorted(filter(None, listed), key=lambda info: info.created, reverse=True)
 
     def post(self, run: RunId, message: InboxMessage) -> None:
         """Append a line to the inbox of the run."""
@@ -337,8 +337,11 @@ def _read_inbox(path: Path) -> list[tuple[int, InboxMessage | None]]:
     return entries
 
 
-def _run_info(path: Path, lease_path: Path) -> RunInfo:
-    """Summarise a journal; what cannot be read is skipped here, and reported where the run itself is used."""
+def _run_info(path: Path, lease_path: Path) -> RunInfo | None:
+    """Summarise a journal; what cannot be read is skipped here, and reported where the run itself is used.
+
+    It is None for a journal that never had a whole record.
+    """
     records, line, holder = 0, b"", LeaseState()
     for _ in range(2):  # twice, because its owner may be writing it just now
         with suppress(JournalCorrupt, OSError):
@@ -361,6 +364,8 @@ def _run_info(path: Path, lease_path: Path) -> RunInfo:
                         status = "running"
                     case {"kind": "run-ended", "data": {"status": ended}}:
                         status = ended
+    if not (records or holder.records) and path.is_file():
+        return None
     with suppress(ValueError, KeyError, TypeError, RecursionError):
         updated = float(json.loads(line)["at"])
     return RunInfo(RunId(path.stem), name, objective, status, created, updated, records, holder.owner)

@@ -119,12 +119,13 @@ class MemoryStore(RunStore):
         with self._lock:
             listed = []
             for run, kept in self._runs.items():
+                if not kept.bodies:
+                    continue
                 turns = map(status_after, reversed(kept.bodies))
                 status: CurrentRunStatus = next((turn for turn in turns if turn is not None), "running")
-                name, objective = run_title(kept.bodies[0] if kept.bodies else None)
-                updated = kept.times[-1] if kept.times else kept.created
+                name, objective = run_title(kept.bodies[0])
                 number = len(kept.bodies)
-                listed.append(RunInfo(run, name, objective, status, kept.created, updated, number, kept.owner))
+                listed.append(RunInfo(run, name, objective, status, kept.created, kept.times[-1], number, kept.owner))
         return sorted(listed, key=lambda info: info.created)[::-1]
 
     def post(self, run: RunId, message: InboxMessage) -> None:

@@ -149,7 +149,7 @@ _RUN_SQL: Final = "SELECT number, records, owner, epoch, until FROM replanning_r
 
 _RUNS_SQL: Final = """
     SELECT id, name, objective, status, created, updated, records, owner FROM replanning_runs
-    ORDER BY created DESC, number DESC
+    WHERE records > 0 ORDER BY created DESC, number DESC
 """
 
 _OUTCOMES_SQL: Final = """

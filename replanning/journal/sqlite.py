@@ -502,7 +502,9 @@ class SqliteStore(RunStore):
     def runs(self) -> Sequence[RunInfo]:
         """Return all runs from their rows."""
         with self._operation("be read") as database:
-            rows = map(self._verified, database.execute(f"{_RUN_SQL} ORDER BY created DESC, number DESC"))
+            rows = map(
+                self._verified, database.execute(f"{_RUN_SQL} WHERE records > 0 ORDER BY created DESC, number DESC")
+            )
             return [
                 RunInfo(r.id, r.name, r.objective, r.status, r.created, r.updated or r.created, r.records, r.owner)
                 for r in rows

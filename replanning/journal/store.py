@@ -175,7 +175,7 @@ class RunStore(ABC):
 
     @abstractmethod
     def runs(self) -> Sequence[RunInfo]:
-        """Return all runs, newest first."""
+        """Return all runs, newest first; a run without records has not begun and is left out."""
 
     @abstractmethod
     def post(self, run: RunId, message: InboxMessage) -> None:
@@ -405,7 +405,7 @@ def decode_body(kind: str, text: str | bytes) -> RecordBody:
         raise ValueError(f"not a valid {kind}: {error.problems[0]}") from error
 
 
-def run_title(body: RecordBody | None) -> tuple[str, str]:
+def run_title(body: RecordBody) -> tuple[str, str]:
     """Return name and objective of the run that begins with this record."""
     if not isinstance(body, RunOpened):
         return "", ""

@@ -47,14 +47,16 @@ _QUESTION: Final = QuestionId("q-1")
 
 
 def check_new_run_is_empty(open_store: StoreFactory) -> None:
-    """A run that was created has no records, is listed as running, and has its owner."""
+    """A run that was created has no records, and is listed when it has its first."""
     with closing(open_store()) as store:
         lease = store.create(RUN, "me", 10.0, 5.0)
         _assert_equal((lease.run, lease.owner), (RUN, "me"), "a lease names run and owner")
         _assert_equal(_read_records(store), [], "a new run has no records")
         _assert_equal(list(store.inbox(RUN)), [], "a new run has no messages")
+        _assert_equal(list(store.runs()), [], "a run that has not begun is not listed")
+        store.append(lease, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
         listed = [(run.run, run.status, run.created, run.updated, run.records, run.owner) for run in store.runs()]
-        _assert_equal(listed, [(RUN, "running", 10.0, 10.0, 0, "me")], "a new run is listed")
+        _assert_equal(listed, [(RUN, "running", 10.0, 11.0, 1, "me")], "a run that has begun is listed")
 
 
 def check_run_is_created_once(open_store: StoreFactory) -> None:
@@ -159,11 +161,12 @@ def check_runs_are_listed_newest_first(open_store: StoreFactory) -> None:
     with closing(open_store()) as store:
         first = store.create(RUN, "me", 10.0, 5.0)
         store.append(first, Record(1, 11.0, journal.RunOpened(RUN, sample_plan())))
-        store.create(RunId("run-2"), "you", 20.0, 5.0)
+        second = store.create(RunId("run-2"), "you", 20.0, 5.0)
+        store.append(second, Record(1, 22.0, journal.RunResumed("you")))
         rows = [(run.run, run.name, run.objective, run.created, run.records, run.owner) for run in store.runs()]
-        newer, older = (RunId("run-2"), "", "", 20.0, 0, "you"), (RUN, "Größe", "get there", 10.0, 1, "me")
+        newer, older = (RunId("run-2"), "", "", 20.0, 1, "you"), (RUN, "Größe", "get there", 10.0, 1, "me")
         _assert_equal(rows, [newer, older], "the newest run comes first")
-        _assert_equal([run.updated for run in store.runs()], [20.0, 11.0], "updated when the last record was written")
+        _assert_equal([run.updated for run in store.runs()], [22.0, 11.0], "updated when the last record was written")
 
 
 def check_status_follows_the_records(open_store: StoreFactory) -> None:
@@ -237,13 +240,14 @@ def check_released_run_is_free(open_store: StoreFactory) -> None:
     """A released run can be taken at once, and the lease that was given up is worth nothing."""
     with closing(open_store()) as store:
         old = store.create(RUN, OTHER_OWNER, 0.0, 5.0)
+        store.append(old, sample_record(1))
         store.release(old)
         _assert_equal([run.owner for run in store.runs()], [None], "a released run has no owner")
         _assert_fenced(store, old)
         new = store.acquire(RUN, "me", 1.0, 5.0)
         _assert_fenced(store, old)
-        store.append(new, sample_record(1))
-        _assert_equal(_read_records(store), [sample_record(1)], "the new owner writes")
+        store.append(new, sample_record(2))
+        _assert_equal(_read_records(store), [sample_record(1), sample_record(2)], "the new owner writes")
 
 
 def check_run_of_a_dead_process_is_free(open_store: StoreFactory) -> None:

@@ -6,10 +6,13 @@ import json
 import shlex
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from replanning.journal import SqliteStore
+from replanning.plan import RunId
 from tests.support.cli import (
     ENVIRONMENT,
     PATIENCE,
@@ -43,6 +46,18 @@ def test_a_missing_program_is_replaced(tmp_path: Path) -> None:
         assert text in done.stdout
     assert "replanning why r" in done.stdout
     assert (tmp_path / ".replanning" / "history.db").exists()
+
+
+def test_killed_before_the_first_record(tmp_path: Path) -> None:
+    """A process that was killed before its first record leaves no run to be seen or resumed, and its id can be used."""
+    write_plan(tmp_path, REPAIRED, REPAIRED_TASKS)
+    (tmp_path / ".replanning").mkdir()
+    with closing(SqliteStore(tmp_path / ".replanning/history.db")) as store:
+        store.create(RunId("r"), "process 1 on another machine", 0.0, 1.0)
+
+    for command, code in (("status", 1), ("resume", 2)):
+        assert "the store has no runs yet; run a plan first" in cli(tmp_path, command, "r", code=code).stderr
+    assert answer(tmp_path, *RUN)["status"] == "succeeded"
 
 
 def test_a_failure_is_told_once(tmp_path: Path) -> None:

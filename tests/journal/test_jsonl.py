@@ -89,7 +89,7 @@ def test_torn_line(data):
         store.close()
         left = RECORDS[: whole[:end].count(b"\n")]
         assert list(store.read(RUN)) == left
-        assert store.runs()[0].records == len(left)
+        assert [info.records for info in store.runs()] == ([len(left)] if left else [])
         assert journal.read_bytes() == whole[:end], "reading changes nothing"
         lease = store.acquire(RUN, "you", 6.0, 5.0)
         new = NEXT._replace(seq=len(left) + 1)

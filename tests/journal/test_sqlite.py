@@ -334,8 +334,9 @@ def test_waiting_thread(path, monkeypatch):
     monkeypatch.setattr("replanning.journal.sqlite.Event", Pause)
     with closing(SqliteStore(path)) as store, closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
-        store.create(RUN, "me", 0.0, 5.0)
+        lease = store.create(RUN, "me", 0.0, 5.0)
         assert seen == [[]]
+        store.append(lease, sample_record(1))
         assert [info.run for info in store.runs()] == [RUN]
 
 

@@ -23,7 +23,15 @@ from replanning.journal.owner import is_lease_free, owner_id
 from replanning.journal.records import BODY_TYPES, JOURNAL_FORMAT
 from replanning.journal.store import checksum
 from replanning.testing import stores
-from replanning.testing.stores import RUN, STORE_CHECKS, attempt_succeeded, sample_bodies, sample_message, sample_plan
+from replanning.testing.stores import (
+    RUN,
+    STORE_CHECKS,
+    attempt_succeeded,
+    sample_bodies,
+    sample_message,
+    sample_plan,
+    sample_record,
+)
 from tests.support.runs import failing
 
 STORES = {
@@ -51,9 +59,11 @@ def store(request, tmp_path):
 
 @pytest.fixture(scope="module", params=DURABLE)
 def filled(request, tmp_path_factory):
-    """A durable store that many examples write to, with the lease of its run."""
+    """A durable store that many examples write to, with the lease of its run, which has a record."""
     opened = STORES[request.param](tmp_path_factory.mktemp("filled"))
-    yield opened, opened.create(RUN, "me", 0.0, 5.0)
+    lease = opened.create(RUN, "me", 0.0, 5.0)
+    opened.append(lease, sample_record(1))
+    yield opened, lease
     opened.close()
 
 
@@ -226,8 +236,9 @@ def test_private(name, tmp_path, monkeypatch):
     """Files and folders of a store belong to their user alone; those of an earlier version become private."""
     for _ in range(2):
         with closing(STORES[name](tmp_path)) as store:
-            lease = store.acquire(RUN, "me", 6.0, 5.0) if store.runs() else store.create(RUN, "me", 0.0, 5.0)
-            store.append(lease, Record(store.runs()[0].records + 1, 0.0, attempt_succeeded()))
+            left = [info.records for info in store.runs()]
+            lease = store.acquire(RUN, "me", 6.0, 5.0) if left else store.create(RUN, "me", 0.0, 5.0)
+            store.append(lease, Record(sum(left) + 1, 0.0, attempt_succeeded()))
             store.post(RUN, sample_message("a"))
             store.discard(lease, [1])
             store.add_outcomes([journal.ToolOutcome("pip", None, True, 0.0)])
@@ -338,7 +349,8 @@ def test_folder_of_other_files(tmp_path, monkeypatch):
     for place in ("/", ".", "./", "~", str(tmp_path)):
         with pytest.raises(StoreError, match=f"'{place}' cannot be a store: it is the working directory, "):
             ReplanningEngine(store=place)
-    JsonlStore(".").create(RUN, "me", 0.0, 5.0)
+    store = JsonlStore(".")
+    store.append(store.create(RUN, "me", 0.0, 5.0), sample_record(1))
     assert [journal.open_store(place).runs()[0].run for place in (".", "jsonl:.")] == [RUN, RUN]
 
 

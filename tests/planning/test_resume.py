@@ -115,3 +115,11 @@ async def test_cut_off_anywhere(script, replans, first: int, step: int):
         assert state.counts.clarifications == expected.counts.clarifications
         assert [plan.tasks for plan in state.plans] == [plan.tasks for plan in expected.plans]
         assert plans_and_completions(journal) == plans_and_completions(records)
+
+
+async def test_killed_before_the_first_record():
+    """A process that was killed before its first record leaves a run that the next one plans as usual."""
+    store = MemoryStore()
+    store.release(store.create(RUN, "killed", 0.0, 1.0))
+    async with VirtualClock() as clock:
+        assert await coordinator(None, clock, store=store).execute_with_planning(RUN)

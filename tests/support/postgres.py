@@ -121,13 +121,15 @@ class Server:
     @contextmanager
     def hanging(self) -> Iterator[None]:
         """While the block runs the server takes requests and answers none."""
-        stopped = self.pids
-        for pid in stopped:
+        parent = self.pids[0]
+        os.kill(parent, signal.SIGSTOP)
+        _, *children = self.pids  # nobody starts or collects them any more, so that the numbers stay theirs
+        for pid in children:
             os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in stopped:
+            for pid in (*children, parent):
                 os.kill(pid, signal.SIGCONT)
 
     def address(self, schema: str) -> str:
