@@ -38,7 +38,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "demo": "run",
         "run": "run",
         "solve": "solve",
-        "resume": "status",
+        "resume": "resume",
         "pause": "status",
         "worker": "temporal",
     },

@@ -1,26 +1,23 @@
-"""The commands `run` and `demo`, and the resuming of plans for `resume` in `status`: a plan is carried out and repaired."""
+"""The commands `run` and `demo`, and the resuming of plans: a plan is carried out and repaired."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import sys
 import sysconfig
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
-from typing import Annotated, Final, cast
+from tempfile import mkdtemp
+from typing import Annotated, Final
 
 import anyio
 import typer
 
-from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings, TaskContext
+from replanning import Environment, Plan, PlanRun, ReplanningEngine, Settings
 from replanning.cli import lookup
 from replanning.cli.app import (
     RUN_EXIT_CODES_HELP,
@@ -32,33 +29,23 @@ from replanning.cli.app import (
     fail,
     print_message,
 )
+from replanning.cli.context import parse_context_options, run_context_shell
 from replanning.cli.gate import create_gate
 from replanning.cli.plans import discover_tools
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import DECOMPOSER_PLUGIN, ProviderSpec, run_workers
-from replanning.errors import PlanError, Problem, ReplanningError, SettingsError, ToolError
+from replanning.errors import PlanError, ReplanningError
 from replanning.journal import RunOpened
 from replanning.judging import Judge, JudgedWork, LLMJudge, RuleJudge
 from replanning.llm import LLMProvider, create_llm_provider
-from replanning.plan.messages import brief_repr
 from replanning.plan.reading import locate_problems
-from replanning.plan.types import JsonObject, JsonValue, RunId
+from replanning.plan.types import JsonObject, RunId
 from replanning.plugins import load_plugin
 from replanning.run.opening import redactor_for
 from replanning.tools import ToolExecutor, check_machine, check_tools
-from replanning.tools.call import ToolCall
 from replanning.tools.check import check_unused_arguments
-from replanning.tools.shell import run_shell
 
 commands = Program()
-
-CONTEXT_VARIABLE: Final = "REPLANNING_CONTEXT"
-"""Names the file to which a command appends lines `key=value`."""
-
-MAX_CONTEXT_BYTES: Final = 64 * 1024
-"""Largest context file that a command may write, in bytes."""
-
-_PAIR_PATTERN: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*+(.*)")
 
 DEFAULT_FOLDER: Final = "replanning-demo"
 
@@ -294,75 +281,6 @@ def create_judge_model(settings: Settings) -> LLMProvider | None:
     if settings.judge.provider is None or not (settings.enabled and settings.judge.enabled):
         return None
     return create_llm_provider(settings.judge.provider, settings=settings, redactor=redactor_for(settings))
-
-
-async def run_context_shell(call: ToolCall) -> JsonValue:
-    """Run the command of a tool of the kind `shell`, which may change the context of the run.
-
-    A command appends lines `key=value` to the file that `REPLANNING_CONTEXT` names, as in
-    `echo region=eu >> "$REPLANNING_CONTEXT"`. A value is JSON where it can be read as JSON, otherwise text; so is a
-    number that JSON would write differently. The lines take effect when the command has succeeded. Its output never
-    changes the context, because that may hold text from anywhere.
-
-    Raises:
-        ToolError: the command failed, or its context file is not valid.
-    """
-    with TemporaryDirectory(prefix="replanning-") as folder:
-        file = anyio.Path(folder, "context")
-        output = await run_shell(
-            replace(call, environ={**call.environ, CONTEXT_VARIABLE: str(file)}, writable=(Path(folder),))
-        )
-        content = b""
-        if await file.is_file():
-            async with await file.open("rb") as stream:
-                content = await stream.read(MAX_CONTEXT_BYTES + 1)
-    tool, place = f"tool {call.tool.name!r} wrote", f"${CONTEXT_VARIABLE}"
-    if len(content) > MAX_CONTEXT_BYTES:
-        raise ToolError(f"{tool} more than {MAX_CONTEXT_BYTES} bytes to {place}; keep large data in a file")
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise ToolError(f"{tool} text to {place} that is not UTF-8") from None
-    changes: JsonObject = {}
-    for line in filter(str.strip, text.split("\n")):  # a value may contain other characters that end lines
-        pair = _parse_pair(line)
-        if pair is None:
-            raise ToolError(f"{tool} {brief_repr(line)} to {place}; expected lines of the form key=value")
-        changes[pair[0]] = pair[1]
-    if changes:
-        attempt = cast("TaskContext", call.context)  # or what stands for it on another machine
-        attempt.change_context(call.secrets.redact_json(changes))  # type: ignore[arg-type] # it stays a mapping
-    return output
-
-
-def parse_context_options(options: Sequence[str]) -> JsonObject:
-    """Return the values that `--set` options give.
-
-    Raises:
-        SettingsError: one of them is not of the form `context.key=value`.
-    """
-    pairs = {text: _parse_pair(text.removeprefix("context.")) for text in options}
-    wrong = [text for text, pair in pairs.items() if pair is None or not text.startswith("context.")]
-    if wrong:
-        raise SettingsError([Problem("--set", f"expected context.key=value, got {text!r}") for text in wrong])
-    return dict(pair for pair in pairs.values() if pair is not None)
-
-
-_VALUE_DECODER: Final = json.JSONDecoder(parse_constant=str)
-
-
-def _parse_pair(text: str) -> tuple[str, JsonValue] | None:
-    """Return a key and its value, which is JSON where it can be; `1.10`, which may be a version, stays text."""
-    match = _PAIR_PATTERN.fullmatch(text.strip())
-    if match is None:
-        return None
-    key, text = match.groups()
-    try:
-        value: JsonValue = _VALUE_DECODER.decode(text)
-    except (ValueError, RecursionError):
-        return key, text
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return key, text if number and json.dumps(value) != text else value
 
 
 async def run_until_stopped(

@@ -27,9 +27,10 @@ from replanning.cli.app import (
     print_json,
     print_message,
 )
+from replanning.cli.context import parse_context_options, run_context_shell
 from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import create_judge_model, parse_context_options, run_context_shell, run_until_stopped
+from replanning.cli.run import create_judge_model, run_until_stopped
 from replanning.cli.summary import RunSummary
 from replanning.errors import NotRunning, Problem, SettingsError, StoreError
 from replanning.journal import PlanningNoted, RunOpened

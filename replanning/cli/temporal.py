@@ -15,9 +15,9 @@ import typer
 from replanning import Plan, ReplanningEngine
 from replanning.cli import lookup
 from replanning.cli.app import ExitCode, Program, RunOptions, all_except, epilog, fail, print_message
+from replanning.cli.context import parse_context_options, run_context_shell
 from replanning.cli.gate import ConsoleGate, create_gate
 from replanning.cli.plans import discover_tools, read_tools
-from replanning.cli.run import parse_context_options, run_context_shell
 from replanning.cli.summary import RunSummary
 from replanning.engine.engine import REPAIR_PLUGIN
 from replanning.environment import SystemClock, new_run_id

@@ -20,7 +20,7 @@ import pytest
 from replanning import Plan, ToolSpec
 from replanning.changes import parse_changes
 from replanning.cli.app import escape_control
-from replanning.cli.run import _parse_pair
+from replanning.cli.context import _parse_pair
 from replanning.config import load_settings
 from replanning.errors import PlanError, ReplanningError
 from replanning.exporters._forge import find_marker, parse_time, strip_authorship

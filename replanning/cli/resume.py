@@ -1,0 +1,61 @@
+"""The command `resume`, for each kind of run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from replanning.cli import lookup
+from replanning.cli.app import RUN_EXIT_CODES_HELP, Program, RunArgument, RunOptions, epilog
+from replanning.cli.run import resume_plan
+from replanning.errors import JournalCorrupt, NotRunning
+from replanning.journal import RunOpened
+
+commands = Program()
+
+
+@commands.command(
+    epilog=epilog(
+        "replanning resume latest",
+        "replanning resume 20250131-120000-1a2b3c --set context.region=us",
+        "replanning resume 20250131-120000-1a2b3c --from 2    a new run of the tasks that revision 2 had left",
+        codes=RUN_EXIT_CODES_HELP,
+    )
+)
+def resume(
+    run: RunArgument,
+    *,
+    revision: Annotated[
+        int | None,
+        typer.Option("--from", metavar="REVISION", min=0, help="Start a new run from this revision of the old one."),
+    ] = None,
+    options: RunOptions,
+) -> None:
+    """Resume a run that was paused or stopped, that waits for a person, or whose process died.
+
+    Tasks that have finished are not run again.
+    """
+    with closing(lookup.open_store(options.store, must_exist=True)) as opened_store:
+        info = lookup.find_run(opened_store, run)
+        remote = lookup.is_on_temporal(options.store)  # its workers know how to go on
+        first = None if remote else next(iter(opened_store.read(info.run)), None)
+    if revision is None and info.status in ("succeeded", "aborted"):
+        how = "succeeded" if info.status == "succeeded" else "was aborted"
+        advice = "start a new run, or one from a revision of this one with --from (0 is the original plan)"
+        raise NotRunning(f"run {info.run!r} {how}: {advice}")
+    if remote:
+        from replanning.cli import temporal  # other runs do not need it
+
+        raise typer.Exit(temporal.resume(info, options, revision))
+    if first is None or not isinstance(opened := first.body, RunOpened):
+        raise JournalCorrupt(f"the journal of run {info.run!r} does not begin with the opening of a run")
+    if lookup.belongs_to_program(opened):
+        what = "is the session of a program" if opened.open_ended else "executes functions of a program"
+        raise NotRunning(f"run {info.run!r} {what}; only that program can go on with it, with run_id={info.run!r}")
+    if any(map(lookup.is_phase_task, opened.plan.tasks)):
+        from replanning.cli.solve import resume_planning  # other runs need no planning mode
+
+        raise typer.Exit(resume_planning(info.run, opened.plan, options, revision))
+    raise typer.Exit(resume_plan(info.run, opened, options, revision))
