@@ -6,7 +6,7 @@ workflows  real workflow executions with injected faults
 tools      agent-shaped plans in which tools are down
 calls      what the engine adds to a call of a tool, for each agent framework that is installed
 planning   our own time in each phase of planning mode, beside the model's; with --llm also the model's
-capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in six minutes
+capacity   what one host and one PostgreSQL server can carry, for the sizing page; on a quiet machine, in three minutes
 fanout     plans of 10,000 and 50,000 tasks on Temporal; on a quiet machine
 all        everything; without the published data only what needs none
 fetch      gets the published data from where it is published, by its checksums, into benchmarks/data

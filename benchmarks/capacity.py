@@ -1,4 +1,4 @@
-"""What one host and one database can carry, measured for the sizing page."""
+"""Capacity of one host and one database, measured for the sizing page."""
 
 from __future__ import annotations
 

@@ -55,14 +55,14 @@ class Report:
     def table(self) -> str:
         """The figures as a Markdown table."""
         lines = [
-            f"{self.machine}; worker and development server together on it, activities that return at once.\n",
-            "| tasks | time | processor time of the worker | memory of the worker | continued |",
+            f"{self.machine}; worker and development server on it, activities that return at once.\n",
+            "| tasks | time | processor time of the worker | memory of the worker | continued as new |",
             "|---|---|---|---|---|",
         ]
         lines += [
             f"| {row.tasks:,}, {'all at once' if row.layer == row.tasks else f'in layers of {row.layer}'} "
             f"| {row.seconds:.0f} s{'' if row.status == 'succeeded' else f', {row.status}'} | {row.processor:.0f} s "
-            f"| {row.memory / 1000:.1f} GB | {row.continued} times |"
+            f"| {row.memory / 1000:.1f} GB | {row.continued} |"
             for row in self.rows
         ]
         return "\n".join(lines)

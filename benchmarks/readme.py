@@ -10,14 +10,19 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from benchmarks import outages, planbench, plots, workflows
+from benchmarks import fanout, outages, planbench, plots, workflows
 from benchmarks.figures import Report
 from benchmarks.sizing import Capacity
 from replanning.plan import JsonObject
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "how-to" / "sizing.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "docs" / "how-to" / "sizing.md",
+    ROOT / "docs" / "integrations" / "temporal.md",
+)
 ORDER = {
     "gpt4": "GPT-4's replans alone",
     "gpt4, verified": "GPT-4's replans, verified by the engine",
@@ -199,6 +204,10 @@ def _capacity(data: object) -> str:
     return Capacity.from_json(data).table()
 
 
+def _fanout(data: object) -> str:
+    return TypeAdapter(fanout.Report).validate_python(data).table()
+
+
 _TABLES: dict[str, Callable[[object], str]] = {
     "planbench": _planbench,
     "workflows": _workflows,
@@ -206,4 +215,5 @@ _TABLES: dict[str, Callable[[object], str]] = {
     "speed": _report,
     "planning": _report,
     "capacity": _capacity,
+    "fanout": _fanout,
 }

@@ -68,7 +68,7 @@ class Capacity:
         return f"{text}\n\n{_markdown(heads, clients)}" if clients else text
 
     def sizes(self) -> str:
-        """What each number of open runs needs, as a Markdown table; the sizing page states the formulas."""
+        """Needs of each number of open runs, as a Markdown table; the sizing page states the formulas."""
         if not self.clients:
             return "This table needs figures of a PostgreSQL server."
         most = max(records for _, records, _ in self.clients)
