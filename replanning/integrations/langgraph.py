@@ -31,6 +31,7 @@ from replanning.integrations.frameworks import (
 from replanning.plan.messages import checked
 
 try:
+    from langchain_core.callbacks import BaseCallbackManager
     from langchain_core.messages import ToolMessage
     from langchain_core.runnables import Runnable
     from langchain_core.runnables.config import ensure_config, merge_configs
@@ -149,7 +150,8 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
 
     def added_to(self, config: Any) -> Any:
         """Return the configuration of a graph, with this run in it."""
-        return merge_configs(config, {"configurable": {_KEY: self}, "callbacks": [self]})
+        # The nodes do not inherit the handler: it would be asked about the beginning and the end of everything within them.
+        return merge_configs(config, {"configurable": {_KEY: self}, "callbacks": BaseCallbackManager([self])})
 
     def on_interrupt(self, event: object) -> None:
         """Note that this run will be resumed."""
