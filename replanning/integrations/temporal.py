@@ -156,12 +156,12 @@ class ReplanningPlugin(SimplePlugin):
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """Take the runs of the worker's task queue."""
-        _plugins[config["task_queue"]] = self
+        _plugins[config["client"].namespace, config["task_queue"]] = self
         return super().configure_worker(config)
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """Take the runs of all task queues without a worker in this process."""
-        _plugins[""] = self
+        _plugins["", ""] = self
         return super().configure_replayer(config)
 
     @activity.defn(name="replanning.describe")
@@ -263,8 +263,8 @@ class ReplanningPlugin(SimplePlugin):
         """Do nothing: a workflow that waits for it has ended a step."""
 
 
-_plugins: Final[dict[str, ReplanningPlugin]] = {}
-"""By task queue: the plugin of its worker in this process; by the empty text that of a replayer."""
+_plugins: Final[dict[tuple[str, str], ReplanningPlugin]] = {}
+"""By namespace and task queue: the plugin of their worker in this process; by empty texts that of a replayer."""
 
 
 @dataclass
@@ -312,11 +312,13 @@ class PlanWorkflow:
     """Run of a plan; its id is the id of the workflow."""
 
     def __init__(self) -> None:
-        queue = workflow.info().task_queue
-        self._plugin = _plugins.get(queue) or _plugins[""]
+        info = workflow.info()
+        self._plugin = _plugins.get((info.namespace, info.task_queue)) or _plugins["", ""]
         self.store, self._clock = _Store(), _Clock()
         self.live_run: PlanRun | None = None
         self._updates = 0
+        self._taken: list[str] = []
+        self._taken_before: list[str] = []
         self._pause_reason = ""
         random = workflow.random()
         self._engine = ReplanningEngine(
@@ -336,6 +338,7 @@ class PlanWorkflow:
                 "waits for a worker with that version"
             )
         run_id = RunId(workflow.info().workflow_id)
+        self._taken_before = request.get("updates", [])
         async with AsyncExitStack() as stack:
             described = ""
             if not journal:
@@ -366,7 +369,7 @@ class PlanWorkflow:
             await workflow.wait_condition(workflow.all_handlers_finished)
             journal = self.store.journal()
             if not self._pause_reason and len(journal) < _MAX_PAYLOAD_BYTES:
-                workflow.continue_as_new(args=[{}, journal])
+                workflow.continue_as_new(args=[{"updates": self._taken}, journal])
             result = replace(result, reason=self._pause_reason or _TOO_LARGE)
         if _size(result.outputs) > _MAX_PAYLOAD_BYTES:
             result = replace(result, outputs={}, reason=f"{result.reason}; the outputs are too large, see the journal")
@@ -467,9 +470,13 @@ class PlanWorkflow:
     async def _do(self, action: Callable[[PlanRun], object]) -> None:
         """Do something with the run once it is open."""
         self._updates += 1
+        update = workflow.current_update_info()
+        assert update is not None
         await workflow.wait_condition(lambda: self.live_run is not None)
         run = self.live_run
         assert run is not None
+        if update.id in self._taken_before:  # its sender had no reply when the workflow was continued
+            return
         if run.ended:  # what it took now would be lost
             continued = run.result.reason == _CONTINUED and not self._pause_reason
             kind, told = (_SEND_AGAIN, _CONTINUED) if continued else ("NotRunning", f"run {run.id!r} has ended")
@@ -478,6 +485,7 @@ class PlanWorkflow:
             action(run)
         except (ReplanningError, TypeError, ValueError) as error:  # refuses the update, not the run
             raise ApplicationError(str(error), type=type(error).__name__, non_retryable=True) from error
+        self._taken.append(update.id)
 
 
 _NOT_JSON: Final = object()

@@ -23,8 +23,10 @@ from replanning.journal.memory import MemoryStore
 from replanning.journal.records import (
     AlternativesConsidered,
     AttemptFailed,
+    ContextUpdated,
     RunOpened,
     RunPaused,
+    RunResumed,
     Usage,
     UsageCharged,
 )
@@ -350,6 +352,49 @@ async def test_a_pause_before_it_is_continued(address: str) -> None:
         go.set()
         result = await run.result()
     assert (result["status"], result["reason"]) == ("paused", "stop here")
+
+
+async def test_an_update_that_is_sent_again(address: str) -> None:
+    """An update whose sender had no reply before the workflow was continued, and sends it again, is taken once."""
+    go = asyncio.Event()
+
+    async def slow(task: Task, context: ActivityContext) -> None:
+        if task.id in ("long", "last"):
+            await go.wait()
+
+    chain = [{"id": f"t{n}", **({"depends_on": [f"t{n - 1}"]} if n else {})} for n in range(60)]
+    tasks = [{"id": "long"}, *chain, {"id": "last", "depends_on": ["t59"]}]
+    plan = Plan.model_validate({"goal": {"objective": "wait"}, "tasks": tasks})
+    async with runs(address, ReplanningPlugin(slow, max_history=60)) as start:
+        run = await start(plan)
+        while not any(isinstance(record.body, RunPaused) for record in await run.records()):
+            pass
+        await run.handle.execute_update("change_context", args=[{"region": "eu"}, []], id="sent twice")
+        go.set()
+        while not any(isinstance(record.body, RunResumed) for record in await run.records()):
+            pass
+        await run.handle.execute_update("change_context", args=[{"region": "eu"}, []], id="sent twice")
+        await run.handle.execute_update("change_context", args=[{"region": "us"}, []], id="sent once")
+        assert (await run.result())["status"] == "succeeded"
+        changes = [record.body.changes for record in await run.records() if isinstance(record.body, ContextUpdated)]
+    assert changes == [{"region": "eu"}, {"region": "us"}]
+
+
+async def test_two_namespaces() -> None:
+    """Workers of one task queue in two namespaces carry runs out in one process, each with its own settings."""
+    if problem := missing_part():
+        pytest.skip(problem)
+    with Server.running("--namespace", "other") as server:
+        clients = [await Client.connect(server.address, namespace=name) for name in ("default", "other")]
+        plugins = [ReplanningPlugin(work), ReplanningPlugin(work, settings={"enabled": False})]
+        workers = [
+            Worker(client, task_queue=QUEUE, plugins=[plugin]) for client, plugin in zip(clients, plugins, strict=True)
+        ]
+        async with workers[0], workers[1]:
+            started = [
+                await TemporalOrchestrator(client, task_queue=QUEUE).start(PLAN, run_id="run-1") for client in clients
+            ]
+            assert [(await run.result())["status"] for run in started] == ["succeeded", "failed"]
 
 
 async def test_what_is_too_large(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
