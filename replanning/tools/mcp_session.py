@@ -76,6 +76,7 @@ class _Connection:
         process_token: value of the environment variable that marks all its processes.
         stderr_tail: the last output on stderr.
         client: the client, once the server answers.
+        calls: what cancels each call that waits for an answer, or was lost.
         reason: the reason why the server is gone; set before `closed`.
         ended: set as soon as it has ended.
         tools_changed: set when the server reports changed tools.
@@ -88,7 +89,7 @@ class _Connection:
     process_token: str = field(default_factory=lambda: token_hex(16))
     stderr_tail: bytes = b""
     client: Client | None = None
-    active_calls: int = 0
+    calls: set[anyio.CancelScope] = field(default_factory=set)
     reason: str = ""
     ended: anyio.Event = field(default_factory=anyio.Event)
     tools_changed: anyio.Event = field(default_factory=anyio.Event)
@@ -372,32 +373,28 @@ class McpSession:
             ServerGone: it is missing, or went away during the call.
             Exception: any error of the SDK; `MCPError` if the server refuses.
         """
-        await self.start()
+        if self._connection.client is None:
+            await self.start()
         connection = self._connection
         if connection.client is None:
             raise ServerGone(self.unavailable_reason, reached=False)
         outcome: CallToolResult | Exception | None = None  # none if the server goes away
-        lost, connection.active_calls = False, connection.active_calls + 1
+        lost, scope = False, anyio.CancelScope()
+        connection.calls.add(scope)
         try:
-            async with anyio.create_task_group() as group:
-
-                async def cancel_when_closed() -> None:
-                    await connection.closed.wait()
-                    group.cancel_scope.cancel()
-
-                group.start_soon(cancel_when_closed)
+            with scope:
                 try:
                     outcome = await connection.client.call_tool(
                         tool, dict(arguments), progress_callback=on_progress, meta=meta
                     )
-                except Exception as error:  # noqa: BLE001 - raised below, not in a group that nobody asked for
+                except Exception as error:  # noqa: BLE001 - raised below, unless the server is lost
                     outcome = error
-                group.cancel_scope.cancel()
             expired = isinstance(outcome, MCPError) and (outcome.code, outcome.message) == _SESSION_EXPIRED
             ended = isinstance(outcome, MCPError) and outcome.code == CONNECTION_CLOSED
             lost = connection.closed.is_set() or expired or ended
         finally:
-            connection.active_calls -= not lost
+            if not lost:
+                connection.calls.discard(scope)
         if isinstance(outcome, CallToolResult):
             self._start_count = 1
             return outcome
@@ -439,9 +436,11 @@ class McpSession:
         if self._start_count <= MAX_RESTARTS and not self._closing:
             self._connection = _Connection(self.name, self.secrets)
         # That a server ended which nobody was using is worth a word only if it cannot be started again.
-        told = not self._closing and (connection.client is None or connection.active_calls > 0)
+        told = not self._closing and (connection.client is None or bool(connection.calls))
         connection.client = None
         connection.closed.set()
+        for scope in connection.calls:
+            scope.cancel()
         if told:
             self._on_change(self)
         connection.settled.set()
