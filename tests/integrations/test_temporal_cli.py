@@ -105,6 +105,29 @@ def test_a_person_at_the_terminal(tmp_path: Path, on: str) -> None:
         assert "it is mine" in cli(tmp_path, "why", run, "1", on).stdout
 
 
+def test_other_changes(tmp_path: Path, on: str) -> None:
+    """A person answers with changes of their own, and asks for another plan and another goal, while the run goes on."""
+    tools = {**TOOLS, "wait": "echo waits >> log; while ! test -f go; do sleep 0.05; done"}
+    write_plan(tmp_path, tools, "id: read, tool: scan\nid: last, tool: wait")
+    (tmp_path / "changes.yaml").write_text("- {kind: skip, task_id: read}\n")
+    run = f"run-{uuid.uuid4().hex}"
+    with worker(tmp_path, on), Started(tmp_path, "run", "plan.yaml", on, "--run-id", run, "--json") as first:
+        first.until("'photo' needs a person's agreement")
+        wrong = cli(tmp_path, "request", run, "it is late", "--task", "lost", on, code=1).stderr
+        assert "there is no task 'lost'" in wrong
+        taken = cli(tmp_path, "modify", run, "1", "--changes", "changes.yaml", "--by", "eve", on).stdout
+        assert taken.startswith(f"run {run} has taken it: ")
+        while not (tmp_path / "log").exists():
+            pass
+        for asked in (["it is late", "--task", "last"], ["another aim", "--goal", "Be on time"]):
+            assert f"run {run} has taken it: " in cli(tmp_path, "request", run, *asked, on).stdout
+        assert json.loads(cli(tmp_path, "status", run, on, "--json").stdout)["objective"] == "Be on time"
+        (tmp_path / "go").touch()
+        result: Any = json.loads(first.end())
+    assert result["status"] == "succeeded"
+    assert [change["kind"] for each in result["revisions"] for change in each["changes"]] == ["skip"]
+
+
 def test_pause_and_resume(tmp_path: Path, on: str) -> None:
     """A run is paused from outside, resumed with another context, and forked from its beginning."""
     write_plan(
