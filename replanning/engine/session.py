@@ -208,6 +208,8 @@ class Session:
 
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
         """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
+        if not arguments:
+            return {}
 
         def reference(value: object) -> JsonObject:
             objects.append(value)

@@ -408,12 +408,17 @@ class SessionThread:
                 outcome = None, await function(hand_over)
             except Exception as error:  # noqa: BLE001 # it is raised in the thread of the call
                 outcome = error, None
+            assert task is not None
+            task.remove_done_callback(end_call)  # the event loop would have another turn for it
+            inbox.put(None)
+
+        def end_call(_: object) -> None:
             inbox.put(None)
 
         def begin() -> None:
             nonlocal task
             task = loop.create_task(run())
-            task.add_done_callback(lambda _: inbox.put(None))  # also if it is cancelled
+            task.add_done_callback(end_call)  # for when it is cancelled, perhaps before it begins
 
         self.post(begin)
         try:

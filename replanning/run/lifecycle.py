@@ -1308,6 +1308,8 @@ class OutcomeCollector:
         self._observe_attempts()
         assert isinstance(record.body, PlanRevised)
         live, replan = self._lifecycle.live, record.body.replan
+        if replan is None:
+            return
         applied = next((a for a in self._lifecycle.ledger.pending_outcomes.values() if a.replan == replan), None)
         if applied is not None and all(live.entry(root).satisfied for root in applied.roots):
             # After a skip no attempt will end: it has worked out at once.
