@@ -1,7 +1,8 @@
 """Overhead of a call of a tool: the same agent with the engine and without, in turn, in one process.
 
-Each answer of a scripted model calls one tool, which notes when it is called; a call lasts from there to the next one.
-The time is that of the processor, since others use the machine, too. The journal is in memory.
+Each answer of a scripted model calls one tool, which notes when it is called; a step lasts from there to the next one.
+How many calls of the session a step has is counted in the journal, which is in memory. The time is that of the processor,
+since others use the machine, too. What a framework does as soon as anything is attached is measured with a hook that does nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import anyio.to_thread
 
 from benchmarks.figures import machine, quiet
 from replanning import Plan, ReplanningEngine, tool
+from replanning.journal import AttemptStarted
 from replanning.plan import JsonObject
 
 BAR = 200.0
-"""Microseconds that the engine may add to a call."""
+"""Microseconds that the engine may add to a call of the session, beside those of a hook that does nothing."""
 
 CALLS, WARM = 24, 8
 """Calls of a run, and how many of them warm up; frameworks stop agents that make many more."""
@@ -125,18 +127,24 @@ def langgraph(work: Work, calls: int, engine: ReplanningEngine | None, *, sync: 
     return run
 
 
-def langchain(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
-    """Tools of an agent."""
+def langchain(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False) -> Run:
+    """Tools of an agent; the model is a node of its graph. The framework executes each hook around a tool in a span."""
     from langchain.agents import create_agent
+    from langchain.agents.middleware import AgentMiddleware
     from langchain_core.messages import AIMessage
     from langchain_core.tools import tool as described
 
     from replanning.integrations.langgraph import ReplanningMiddleware, replanned
     from tests.integrations.test_langgraph import FakeModel
 
+    class Hook(AgentMiddleware[Any, Any]):  # type: ignore[misc]  # its types are not followed
+        async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+            return await handler(request)
+
     asked = [{"name": work.name, "args": work.arguments(n), "id": str(n)} for n in range(calls)]
     model = FakeModel(messages=iter([*(AIMessage("", tool_calls=[each]) for each in asked), AIMessage("done")]))
-    agent = create_agent(model, [described(work.function)], middleware=[ReplanningMiddleware()] if engine else [])
+    attached = [ReplanningMiddleware()] if engine else [Hook()] if hook else []
+    agent = create_agent(model, [described(work.function)], middleware=attached)
     agent = agent if engine is None else replanned(agent, engine)
     return lambda: agent.ainvoke({"messages": [("user", "go")]}, {"recursion_limit": 3 * calls + 5})
 
@@ -253,10 +261,19 @@ SUBJECTS: dict[str, tuple[str, Subject]] = {
 }
 """By name, the package that is needed, and what is measured."""
 
+HOOKED: dict[str, Subject] = {"LangChain": partial(langchain, hook=True)}
+"""By name, the same without the engine, but with a hook that does nothing; for frameworks where that takes time by itself."""
+
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds of one framework: of a call without the engine, and what the engine adds to it, and to a run."""
+    """Microseconds of one framework: of a step without the engine, and what the engine adds to it, and to a run.
+
+    Attributes:
+        hook: what a hook that does nothing adds to a step.
+        calls: how many calls of the session a step has.
+        each: what the engine adds to each of them, beside the hook.
+    """
 
     name: str
     version: str
@@ -264,6 +281,9 @@ class Row:
     without: float
     more: float
     more_p10: float
+    hook: float
+    calls: int
+    each: float
     opening: float
 
 
@@ -280,15 +300,17 @@ class Report:
         """The figures as a Markdown table."""
         lines = [
             f"{self.machine}; processor time, medians of {self.rounds} runs of {CALLS - WARM} calls each, in turn.",
-            f"The engine may add {BAR:.0f} µs to a call; what adds more is bold.\n",
-            "| framework | arguments | a call without | more with the engine (10th percentile) | more for a run |",
-            "|---|---|---|---|---|",
+            f"The engine may add {BAR:.0f} µs to a call of the session; what adds more is bold.\n",
+            "| framework | arguments | a step without | more with the engine (10th percentile) | of it the hook | calls | for each | for a run |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for row in self.rows:
-            mark = "" if row.more <= BAR else "**"
+            mark = "" if row.each <= BAR else "**"
+            hook = f"{row.hook:.0f} µs" if row.hook else ""
             lines.append(
                 f"| {row.name} {row.version} | {row.arguments} | {row.without:.0f} µs "
-                f"| {mark}{row.more:.0f} µs{mark} ({row.more_p10:.0f}) | {row.opening / 1000:.1f} ms |"
+                f"| {row.more:.0f} µs ({row.more_p10:.0f}) | {hook} | {row.calls} "
+                f"| {mark}{row.each:.0f} µs{mark} | {row.opening / 1000:.1f} ms |"
             )
         return "\n".join([*lines, *(f"\n{line}" for line in self.skipped)])
 
@@ -315,33 +337,45 @@ def measure(
             continue
         for work in WORKS:
             row = _measure(name, number, work, subject, rounds)
-            report(f"{name}, {work.title}: {row.more:.0f} µs more for each call")
+            report(f"{name}, {work.title}: {row.each:.0f} µs more for each call")
             rows.append(row)
     return Report(where, rounds, tuple(rows), tuple(skipped))
 
 
 def _measure(name: str, number: str, work: Work, subject: Subject, rounds: int) -> Row:
-    calls: dict[bool, list[list[float]]] = {True: [], False: []}
-    rest: dict[bool, list[float]] = {True: [], False: []}
+    steps: dict[str, list[list[float]]] = {"alone": [], "hooked": [], "attached": []}
+    rest: dict[str, list[float]] = {"alone": [], "hooked": [], "attached": []}
+    counted = 0
     for turn in range(rounds + 2):  # the first ones warm up
-        for attached in (False, True):
-            run = subject(work, CALLS, ReplanningEngine() if attached else None)
+        for kind, kept in steps.items():
+            engine = ReplanningEngine() if kind == "attached" else None
+            chosen = HOOKED.get(name) if kind == "hooked" else subject
+            if chosen is None:
+                continue
+            run = chosen(work, CALLS, engine)
             _called.clear()
             with quiet():
                 start = time.process_time()
                 anyio.run(run)
                 elapsed = time.process_time() - start
             if turn > 1:
-                calls[attached].append([1e6 * (end - begin) for begin, end in pairwise(_called[WARM:])])
-                rest[attached].append(1e6 * (elapsed - (_called[-1] - _called[0])))
-    columns = list(zip(zip(*calls[False], strict=True), zip(*calls[True], strict=True), strict=True))
-    # The history of a run grows: the first call is compared with the first one, the second one with the second one.
-    more, low = (
-        statistics.median(pick(ours) - pick(alone) for alone, ours in columns) for pick in (statistics.median, _tenth)
-    )
-    without = statistics.median(statistics.median(alone) for alone, _ in columns)
-    opening = statistics.median(rest[True]) - statistics.median(rest[False]) - more
-    return Row(name, number, work.title, without, more, low, opening)
+                kept.append([1e6 * (end - begin) for begin, end in pairwise(_called[WARM:])])
+                rest[kind].append(1e6 * (elapsed - (_called[-1] - _called[0])))
+            if engine is not None:
+                runs = (engine.store.read(info.run) for info in engine.store.runs())
+                counted = sum(isinstance(record.body, AttemptStarted) for records in runs for record in records)
+    # The history of a run grows: the first step is compared with the first one, the second one with the second one.
+    alone, hooked, attached = (list(zip(*each, strict=True)) for each in steps.values())
+
+    def added(columns: list[tuple[float, ...]], pick: Callable[[Sequence[float]], float]) -> float:
+        return statistics.median(pick(more) - pick(less) for less, more in zip(alone, columns, strict=True))
+
+    more, low = added(attached, statistics.median), added(attached, _tenth)
+    hook = added(hooked, statistics.median) if hooked else 0.0
+    without = statistics.median(map(statistics.median, alone))
+    opening = statistics.median(rest["attached"]) - statistics.median(rest["alone"]) - more
+    calls = round(counted / CALLS)  # an agent's last answer calls no tool
+    return Row(name, number, work.title, without, more, low, hook, calls, (more - hook) / calls, opening)
 
 
 def _tenth(values: Sequence[float]) -> float:
