@@ -231,7 +231,9 @@ class _Scope:
         if tool.name not in self._placeholders:
             fields: dict[str, str] = {}
             for field_name in _PATTERN_FIELDS:
-                value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name) or ()
+                value: str | Iterable[str] | Mapping[str, str] = getattr(tool, field_name)
+                if not value:
+                    continue
                 texts = (value,) if isinstance(value, str) else value.values() if isinstance(value, Mapping) else value
                 for text in texts:
                     for placeholder in placeholders(text):
