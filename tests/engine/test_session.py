@@ -343,7 +343,7 @@ async def test_failures_in_a_row(clock: VirtualClock) -> None:
     async def other(query: str) -> list[str]:
         return [query] * 2
 
-    engine = make_engine("repair", clock=clock, alternatives={"min_confidence": 0.5})  # nobody is asked
+    engine = make_engine("repair", clock=clock, alternatives={"human_approval_threshold": 0.5})  # nobody is asked
     async with engine.session("find", tools=[broken, other]) as session:
         found: list[list[str]] = []
 
