@@ -10,8 +10,8 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -225,21 +225,35 @@ def crewai(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
 
 
 def mcp(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
-    """Tools of a server in a process of its own. With the engine, the client has a server in between."""
+    """Tools of a server in a process of its own, through a server in between; without the engine, that only forwards."""
     from mcp import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
+    from mcp.server.lowlevel import Server
 
     from replanning.integrations.mcp import open_proxy
 
     command = [sys.executable, str(SERVER)]
     plan = Plan.model_validate({"goal": {"objective": "measure"}, "mcp": {"server": {"command": command}}})
-    direct = StdioServerParameters(command=command[0], args=command[1:])
+
+    @asynccontextmanager
+    async def open_server() -> AsyncIterator[Server[Any]]:
+        if engine is not None:
+            async with open_proxy(engine, plan) as proxy:
+                yield proxy.server
+            return
+        async with Client(stdio_client(StdioServerParameters(command=command[0], args=command[1:]))) as behind:
+
+            async def on_list_tools(context: Any, _: object) -> Any:
+                return await behind.list_tools()
+
+            async def on_call_tool(context: Any, asked: Any) -> Any:
+                report = context.session.report_progress
+                return await behind.call_tool(asked.name, asked.arguments, progress_callback=report)
+
+            yield Server("forwards", on_list_tools=on_list_tools, on_call_tool=on_call_tool)
 
     async def run() -> None:
-        async with (
-            open_proxy(engine, plan) if engine else nullcontext() as proxy,
-            Client(proxy.server if proxy else stdio_client(direct)) as client,
-        ):
+        async with open_server() as server, Client(server) as client:
             for n in range(calls):
                 await client.call_tool("search", work.arguments(n))
                 _called.append(time.process_time())
@@ -257,7 +271,7 @@ SUBJECTS: dict[str, tuple[str, Subject]] = {
     "Agent Framework": ("agent-framework-core", agent_framework),
     "Google ADK": ("google-adk", google_adk),
     "CrewAI": ("crewai", crewai),
-    "MCP proxy": ("mcp", mcp),
+    "MCP proxy, beside one that only forwards": ("mcp", mcp),
 }
 """By name, the package that is needed, and what is measured."""
 
