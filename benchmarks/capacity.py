@@ -54,7 +54,7 @@ def measure(
             add({f"tasks a second of {words}": ""}, _tasks, number, runs)
         for size in (100, 1_000):
             add({f"one replan in a plan of {size:,} tasks": "ms"}, _replan, size)
-        waits = {"an open run that waits: processor time, in a second": "µs", IDLE_LOOP: "µs"}
+        waits = {"an open run that waits: processor time, each second": "µs", IDLE_LOOP: "µs"}
         add({MEMORY.format(TASKS): "KB", **waits}, _alone, _open_runs, held, TASKS, 1 if short else 12)
         add({MEMORY.format(100): "KB"}, _alone, _open_runs, held // 2, 100, 0)
         add({RENEWAL: "ms"}, _renew, held)
@@ -64,7 +64,7 @@ def measure(
         if server:
             waited = _notified(place("postgres"), 20 if short else 200)
             for share, value in (("half", waited[len(waited) // 2]), ("99 in 100", waited[int(len(waited) * 0.99)])):
-                rows.append(Row(f"a message of another host is seen: {share} within", "ms", (None, None, value)))
+                rows.append(Row(f"a message of another process is seen: {share} within", "ms", (None, None, value)))
             for number in (1, 2) if short else (1, 2, 4, 8, 16):
                 clients.append(_clients(number, place("postgres"), 5 * runs))
                 report(f"{number} processes append {rounded(clients[-1][1])} records a second")

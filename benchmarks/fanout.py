@@ -60,7 +60,7 @@ class Report:
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {row.tasks:,}, {'all at once' if row.layer == row.tasks else f'in layers of {row.layer}'} "
+            f"| {row.tasks:,}, {'independent' if row.layer == row.tasks else f'in layers of {row.layer}'} "
             f"| {row.seconds:.0f} s{'' if row.status == 'succeeded' else f', {row.status}'} | {row.processor:.0f} s "
             f"| {row.memory / 1000:.1f} GB | {row.continued} |"
             for row in self.rows

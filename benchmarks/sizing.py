@@ -28,7 +28,7 @@ SECONDS_OF_RENEWAL: Final = 10
 
 RECORD: Final = "one record, {} at once in one process"
 MEMORY: Final = "an open run of {} tasks: memory"
-IDLE_LOOP: Final = "an open run that waits: time of its event loop, in a second"
+IDLE_LOOP: Final = "an open run that waits: time of its event loop, each second"
 RENEWAL: Final = "renewing 1,000 leases"
 DISK: Final = "1,000 records in the store"
 
@@ -71,16 +71,16 @@ class Capacity:
         """Needs of each number of open runs, as a Markdown table; the sizing page states the formulas."""
         if not self.clients:
             return "This table needs figures of a PostgreSQL server."
-        most = max(records for _, records, _ in self.clients)
+        most = _as_shown(max(records for _, records, _ in self.clients))
         record, idle, memory, renewal, disk = (
-            next(row.values[-1] or 0.0 for row in self.rows if row.name == name)
+            _as_shown(next(row.values[-1] or 0.0 for row in self.rows if row.name == name))
             for name in (RECORD.format("50 runs"), IDLE_LOOP, MEMORY.format(TASKS), RENEWAL, DISK)
         )
         heads = ("open runs", "tasks a second", "records a second", "processes", "memory", "PostgreSQL servers")
         lines, example = [], ""
         for runs in SIZES:
-            tasks = runs / SECONDS
-            records = tasks * (2 + 2 / TASKS)
+            tasks = _as_shown(runs / SECONDS)
+            records = _as_shown(tasks * (2 + 2 / TASKS))
             processes = (records * record + runs * idle) / 1e6 / HEADROOM
             servers = (records / most + runs * renewal / 1e6 / SECONDS_OF_RENEWAL) / HEADROOM
             gigabytes, disk_of_a_day = runs * memory / 1e6, records * disk * 86_400 / 1e9
@@ -112,6 +112,11 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
     )
+
+
+def _as_shown(value: float) -> float:
+    """Return a number with three digits that count, so that readers who calculate with what is shown get the same."""
+    return float(f"{value:.3g}")
 
 
 def rounded(value: float) -> str:

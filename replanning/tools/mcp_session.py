@@ -420,7 +420,7 @@ class McpSession:
                     self._on_change(self)
                     connection.settled.set()
                     async with anyio.create_task_group() as group:
-                        group.start_soon(_subscribe_to_changes, client)
+                        group.start_soon(_subscribe_to_changes, connection, client)
                         group.start_soon(self._refresh_tools, connection, client)
                         await connection.ended.wait()
                         group.cancel_scope.cancel()
@@ -459,10 +459,11 @@ class McpSession:
             await self._clock.sleep(_REFRESH_INTERVAL)
 
 
-async def _subscribe_to_changes(client: Client) -> None:
-    """Subscribe to changes of the tools, which some servers require."""
+async def _subscribe_to_changes(connection: _Connection, client: Client) -> None:
+    """Subscribe to changes of the tools, which some servers require; they do not tell of earlier ones."""
     with suppress(ListenNotSupportedError, SubscriptionLost, MCPError, TimeoutError):
         async with client.listen(tools_list_changed=True) as events:
+            connection.tools_changed.set()
             async for _ in events:
                 pass  # it is heard of like what a server says unasked
 
