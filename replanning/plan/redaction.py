@@ -25,6 +25,7 @@ from replanning.plan.secrets import (
     find_secrets,
     is_plain_word,
     is_secret,
+    is_simple,
     secret_predicate,
 )
 from replanning.plan.tasks import COMMAND_PREFIX, ToolSpec
@@ -87,7 +88,8 @@ class Redactor:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if len(text) < _MIN_SECRET_CHARS:
             return text
-        clean = mask(text, self._find, wrapped=wrapped)
+        simple = not self._known and not self._patterns and is_simple(text)
+        clean = text if simple else mask(text, self._find, wrapped=wrapped)
         if clean is text and len(text) <= _MAX_CACHED_CHARS:
             if len(self._clean_texts) >= _CLEAN_CACHE_SIZE:
                 self._clean_texts.clear()

@@ -447,6 +447,19 @@ def _hints() -> tuple[Any, list[SecretRule | CollectionRule]]:
     return _search_set(hint for hint, _ in rules), [rule for _, rule in rules]
 
 
+_SIMPLE: Final = re.compile(r"(?:\w{1,12}+[.?!]?+ )*+\w{0,12}+[.?!]?", re.ASCII)
+_NAMES_BEFORE_WORDS: Final = re.compile("passw|bearer|vault", re.IGNORECASE)
+
+
+def is_simple(text: str) -> bool:
+    """Return whether a text is of short words alone, in which no rule finds anything; that is quick to see.
+
+    Formats have more characters than the words, or others. Apart from three names, only signs, line ends and options tell
+    that a value follows a name.
+    """
+    return _SIMPLE.fullmatch(text) is not None and _NAMES_BEFORE_WORDS.search(text) is None
+
+
 def find_secrets(text: str, *, by_name: bool = True) -> list[Span]:
     """Return the spans of secrets that the rules find, in any order; they may overlap.
 

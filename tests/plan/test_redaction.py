@@ -4,6 +4,7 @@ import base64
 import errno
 import json
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +18,12 @@ from replanning import Goal, Plan, PlanError, Task
 from replanning.changes import ModifyTask
 from replanning.errors import RecordNotSerializable
 from replanning.plan import secrets as _secrets
+from replanning.plan.masking import mask
 from replanning.plan.redaction import Redactor, pattern_problem
 from replanning.plan.secrets import MASK
 from replanning.plan.types import JsonObject, TaskId
 from tests.support.cost import calls, ordinary_seconds
+from tests.support.secret_examples import collection
 
 REDACT = Redactor()
 BEARER = "mF_9.B5f-4.1JqM"
@@ -257,6 +260,20 @@ WORDS = st.sampled_from(
     ["token", "password", "=", ": ", " ", '"', "'", "\\", "[redacted]", "sk-", "eyJ", "://", "@", "-u ", "cookie",
      "authorization", "bearer ", "a1b2c3d4e5f6g7h8", "${", "}", "&", ";", ",", "\n", "x", "key", "api_", "--", "İ", "\ud800"]
 )  # fmt: skip
+
+
+RULE_PATTERNS = [rule.pattern.pattern for rule in (*_secrets.FORMAT_RULES, *_secrets.NAME_RULES)]
+RULE_WORDS = re.findall(r"\w{1,13}", " ".join([*RULE_PATTERNS, *(rule["regex"] for rule in collection()["rules"])]))
+
+
+@given(
+    st.lists(st.sampled_from(sorted({*RULE_WORDS})) | st.from_regex(r"\w{1,13}", fullmatch=True)),
+    st.sampled_from([" ", ". ", "! ", "? ", ".", "-", ", ", "\n"]),
+)
+def test_simple_text(words: list[str], sign: str) -> None:
+    """A text that is taken to be simple has no secret that a rule would find, whatever words of rules it has."""
+    text = sign.join(words)
+    assert not _secrets.is_simple(text) or mask(text, _secrets.find_secrets) is text
 
 
 @given(st.lists(WORDS, max_size=12).map("".join) | st.text())
