@@ -358,7 +358,7 @@ class Draft:
 
     def _validate_task(self, task: Task) -> None:
         graph = self._graph
-        for message in check_task(task, graph.tools, graph.pool.capacity, graph.plan.objects):
+        for message in check_task(task, graph.scope):
             self._add_problem(f"task {task.id!r}: {message}")
         for dep in dict.fromkeys(task.depends_on):
             if task.depends_on.count(dep) > 1:

@@ -18,6 +18,7 @@ from replanning.errors import ExpressionError, NoResult, UnknownTask
 from replanning.journal.records import Failure, FailureKind
 from replanning.live.states import FINISHED, SATISFIED, STUCK, TRANSITIONS, WAITING, TaskEvent, TaskState, transition
 from replanning.live.strips import GroundAction, StripsProblem, ground_action, uses_facts
+from replanning.plan.checks import TaskScope
 from replanning.plan.conditions import Condition
 from replanning.plan.document import Plan
 from replanning.plan.json_values import copy_json
@@ -703,6 +704,7 @@ class TaskGraph:
         "revision",
         "revision_hash",
         "running_actions",
+        "scope",
         "strips_problems",
         "stuck",
         "tools",
@@ -732,6 +734,7 @@ class TaskGraph:
         self.entries: dict[TaskId, TaskEntry] = {}
         self.results = TaskResults(self.entries)
         self.pool = ResourcePool(plan.resources, self.tools)
+        self.scope = TaskScope(self.tools, self.pool.capacity, plan.objects)
         self.deadlines = Deadlines()
         self.ready_queue = ReadyQueue()
         self.claimed_count = 0
@@ -839,7 +842,7 @@ class TaskGraph:
 
     # Tasks and dependencies
 
-    def insert(self, task: Task, parent: TaskEntry | None) -> None:
+    def insert(self, task: Task, parent: TaskEntry | None) -> TaskEntry:
         """Add a task without its dependencies, which `link` adds; the caller counts it as PENDING."""
         fields: TaskFields = task.__dict__  # type: ignore[assignment]  # pydantic keeps them there, defaults as well
         task_id = fields["id"]
@@ -853,6 +856,7 @@ class TaskGraph:
         if parent is None and not fields["optional"]:
             entry.counts_as_unsatisfied = True
             self.unsatisfied_count += 1
+        return entry
 
     def link(self, entry: TaskEntry) -> None:
         """Make a task wait for its dependencies; a new one is ready if there are none."""
@@ -1067,7 +1071,7 @@ class TaskGraph:
     def reserve(self, root: TaskEntry, on_push: Callable[[], None]) -> None:
         """Queue the tasks of a lineage apart, for somebody who executes it alone and is called when one was added."""
         queue = self.ready_queue.reserved[root.id] = ReadyQueue(on_push)
-        for entry in self.leaves(root):
+        for entry in self.leaves(root) if root.replaced_by else (root,):
             self.ready_queue.withdraw(entry)
             queue.push(entry)
 

@@ -53,7 +53,7 @@ def check_plan(
     servers: Mapping[str, McpServer],
 ) -> list[Problem]:
     """Return everything that is wrong with a plan whose parts are each valid."""
-    scope = _Scope({tool.name: tool for tool in tools}, resources, objects, servers)
+    scope = TaskScope({tool.name: tool for tool in tools}, resources, objects, servers)
     ids = {task.id for task in tasks}
     bodies = [_parsed_bodies(task, ids) for task in tasks]
     findings = chain(
@@ -129,21 +129,15 @@ def _check_graph(
                 yield ("tasks", number, *path), f"task {tasks[number].id!r} {why}"
 
 
-def check_task(
-    task: TaskBody, tools: Mapping[str, ToolSpec], capacity: Mapping[str, float], objects: Mapping[str, str]
-) -> list[str]:
-    """Return the problems of one task and its fallbacks, without its relations to other tasks.
-
-    Args:
-        task: the task.
-        tools: the described tools by name; if there are none, any tool name is accepted.
-        capacity: the amount of each resource.
-        objects: the type of each object that arguments may name.
-    """
-    return [
+def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
+    """Return the problems of one task and its fallbacks, without its relations to other tasks."""
+    problems = [
         f"{format_path(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text
-        for path, text in _check_bodies(_parsed_bodies(task), _Scope(tools, capacity, objects))
+        for path, text in _check_bodies(_parsed_bodies(task), scope)
     ]
+    if problems:
+        scope.hints = NameSuggester()  # its bound is for one task
+    return problems
 
 
 def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonPath, str, str]]:
@@ -188,8 +182,16 @@ def nested_bodies(task: TaskBody) -> list[tuple[JsonPath, TaskBody]]:
 
 
 @dataclass(eq=False)
-class _Scope:
-    """Names that the tasks of a plan may use."""
+class TaskScope:
+    """Names that the tasks of a plan may use.
+
+    Args:
+        tools: the described tools by name; if there are none, any tool name is accepted.
+        capacity: the amount of each resource.
+        objects: the type of each object that arguments may name.
+        servers: the servers that may have further tools.
+        hints: finds the names that somebody may have meant.
+    """
 
     tools: Mapping[str, ToolSpec]
     capacity: Mapping[str, float]
@@ -250,7 +252,7 @@ def _check_unique(what: str, names: Sequence[str], key: str) -> Iterator[Finding
             yield (f"{what}s", index, key), text
 
 
-def _check_tool(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
+def _check_tool(tool: ToolSpec, scope: TaskScope) -> Iterator[Finding]:
     """Yield the problems of a tool; the messages continue the words `tool 'name'`."""
     needed = _REQUIRED_FIELD_BY_KIND.get(tool.kind or "")
     if needed and not getattr(tool, needed):
@@ -275,7 +277,7 @@ def _check_tool(tool: ToolSpec, scope: _Scope) -> Iterator[Finding]:
         yield from ((path, f": {text}") for path, text in _check_resource_declared(resource, scope))
 
 
-def _check_resource_declared(resource: str, scope: _Scope) -> Iterator[Finding]:
+def _check_resource_declared(resource: str, scope: TaskScope) -> Iterator[Finding]:
     if resource not in scope.capacity:
         hint = scope.hints(resource, scope.capacity)
         text = f"the plan has no resource {resource!r}{hint}; state its capacity under `resources`"
@@ -302,7 +304,7 @@ def _parsed_expressions(body: TaskBody, known: Container[str], about: str) -> It
             yield "when", str(error)
 
 
-def _check_bodies(bodies: Sequence[_ParsedBody], scope: _Scope) -> Iterator[Finding]:
+def _check_bodies(bodies: Sequence[_ParsedBody], scope: TaskScope) -> Iterator[Finding]:
     """Yield the problems of a task, its fallbacks and undo tasks."""
     for path, body, expressions in bodies:
         tool = scope.tools.get(body.tool) if body.tool is not None else None
@@ -345,7 +347,7 @@ def _check_bodies(bodies: Sequence[_ParsedBody], scope: _Scope) -> Iterator[Find
                 yield (*path, name), parsed
 
 
-def _type_mismatch(value: JsonValue, kind: str, scope: _Scope) -> str:
+def _type_mismatch(value: JsonValue, kind: str, scope: TaskScope) -> str:
     """Return the type that was expected instead of this value; "" if it fits or is known only at run time."""
     if isinstance(value, str) and value.startswith("${") and value.endswith("}"):
         return ""

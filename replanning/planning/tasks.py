@@ -18,7 +18,7 @@ from replanning.live.graph import TaskEntry
 from replanning.live.plan import LivePlan
 from replanning.live.states import WAITING, TaskState
 from replanning.live.view import PlanView
-from replanning.plan.checks import check_graph, check_task
+from replanning.plan.checks import TaskScope, check_graph, check_task
 from replanning.plan.commands import option_problems, use_danger
 from replanning.plan.document import Plan
 from replanning.plan.json_values import as_object, iter_strings, map_strings
@@ -256,7 +256,7 @@ def tool_use_problems(tool: ToolSpec, arguments: JsonObject, capacity: Mapping[s
     """Return the problems of arguments that are used literally, without references."""
     literal = map_strings(arguments, lambda text: text.replace("${", "$${"))
     body = Fallback.model_validate({"tool": tool.name, "arguments": literal})
-    return [*_argument_problems(tool, arguments), *check_task(body, {tool.name: tool}, capacity, {})]
+    return [*_argument_problems(tool, arguments), *check_task(body, TaskScope({tool.name: tool}, capacity, {}))]
 
 
 def _argument_problems(tool: ToolSpec, arguments: JsonObject) -> list[str]:
@@ -470,6 +470,7 @@ def _check_actions(
         if name not in listed:
             yield Problem(at, f"{name!r} is left out; list every subtask")
     capacity = resources or {name: float("inf") for tool in library.values() for name in tool.resources}
+    scope = TaskScope(library, capacity, {})
     for index, action in enumerate(action_plan.actions):
         at, label = f"action_plan.actions[{index}]", f"the action for {action.task_id!r}"
         if action.task_id not in names:
@@ -483,7 +484,7 @@ def _check_actions(
             continue
         later: JsonObject = dict.fromkeys(missing_arguments(tool, action.arguments), _PLACEHOLDER_ARGUMENT)
         body = Fallback(tool=tool.name, arguments={**later, **action.arguments})
-        for text in (*_argument_problems(tool, action.arguments), *check_task(body, library, capacity, {})):
+        for text in (*_argument_problems(tool, action.arguments), *check_task(body, scope)):
             yield Problem(f"{at}.arguments", f"{label}: {text}")
     for name in names:
         if name not in planned:

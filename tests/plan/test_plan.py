@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from replanning.errors import PlanError, UnknownTask
-from replanning.plan.checks import check_task
+from replanning.plan.checks import TaskScope, check_task
 from replanning.plan.document import Plan
 from replanning.plan.reading import read_document
 from replanning.plan.tasks import Fallback, Goal, Retry, Task, ToolSpec
@@ -388,11 +388,11 @@ def test_misspelt_fields_hide_nothing():
 def test_check_task():
     """One task can be checked by itself, its fallbacks with it."""
     task = Task(id=TaskId("a"), tool="x", fallbacks=(Fallback(tool="y", resources={"gpu": 1}), Fallback()))
-    assert check_task(task, {"x": ToolSpec(name="x")}, {}, {}) == [
+    assert check_task(task, TaskScope({"x": ToolSpec(name="x")}, {}, {})) == [
         "fallbacks[0]: there is no tool 'y'; describe it under `tools`",
         "fallbacks[0]: the plan has no resource 'gpu'; state its capacity under `resources`",
     ]
-    assert check_task(Task(id=TaskId("b"), when="("), {}, {}, {})[0].startswith("condition '('")
+    assert check_task(Task(id=TaskId("b"), when="("), TaskScope({}, {}, {}))[0].startswith("condition '('")
 
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=12)
