@@ -137,7 +137,7 @@ class Narrator:
                 return Line("⟳", f"would have changed the plan (observing only): {reason}", "magenta")
             case journal.DecisionMade(decision="keep"):
                 return Line("·", f"the plan is kept ({event.rule}): {_one_line(event.reason)}", "yellow")
-            case journal.PlanRevised() if not event.is_call:
+            case journal.PlanRevised():
                 by = event.by if event.by != "edit" else edit_author(event.changes)
                 reason = self._reason_with_score(event)
                 return Line("⟳", f"revision {event.number}: {reason} (by {by})", "bold magenta")

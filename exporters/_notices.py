@@ -18,6 +18,7 @@ from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
 from replanning.history.wording import format_duration, format_time, format_usage
 from replanning.journal import (
     AttemptSucceeded,
+    CallMade,
     PlanningNoted,
     PlanRevised,
     QuestionAsked,
@@ -515,7 +516,7 @@ class RunNotices:
         self._is_complete = self._is_complete and record.seq == self.seq + 1
         self.seq, body = record.seq, record.body
         self._progress.fold(record)
-        self.checklist_changed |= isinstance(body, AttemptSucceeded | PlanRevised) or (
+        self.checklist_changed |= isinstance(body, AttemptSucceeded | CallMade | PlanRevised) or (
             isinstance(body, PlanningNoted) and body.type == "plan"
         )
         if isinstance(body, RunEnded | RunResumed):  # other records may follow the end, such as a failure to post it

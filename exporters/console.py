@@ -11,6 +11,7 @@ from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
     AttemptTimedOut,
+    CallMade,
     DecisionMade,
     GoalChanged,
     PlanRevised,
@@ -101,7 +102,9 @@ def _describe_body(body: RecordBody) -> str:
             return f"{body.replan} {usable} of {len(body.candidates)} usable"
         case DecisionMade():
             return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
-        case PlanRevised() if not body.is_call:
+        case CallMade():
+            return f"{body.call.id} {body.call.tool or body.call.name}"
+        case PlanRevised():
             return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
         case GoalChanged():
             return f"{body.goal.objective}: {', '.join(body.goal.facts[:10])}"

@@ -209,7 +209,7 @@ def why(
             revision = _parse_revision(history, word)
             entry = history.entry(revision)
             if entry is None:
-                origin = "was made by a call of an agent, or is no longer kept" if revision else "is the original plan"
+                origin = "is no longer kept" if revision else "is the original plan"
                 latest = ", ".join(str(each.after) for each in history.entries[-8:] if each.after is not None) or "none"
                 refuse(
                     f"revision {revision} {origin}; the last replans and edits of run {history.run!r} made: {latest}"

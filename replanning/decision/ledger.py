@@ -233,8 +233,6 @@ class Ledger:
                     self.undecided_revisions.pop(body.replan, None)
                     self._considered.pop(body.replan, None)
             case PlanRevised():
-                if body.is_call:
-                    return
                 self.sought_in_vain.clear()
                 self.revisions.append((at, body))
                 if body.replan is not None:

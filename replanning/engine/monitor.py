@@ -17,6 +17,7 @@ from pyee.base import EventEmitter
 from replanning.decision.confidence import PlanEvaluation
 from replanning.decision.request import TriggerDetector
 from replanning.journal.records import (
+    CallMade,
     ConditionEvaluated,
     ErrorContained,
     PlanRevised,
@@ -45,7 +46,7 @@ MAX_QUEUED_EVENTS = 10_000
 MAX_TRIGGERS_PER_RECORD = 1_000
 """Most triggers that a detector may return for one record; if it returns more, none is fired."""
 
-_EVALUATED = (*ATTEMPT_ENDS, ConditionEvaluated, PlanRevised)
+_EVALUATED = (*ATTEMPT_ENDS, CallMade, ConditionEvaluated, PlanRevised)
 """Records that change the progress of the plan; after each, handlers of `PlanEvaluation` are called."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import FunctionType, NoneType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from pydantic_core import from_json, to_json, to_jsonable_python
@@ -28,14 +29,16 @@ Execute = Callable[[str, Mapping[str, object]], Awaitable[object]]
 """Executes a tool, given its name and its arguments."""
 
 _CALL_KEY: Final = "call"
-"""Key in the metadata of a task that is a call; its value is the key of the call, or empty."""
+"""Key in the metadata of a task that is a call; its value is the digest of the key of the call, or empty."""
 
 _OBJECT_KEY: Final = "$object"
 """Key that marks the placeholder in the journal for a value that is not JSON."""
 
 _NUMBER_CHARS: Final = 12
 
-_EXECUTE_KIND: Final[Any] = Callable | None
+_ARGUMENTS_KIND: Final[Any] = dict | Mapping
+_EXECUTE_KIND: Final[Any] = NoneType | FunctionType | Callable
+"""Frequent types first, because those of `collections.abc` take long."""
 
 
 class Session:
@@ -113,7 +116,7 @@ class Session:
         """
         if wrong := wrong_kinds(
             ("tool", tool, str, "the name of a tool"),
-            ("arguments", arguments, Mapping, "a mapping of names to values"),
+            ("arguments", arguments, _ARGUMENTS_KIND, "a mapping of names to values"),
             ("execute", execute, _EXECUTE_KIND, "an async function of a name and arguments"),
             ("key", key, str, "text"),
             ("passes", passes, tuple, "a tuple of classes of exceptions"),
@@ -122,13 +125,11 @@ class Session:
         if execute is not None:
             require_async("execute", execute)
         objects: list[object] = []
-        if key and (clean := self.run.redact_value(key)) != key:  # keys that contain different secrets stay different
-            key = f"{clean} {hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:16]}"
         journaled = self._journaled(arguments, objects)
-        life = self.run._lifecycle
-        while (task_id := self._by_key.get(key)) is None or not (once or life.is_unsettled(task_id)):
+        life, digest = self.run._lifecycle, key and _digest(key)
+        while (task_id := self._by_key.get(digest)) is None or not (once or life.is_unsettled(task_id)):
             try:
-                task_id = self._add(tool, journaled, key)
+                task_id = self._add(tool, journaled, digest)
             except RecordNotSerializable:
                 raise
             except StoreError:
@@ -155,7 +156,7 @@ class Session:
         running = self.run._lifecycle.running.values()
         return any(entry.deadline is not None and entry.fields["tool"] == tool for entry, _ in running)
 
-    def _add(self, name: str, arguments: JsonObject, key: str) -> TaskId:
+    def _add(self, name: str, arguments: JsonObject, digest: str) -> TaskId:
         live, function = self.run.live, self._tools.functions.get(name)
         number = len(live) + 1
         while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
@@ -173,14 +174,13 @@ class Session:
             )
             if name in live.tools:
                 self._models[name, function is None] = model
-        task = model.model_copy(update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: key}})
-        reason = f"{name} was called"
+        task = model.model_copy(update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: digest}})
         try:
-            self.run._lifecycle.add_call(task, reason)
+            self.run._lifecycle.add_call(task)
         except ChangeRejected:  # unknown, or it does not take these arguments: executing it says so
-            self.run._lifecycle.add_call(task.model_copy(update={"tool": None, "name": name}), reason)
-        if key:
-            self._by_key[key] = task_id
+            self.run._lifecycle.add_call(task.model_copy(update={"tool": None, "name": name}))
+        if digest:
+            self._by_key[digest] = task_id
         return task_id
 
     def _require_same_call(self, task_id: TaskId, key: str, tool: str, arguments: JsonObject) -> None:
@@ -202,7 +202,7 @@ class Session:
             change.kind == "modify" and change.task_id == task_id for changes in revisions for change in changes
         ):
             raise ValueError(
-                f"key {key!r} is that of call {task_id!r}, of {name!r} with {brief_repr(recorded)}; it cannot be that of a"
+                f"key {brief_repr(key)} is that of call {task_id!r}, of {name!r} with {brief_repr(recorded)}; it cannot be that of a"
                 f" call of {tool!r} with {brief_repr(given)}: use another key"
             )
 
@@ -248,6 +248,11 @@ class Session:
         if live.missing_facts:
             reason += f"; of the goal these facts do not hold: {', '.join(live.missing_facts)}"
         life.finish(status, reason, tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING))
+
+
+def _digest(key: str) -> str:
+    """Return what is recorded of a key, which may contain secrets."""
+    return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _escaped(arguments: JsonObject) -> JsonObject:

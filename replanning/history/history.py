@@ -343,8 +343,6 @@ class ReplanHistory:
                 self._store_event(decided)
             case PlanRevised():
                 self.revision = body.number
-                if body.is_call:
-                    return
                 if body.replan is None:
                     self.edits.append(PlanEdit(at, body.parent, body.number, body.changes, body.reason, body.by))
                     self._evicted_metrics += ReplanMetrics(edits=1)

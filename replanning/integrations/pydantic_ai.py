@@ -5,7 +5,6 @@ Tested with pydantic-ai 2.68. See docs/integrations/pydantic_ai.md.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
+from zlib import crc32
 
 from pydantic_core import to_json
 
@@ -129,10 +129,13 @@ class _AgentRun:
         self._numbers = count(1)
         self._dispatched: set[str] = set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the session was opened."""
+        return self._task is not None
+
     def open(self, ctx: Any, tools: Mapping[str, Any], hidden: set[str]) -> None:
         """Open the session with the tools of the first step of the run, in which those that are prepared may be hidden."""
-        if self._task is not None:
-            return
         capabilities = {name: each for name, each in self._capabilities.items() if name not in hidden - set(tools)}
         fields = {
             name: tool_fields(
@@ -240,9 +243,11 @@ class _ReplannedToolset(WrapperToolset[Any]):  # type: ignore[misc]
 
     async def get_tools(self, ctx: Any) -> Any:
         """Return the tools of a step."""
-        tools, prepared = await super().get_tools(ctx), set[str]()
-        self.apply(lambda each: prepared.update(each.tools) if isinstance(each, FunctionToolset) else None)
-        self.run.open(ctx, tools, prepared)
+        tools = await super().get_tools(ctx)
+        if not self.run.is_open:
+            prepared = set[str]()
+            self.apply(lambda each: prepared.update(each.tools) if isinstance(each, FunctionToolset) else None)
+            self.run.open(ctx, tools, prepared)
         return tools
 
     async def call_tool(self, name: str, tool_args: Any, ctx: Any, tool: Any) -> Any:
@@ -273,4 +278,4 @@ def _call_key(ctx: Any, name: str, arguments: object) -> str:
     response = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
     at = "" if response is None else response.timestamp.isoformat()
     said = to_json([name, arguments], fallback=lambda value: type(value).__name__, inf_nan_mode="strings")
-    return f"{at} {ctx.tool_call_id} {hashlib.sha256(said).hexdigest()[:12]}"
+    return f"{at} {ctx.tool_call_id} {crc32(said):08x}"

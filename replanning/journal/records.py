@@ -30,7 +30,7 @@ from replanning.changes import Alternative, PlanChange
 from replanning.errors import JournalCorrupt, PluginError
 from replanning.plan.document import Plan
 from replanning.plan.messages import brief_repr
-from replanning.plan.tasks import Goal
+from replanning.plan.tasks import Goal, Task
 from replanning.plan.types import AttemptId, JsonObject, JsonValue, QuestionId, ReplanId, RunId, TaskId, TriggerId
 from replanning.plugins import installed_plugins, load_plugin
 
@@ -599,8 +599,12 @@ class DecisionMade:
     duration: float = 0.0
 
 
-CALL: Final = "call"
-"""Author of the revisions with which the calls of an agent are added."""
+@dataclass(frozen=True, slots=True)
+class CallMade:
+    """An agent has called a tool: the call is a task that was added, without a revision of the plan."""
+
+    kind: ClassVar = "call-made"
+    call: Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,11 +622,6 @@ class PlanRevised:
     chosen: int | None = None
     hash: str = ""
     traces: dict[TaskId, str] = field(default_factory=dict)
-
-    @property
-    def is_call(self) -> bool:
-        """Whether an agent has added a call, which is neither a replan nor an edit."""
-        return self.by == CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -766,6 +765,7 @@ RecordBody = (
     | TriggerDropped
     | AlternativesConsidered
     | DecisionMade
+    | CallMade
     | PlanRevised
     | OutcomeRecorded
     | QuestionAsked
@@ -799,7 +799,7 @@ _KINDS_WITH_UNIONS: Final = frozenset(
 """Kinds with nested unions; their discriminator `kind` is a default value that the JSON text must keep."""
 
 
-_KINDS_OF_EVERY_TASK: Final = (AttemptStarted.kind, AttemptSucceeded.kind)
+_KINDS_OF_EVERY_TASK: Final = (CallMade.kind, AttemptStarted.kind, AttemptSucceeded.kind)
 
 _FORMAT_FIELD: Final = re.compile(r'\s*\{\s*"format"\s*:\s*(\d+)\s*,')
 

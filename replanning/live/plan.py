@@ -19,6 +19,7 @@ from replanning.journal.records import (
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
+    CallMade,
     ConditionEvaluated,
     ContextUpdated,
     DecisionMade,
@@ -38,6 +39,7 @@ from replanning.journal.records import (
 from replanning.live.draft import Draft
 from replanning.live.graph import CONDITION_NOT_MET, COUNTED_FAILURES, TaskEntry, TaskGraph, ToolBreaker
 from replanning.live.states import TaskEvent, TaskState, transition
+from replanning.plan.checks import TaskScope
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
 from replanning.plan.tasks import ToolSpec
@@ -45,7 +47,7 @@ from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
 
-_RUNNING: Final = TaskState.RUNNING
+_PENDING, _RUNNING = TaskState.PENDING, TaskState.RUNNING
 
 _MAX_RECENT_ENDS: Final = 20
 
@@ -232,6 +234,16 @@ class LivePlan(TaskGraph):
                 self.strips_problems.clear()
             handler(self, body, at)
 
+    def _on_call_made(self, body: CallMade, at: float) -> None:
+        task = body.call
+        if task.id in self.entries or task.depends_on:
+            raise ChangeRejected(
+                [Problem("task", f"{task.id!r} is not new, or depends on other tasks, and is no call")]
+            )
+        entry = self.insert(task, None)
+        self.counts[_PENDING] += 1
+        self.make_ready(entry)
+
     def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
         entry = self.entries.get(body.task) or self.entry(body.task)
         self.transition(entry, _START)
@@ -376,6 +388,7 @@ class LivePlan(TaskGraph):
                 if body.capacity is not None:
                     self.pool.capacity[body.name] = body.capacity
                     self.pool.limited = True
+                    self.scope = TaskScope(self.tools, self.pool.capacity, self.plan.objects)
                 self.unpark()
             case FactsObserved():
                 self._change_facts(body.holds, body.ceased)
@@ -423,6 +436,7 @@ def _stale_attempt_subject(body: AttemptSucceeded | AttemptFailed | AttemptTimed
 
 
 PLAN_RECORD_HANDLERS: Final[dict[type[RecordBody], Callable[..., None]]] = {
+    CallMade: LivePlan._on_call_made,
     AttemptStarted: LivePlan._on_attempt_started,
     AttemptSucceeded: LivePlan._on_attempt_succeeded,
     AttemptFailed: LivePlan._on_attempt_failed,

@@ -18,30 +18,32 @@ from weakref import WeakSet
 import anyio
 import anyio.lowlevel
 
-from replanning.changes import AddTask, PlanChange, target_task_ids
+from replanning.changes import PlanChange, target_task_ids
 from replanning.decision.confidence import PlanEvaluation, PlanEvaluator, source_key
 from replanning.decision.ledger import LEDGER_RECORDS, Ledger
 from replanning.decision.staleness import stale_reason
 from replanning.environment import Environment
 from replanning.errors import (
+    ChangeRejected,
     ExpressionError,
     LeaseLost,
     LLMRequestRejected,
     LLMUnavailable,
     NotRunning,
     OutputError,
+    Problem,
     RecordNotSerializable,
     StoreError,
     UnknownAttempt,
 )
 from replanning.journal.records import (
-    CALL,
     AttemptFailed,
     AttemptFenced,
     AttemptInterrupted,
     AttemptStarted,
     AttemptSucceeded,
     AttemptTimedOut,
+    CallMade,
     ConditionEvaluated,
     DecisionMade,
     ErrorContained,
@@ -73,10 +75,12 @@ from replanning.live.states import STUCK, WAITING, TaskState
 from replanning.live.view import PlanView
 from replanning.llm.completions import Completion, LLMCall
 from replanning.llm.quoting import truncate_text
+from replanning.plan.checks import check_task
 from replanning.plan.commands import filled_danger
 from replanning.plan.json_values import detached, is_redacted
 from replanning.plan.messages import brief_repr, join_names
 from replanning.plan.redaction import Redactor
+from replanning.plan.references import has_references
 from replanning.plan.secrets import MASK
 from replanning.plan.tasks import PLANNING_KEY, Task
 from replanning.plan.types import AttemptId, JsonValue, QuestionId, ReplanId, TaskId, TriggerId
@@ -495,19 +499,19 @@ class Lifecycle:
             self.timer.notify_deadline(due)
         return parent + 1
 
-    def add_call(self, task: Task, reason: str) -> None:
+    def add_call(self, task: Task) -> None:
         """Add a task that an agent calls now.
 
         Raises:
-            ChangeRejected: it does not fit the plan.
+            ChangeRejected: its tool is unknown, or does not take these arguments.
             NotRunning: the run has ended.
             StoreError: the journal does not take it; nothing has changed.
         """
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
-        changes, parent = (AddTask(task=task),), self.live.revision
-        draft = self.live.prepare(changes)
-        self.commit(PlanRevised(parent + 1, parent, changes, reason, CALL, hash=draft.plan_hash), draft)
+        if problems := check_task(task, self.live.scope):
+            raise ChangeRejected([Problem("", problem) for problem in problems])
+        self.commit(CallMade(task))
 
     # A failing store
 
@@ -830,10 +834,13 @@ class Lifecycle:
             for name in _COPIED_FIELDS:
                 value: object = fields[name]
                 if value or type(value) is dict:  # also empty objects, which can be filled
-                    copied[name] = detached(value)
-        if not fields["arguments"]:
+                    copied[name] = detached(value) if value else {}
+        declared = fields["arguments"]
+        if not declared:
             return entry.task.model_copy(update=copied) if copied else entry.task
-        declared = entry.task.arguments
+        if not has_references(declared):
+            copied["arguments"] = detached(declared)
+            return entry.task.model_copy(update=copied)
         try:
             arguments = self.live.arguments(entry)
         except ExpressionError as error:
@@ -1285,6 +1292,7 @@ class OutcomeCollector:
         self._outcomes: list[ToolOutcome] = []
         self._observes_attempts = False
         life.observers[PlanRevised].append(self._on_revised)
+        life.observers.setdefault(CallMade, []).append(self._on_call_made)
         life.observers[OutcomeRecorded].append(self._on_recorded)
         self._observe_attempts()
 
@@ -1303,6 +1311,10 @@ class OutcomeCollector:
             self._settle(self._lifecycle.live.entry(record.body.task), record.at)
         elif isinstance(record.body, PlanRevised):
             self._on_revised(record)
+
+    def _on_call_made(self, record: Record) -> None:
+        if not self._observes_attempts:
+            self._observe_attempts()
 
     def _on_revised(self, record: Record) -> None:
         self._observe_attempts()

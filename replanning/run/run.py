@@ -301,20 +301,15 @@ class PlanRun:
         _require_exceptions(passes)
         life = self._lifecycle
         root = life.live.entry(life.live.entry(TaskId(task_id)).root)
+        performed = _Performance(self, work, passes)
         outputs = dict[TaskId, object]()
         error: Exception | None = None  # of the tool of the task
         last: Exception | None = None
         life.reserve(root)
         try:
             while not root.satisfied and (claimed := await life.next_task(root=root)) is not None:
-                (entry, task), last = claimed, None
-                async with Attempt(self, task, passes, entry) as attempt:
-                    try:
-                        outputs[task.id] = attempt.output = await work(task, attempt.context)
-                    except Exception as raised:
-                        last = raised if attempt.id else None
-                        raise
-                if task.tool == root.task.tool:
+                last = await performed.attempt(*claimed, outputs)
+                if claimed[1].tool == root.task.tool:
                     error = last
             if root.satisfied:
                 return self._performed_output(root, outputs)
@@ -831,6 +826,61 @@ def require_async(name: str, given: object) -> None:
         )
 
 
+class _Performance:
+    """Attempts at the tasks of one lineage, in the async task of whoever calls `PlanRun.perform`.
+
+    Args:
+        run: the run.
+        work: executes a task.
+        passes: exceptions that are control flow rather than failures.
+    """
+
+    __slots__ = ("_cancelled", "_lifecycle", "_passes", "_run", "_scope", "_work", "id", "task")
+
+    def __init__(self, run: PlanRun, work: Work, passes: tuple[type[BaseException], ...]) -> None:
+        self._run = run
+        self._lifecycle = run._lifecycle
+        self._work = work
+        self._passes = passes
+        self._scope: anyio.CancelScope
+        self.id = _NOT_STARTED
+        self.task: Task
+
+    def cancel(self) -> None:
+        """Stop the work; nothing that it still reports is accepted."""
+        self._cancelled = True
+        self._scope.cancel()
+
+    async def attempt(self, entry: TaskEntry, task: Task, outputs: dict[TaskId, object]) -> Exception | None:
+        """Execute a task that was claimed; put its output to the others, or return what the work raised.
+
+        Raises:
+            BaseException: the work was interrupted, or raised one of the exceptions that pass.
+        """
+        life, self.task, self._cancelled = self._lifecycle, task, False
+        if not life.start_now(entry, self) and not await life.start_pulled(self):
+            return None
+        token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
+        try:
+            try:
+                with self._scope:
+                    output = outputs[task.id] = await self._work(task, TaskContext(self._run, task, self.id))
+            finally:
+                if token is not None:
+                    life.spans.detach(token)
+                if self._cancelled:
+                    life.body_ended(self.id)
+        except BaseException as error:
+            if not _is_failure(error) or isinstance(error, self._passes):
+                life.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+                raise
+            life.failed(self.id, error)
+            return error if isinstance(error, Exception) else None
+        if not self._cancelled:
+            life.succeeded(self.id, output, keep_if_possible=True)
+        return None
+
+
 class Attempt:
     """One execution of a task: `async with run.attempt(task) as attempt: attempt.output = ...`.
 
@@ -847,10 +897,8 @@ class Attempt:
     """
 
     __slots__ = (
-        "_claimed",
         "_lifecycle",
         "_not_started",
-        "_passes",
         "_run",
         "_scope",
         "_token",
@@ -861,17 +909,9 @@ class Attempt:
         "task",
     )
 
-    def __init__(
-        self,
-        run: PlanRun,
-        task: Task,
-        passes: tuple[type[BaseException], ...] | None = None,
-        claimed: TaskEntry | None = None,
-    ) -> None:
-        self._claimed = claimed  # just now, so that nothing has changed since
+    def __init__(self, run: PlanRun, task: Task) -> None:
         self._run = run
         self._lifecycle = run._lifecycle
-        self._passes = passes  # None unless the task is performed
         self.task = task
         self.id = _NOT_STARTED
         self.output: object = None
@@ -905,8 +945,7 @@ class Attempt:
 
     async def __aenter__(self) -> Self:
         life = self._lifecycle
-        claimed = self._claimed
-        started = (claimed is not None and life.start_now(claimed, self)) or await life.start_pulled(self)
+        started = await life.start_pulled(self)
         self._scope.__enter__()
         if started:
             self.context = TaskContext(self._run, self.task, self.id)
@@ -927,13 +966,13 @@ class Attempt:
             life.body_ended(self.id)
         if error is None or (swallowed and self.cancelled):
             if not self.cancelled:
-                life.succeeded(self.id, self.output, keep_if_possible=self._passes is not None)
+                life.succeeded(self.id, self.output)
             return True
-        if _is_failure(error) and not isinstance(error, self._passes or ()):
+        if _is_failure(error):
             if not self._not_started:
                 life.failed(self.id, error)
             return True
-        life.interrupted(self.id, f"{type(error).__name__} in the worker", again=self._passes is not None)
+        life.interrupted(self.id, f"{type(error).__name__} in the worker")
         return False
 
 

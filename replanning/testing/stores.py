@@ -436,6 +436,7 @@ def sample_bodies() -> tuple[RecordBody, ...]:
         journal.TriggerDropped(_TRIGGER, "the plan has moved on"),
         journal.AlternativesConsidered(_REPLAN, (_TRIGGER,), 0, candidates, notes=("asked 'x': \x1b[31m\x00",)),
         journal.DecisionMade(_REPLAN, (_TRIGGER,), "execute", "threshold", "0.77 ≥ 0.7", chosen=0, duration=1e-7),
+        journal.CallMade(task),
         journal.PlanRevised(1, 0, changes, "equal capability", "policy", (_TRIGGER,), _REPLAN, 0, "0" * 64),
         journal.OutcomeRecorded(_REPLAN, succeeded=False, duration=0.5),
         journal.QuestionAsked(_QUESTION, _REPLAN, (_TRIGGER,), "Which?", candidates, (_TASK,), "print", 1, 2e9, 1e9),

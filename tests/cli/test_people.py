@@ -271,4 +271,4 @@ def test_sessions_of_programs(tmp_path: Path) -> None:
     assert "go on with: the program that began it" in cli(tmp_path, "approve", "s", "1", *store).stdout
     assert "go on     the program that began it" in cli(tmp_path, "status", "s", *store).stdout
     assert answer(tmp_path, "status", "s", *store)["status"] == "paused"
-    assert "revision 1 was made by a call" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr
+    assert "it has revisions 0 to 0" in cli(tmp_path, "why", "s", "1", *store, code=1).stderr

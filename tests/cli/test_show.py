@@ -193,7 +193,7 @@ def test_session() -> None:
     anyio.run(play)
     text = call("show")
     assert "✓ shout-1" in text
-    assert "edit by hand → revision 2" in text
+    assert "edit by hand → revision 1" in text
     assert "by hand: one more \\x1b[2J" in text
     assert "add more (search)" in text
 

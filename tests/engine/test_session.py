@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from replanning import Goal, Plan, ReplanningEngine, Task, ToolSpec, tool
 from replanning.errors import CallFailed, NeedsHuman, NotRunning, RecordNotSerializable, RunOwned, StoreError
-from replanning.journal import AttemptStarted, Lease, MemoryStore, PlanRevised, Record, SqliteStore
+from replanning.journal import AttemptStarted, CallMade, Lease, MemoryStore, Record, SqliteStore
 from replanning.testing import VirtualClock
 from tests.support.questions import asking
 from tests.support.runs import bodies, make_engine
@@ -497,14 +497,15 @@ async def test_left_to_be_resumed(clock: VirtualClock) -> None:
 
 
 async def test_calls_are_no_replans(clock: VirtualClock) -> None:
-    """Calls are on record as revisions of their own, and count neither as replans nor as edits."""
+    """Calls are on record, and are neither revisions of the plan nor replans nor edits."""
     engine = engine_of(clock)
     async with engine.session("echo", tools=[echo]) as session:
         for number in range(3):
             await session.call(echo, number)
     assert session.run.result.revisions == ()
+    assert session.run.live.revision == 0
     assert not engine.history(session.run.id).edits
-    assert [body.by for body in bodies(engine.store, session.run.id, PlanRevised)] == ["call"] * 3
+    assert len(bodies(engine.store, session.run.id, CallMade)) == 3
     assert len(bodies(engine.store, session.run.id, AttemptStarted)) == 3
 
 
@@ -546,7 +547,7 @@ async def test_ids_of_calls(clock: VirtualClock) -> None:
 
     class Small(MemoryStore):
         def append(self, lease: Lease, record: Record) -> None:
-            if isinstance(record.body, PlanRevised) and record.body.number > 2:
+            if isinstance(record.body, CallMade) and record.body.call.id == "echo-5":
                 raise RecordNotSerializable("it is too large")
             super().append(lease, record)
 

@@ -184,6 +184,8 @@ class RunModel:
                 self.ended = True
                 for task_id in body.cancelled:
                     self.tasks[task_id].state = "cancelled"
+            case journal.CallMade():
+                self._bring_in(body.call, body.call.id, required=not body.call.optional)
             case journal.PlanRevised():
                 self.revision = body.number
                 for change in body.changes:
@@ -347,6 +349,9 @@ class _InvariantChecker:
                 state, unmet = model.tasks[body.task].state, model.unmet_dependencies(body.task)
                 self._require(state == "waiting", f"the condition of {body.task!r} is evaluated, which is {state}")
                 self._require(not unmet, f"the condition of {body.task!r} is evaluated before its turn")
+            case journal.CallMade():
+                self._require(body.call.id not in model.tasks, f"call {body.call.id!r} has the id of another task")
+                self._require(not body.call.depends_on, f"call {body.call.id!r} waits for other tasks")
             case journal.PlanRevised():
                 self._check_revision(body)
             case journal.TriggerFired():
