@@ -248,6 +248,19 @@ def test_replay() -> None:
     assert replayable_state(replayed) == replayable_state(run.live)
 
 
+def test_call() -> None:
+    """A call is ready at once, without a revision; one with the id of another task, or with dependencies, is refused."""
+    run = chain("a", "b")
+    run.fold(journal.CallMade(task("search-3")))
+    assert (run.states()["search-3"], run.live.revision) == ("READY", 0)
+    before = full_state(run.live)
+    for wrong in (task("a"), task("search-4", "a")):
+        with pytest.raises(ChangeRejected, match="is no call"):
+            run.fold(journal.CallMade(wrong))
+    assert full_state(run.live) == before
+    assert replayable_state(run.replayed()) == replayable_state(run.live)
+
+
 def test_revisions() -> None:
     """Each set of changes makes a revision with its own hash; changes for another revision are refused."""
     run = chain("a", "b")
