@@ -452,10 +452,10 @@ _NAMES_BEFORE_WORDS: Final = re.compile("passw|bearer|vault", re.IGNORECASE)
 
 
 def is_simple(text: str) -> bool:
-    """Return whether a text is of short words alone, in which no rule finds anything; that is quick to see.
+    """Return whether a text consists of short words in which no rule can find a secret: a quick look.
 
-    Formats have more characters than the words, or others. Apart from three names, only signs, line ends and options tell
-    that a value follows a name.
+    Every token format is longer than these words, or has other characters. A value is found by the name before it only
+    where a sign, a line end or an option follows the name, except for three names.
     """
     return _SIMPLE.fullmatch(text) is not None and _NAMES_BEFORE_WORDS.search(text) is None
 

@@ -852,7 +852,7 @@ class _Performance:
         self._scope.cancel()
 
     async def attempt(self, entry: TaskEntry, task: Task, outputs: dict[TaskId, object]) -> Exception | None:
-        """Execute a task that was claimed; put its output to the others, or return what the work raised.
+        """Execute a task that was claimed, and add its output to `outputs`; return the exception if the work failed with one.
 
         Raises:
             BaseException: the work was interrupted, or raised one of the exceptions that pass.
