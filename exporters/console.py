@@ -47,7 +47,7 @@ class ConsoleExporter(Exporter):
 
     For example::
 
-        14:02:07.310 20260714-140207-3fa9c1 4 attempt-failed build#1 FileNotFoundError: no such tool
+        14:02:07.310 20260714-140207-3fa9c1d07b52 4 attempt-failed build#1 FileNotFoundError: no such tool
 
     Args:
         stream: `stderr`, `stdout` or an open text file.

@@ -73,7 +73,7 @@ async def move_on_after(seconds: float, clock: Clock) -> AsyncIterator[anyio.Can
 
 def new_run_id() -> str:
     """Return a unique id that sorts by time."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(6)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ commands = Program()
 @commands.command(
     epilog=epilog(
         "replanning resume latest",
-        "replanning resume 20250131-120000-1a2b3c --set context.region=us",
-        "replanning resume 20250131-120000-1a2b3c --from 2    a new run of the tasks that revision 2 had left",
+        "replanning resume 20250131-120000-1a2b3c4d5e6f --set context.region=us",
+        "replanning resume 20250131-120000-1a2b3c4d5e6f --from 2    a new run of the tasks that revision 2 had left",
         codes=RUN_EXIT_CODES_HELP,
     )
 )

@@ -127,7 +127,9 @@ class MessageOptions:
 
 
 @commands.command(
-    epilog=_epilog("replanning status", "replanning status 20250131-120000-1a2b3c", "replanning status latest --json")
+    epilog=_epilog(
+        "replanning status", "replanning status 20250131-120000-1a2b3c4d5e6f", "replanning status latest --json"
+    )
 )
 def status(
     run: AnyRunArgument = None,
@@ -311,7 +313,7 @@ def _task_counts(report: RunStatusReport) -> str:
 
 
 @commands.command("questions", hidden=True)
-@commands.command(epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c --json"))
+@commands.command(epilog=_epilog("replanning pending", "replanning pending 20250131-120000-1a2b3c4d5e6f --json"))
 def pending(run: AnyRunArgument = None, *, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Show the questions that wait for a person, with the choices and the changes that each one makes."""
     now = SystemClock().now()
@@ -374,8 +376,8 @@ def _posted_answer_text(answer: journal.InboxMessage) -> str:
 @commands.command(
     epilog=_epilog(
         "replanning approve",
-        "replanning approve 20250131-120000-1a2b3c 1 --choice 2 --comment 'cheaper'",
-        "replanning approve --all 20250131-120000-1a2b3c",
+        "replanning approve 20250131-120000-1a2b3c4d5e6f 1 --choice 2 --comment 'cheaper'",
+        "replanning approve --all 20250131-120000-1a2b3c4d5e6f",
     )
 )
 def approve(
@@ -392,7 +394,7 @@ def approve(
     (_answer_all if every else _answer)(question or (), "approve", options, choice=choice)
 
 
-@commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c 1 --comment 'not today'"))
+@commands.command(epilog=_epilog("replanning reject 20250131-120000-1a2b3c4d5e6f 1 --comment 'not today'"))
 def reject(question: QuestionArgument = None, *, every: AllOption = False, options: MessageOptions) -> None:
     """Refuse every change that a run asks about; the plan stays as it is."""
     (_answer_all if every else _answer)(question or (), "reject", options)

@@ -19,6 +19,7 @@ from replanning import (
     TransientError,
     open_run,
 )
+from replanning.environment import Environment
 from replanning.errors import ChangeRejected, NotRunning, ReplanningError, RunFailed, UnknownAttempt, UnknownTask
 from replanning.history import run_status
 from replanning.journal import (
@@ -413,6 +414,12 @@ async def test_arguments_are_resolved() -> None:
         await perform(run, work)
     (call,) = work.calls_of("b")
     assert call.task.arguments == call.context.arguments == {"path": ["x"], "where": "in eu"}
+
+
+def test_ids_of_runs_of_one_second() -> None:
+    """Runs that are begun in the same second get different ids, also when there are thousands of them."""
+    new_id = Environment().new_id
+    assert len({new_id() for _ in range(20_000)}) == 20_000
 
 
 async def test_large_output_is_refused() -> None:
