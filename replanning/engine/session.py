@@ -215,8 +215,10 @@ class Session:
             objects.append(value)
             return {_OBJECT_KEY: len(objects) - 1, "type": type(value).__name__}
 
-        named = {str(name): value for name, value in arguments.items()}
-        most = self.run._lifecycle.settings.max_output
+        named, life = {str(name): value for name, value in arguments.items()}, self.run._lifecycle
+        most = life.settings.max_output
+        if (plain := life.redactor.plain_value(named, most)) is not None:
+            return as_object(plain)
         try:  # all at once, unless a null stands for a number that is not finite
             text = to_json(named, fallback=reference, inf_nan_mode="constants")
             journaled: JsonObject = from_json(text, allow_inf_nan=False)

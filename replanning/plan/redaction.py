@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +64,57 @@ _COMPARISON: Final = re.compile("[=<>!]+")
 
 _TEXTLESS_TYPES: Final = frozenset({int, float, bool, NoneType})
 
+_MAX_CHAR_BYTES: Final = 6
+"""Bytes of a character of a text as JSON: of one that is escaped."""
+
+_MAX_ITEM_BYTES: Final = _MAX_CHAR_BYTES * _MAX_CACHED_CHARS + 4
+"""Bytes of an item of an array, if it is no number but a short text, and of what separates it from the next one."""
+
+_MAX_INT_BITS: Final = 63
+_MAX_PLAIN_DEPTH: Final = 64
+
 PartT = TypeVar("PartT")
+
+
+class _NotPlain(Exception):
+    """A value may be no JSON, or may be too large."""
+
+
+class _Room:
+    """How large a value may still be; without a limit, it is JSON of any size.
+
+    Args:
+        bytes: of its JSON text.
+        levels: of its arrays and objects.
+    """
+
+    __slots__ = ("_bytes", "_is_limited", "levels")
+
+    def __init__(self, bytes: float = math.inf, levels: float = math.inf) -> None:  # noqa: A002 # what it counts
+        self._bytes = bytes
+        self.levels = levels
+        self._is_limited = levels < math.inf
+
+    def take(self, bytes: int, levels: int = 0) -> None:  # noqa: A002 # what it counts
+        """Count a part of the value.
+
+        Raises:
+            _NotPlain: it is too large.
+        """
+        self._bytes -= bytes
+        self.levels -= levels
+        if self._bytes < 0 or self.levels < 0:
+            raise _NotPlain
+
+    def other(self, value: object) -> object:
+        """Return a value that needs a closer look if its size is limited, such as one of a subclass of `str`.
+
+        Raises:
+            _NotPlain: it is limited.
+        """
+        if self._is_limited:
+            raise _NotPlain
+        return value
 
 
 class Redactor:
@@ -133,9 +184,24 @@ class Redactor:
             RecordNotSerializable: it is nested too deeply for JSON.
         """
         try:
-            return self._redact_value(value)
+            clean: JsonValue = self._redact_value(value, _Room())
         except RecursionError:
             raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
+        return clean
+
+    def plain_value(self, value: object, max_bytes: int) -> JsonValue:
+        """Return a value without secrets that is JSON already, except that it may have tuples for arrays.
+
+        Returns:
+            None if it may be no JSON, have more than `max_bytes` bytes, or be nested too deeply: a closer look tells.
+        """
+        room = _Room(max_bytes, _MAX_PLAIN_DEPTH)
+        try:
+            room.take(_MAX_ITEM_BYTES)
+            clean: JsonValue = self._redact_value(value, room)
+        except (_NotPlain, RuntimeError):  # of what another thread changes
+            return None
+        return clean
 
     def document(self, document: PartT) -> PartT:
         """Return a plan, or any part of one, without secrets; the same object if it has none.
@@ -169,31 +235,42 @@ class Redactor:
             clean = part if value == part else value
         return cast("PartT", clean)
 
-    def _redact_value(self, value: JsonValue) -> JsonValue:
-        clean_texts = self._clean_texts
-        if isinstance(value, str):
+    def _redact_value(self, value: Any, room: _Room) -> Any:
+        kind, clean_texts = type(value), self._clean_texts
+        if kind is str:
+            if len(value) > _MAX_CACHED_CHARS:
+                room.take(_MAX_CHAR_BYTES * len(value))
             return value if value in clean_texts else self.text(value)
-        if isinstance(value, list):
-            return [item if type(item) in _TEXTLESS_TYPES else self._redact_value(item) for item in value]
-        if not isinstance(value, dict):
+        if kind in _TEXTLESS_TYPES:
+            if (kind is float and value - value != 0) or (kind is int and value.bit_length() > _MAX_INT_BITS):
+                return room.other(value)
             return value
-        found: dict[str, JsonValue] = {}
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise RecordNotSerializable(f"{key!r} cannot name a member of a JSON object, which a text does")
-            short = len(key) < _MIN_SECRET_CHARS and key.isascii()  # as most names are
-            name = clean = key if short or key in clean_texts else self.text(key)
-            number = 1
-            while name in found:  # what differed in a secret alone
-                number += 1
-                name = f"{clean} {number}"
-            if (accepts := secret_predicate(key)) is not None:
-                item = _mask_member(key, item, accepts)  # noqa: PLW2901 - the item as it may be recorded
-            if type(item) is str:
-                found[name] = item if item in clean_texts else self.text(item)
-            else:
-                found[name] = item if type(item) in _TEXTLESS_TYPES else self._redact_value(item)
-        return found
+        if kind is not dict and kind is not list and kind is not tuple:
+            value = room.other(value)
+        if isinstance(value, dict):
+            room.take(2 * _MAX_ITEM_BYTES * len(value), 1)
+            found: dict[str, JsonValue] = {}
+            for key, item in value.items():
+                if type(key) is not str and not isinstance(room.other(key), str):
+                    raise RecordNotSerializable(f"{key!r} cannot name a member of a JSON object, which a text does")
+                short = len(key) < _MIN_SECRET_CHARS and key.isascii()  # as most names are
+                name = clean = key if short or key in clean_texts else self._redact_value(key, room)
+                number = 1
+                while name in found:  # what differed in a secret alone
+                    number += 1
+                    name = f"{clean} {number}"
+                if (accepts := secret_predicate(key)) is not None:
+                    item = _mask_member(key, room.other(item), accepts)  # noqa: PLW2901 - the item as it may be recorded
+                known = type(item) is str and item in clean_texts
+                found[name] = item if known else self._redact_value(item, room)
+            room.levels += 1
+            return found
+        if isinstance(value, (list, tuple)):
+            room.take(_MAX_ITEM_BYTES * len(value), 1)
+            items = [self._redact_value(item, room) for item in value]
+            room.levels += 1
+            return items
+        return self.text(value) if isinstance(value, str) else value
 
 
 @cache
@@ -311,7 +388,7 @@ def _matches(pattern: Any, text: str) -> Iterator[Span]:
             yield first, characters
 
 
-def _mask_member(key: str, item: JsonValue, accepts: Callable[[str], bool]) -> JsonValue:
+def _mask_member(key: str, item: Any, accepts: Callable[[str], bool]) -> Any:
     """Return the value of a member whose name is that of a secret, masked unless it cannot be one."""
     if isinstance(item, list):
         return [_mask_member(key, part, accepts) for part in item]

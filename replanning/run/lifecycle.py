@@ -1215,6 +1215,8 @@ def _serialise_output(
         except BaseException as error:  # every error of a codec is a failure of the attempt
             problem = describe_error(plugin_error(error))
             raise OutputError(f"the codec failed for {type(output).__name__}: {problem}") from error
+    if (plain := redactor.plain_value(output, max_bytes)) is not None:
+        return plain, True
     try:
         value, size = to_plain_json(output)
     except RecordNotSerializable:
