@@ -13,6 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from replanning.plan.document import Plan
+from replanning.plan.json_values import detached
 from replanning.plan.messages import require_instance, validation_problems, wrong_kinds
 from replanning.plan.tasks import Retry, Task, ToolSpec
 from replanning.run.run import TaskContext, Work
@@ -154,6 +155,7 @@ class FunctionTool(Generic[Parameters, ReturnedT]):
         """
         values = dict(arguments)
         for name in self._contexts:
+            context.arguments = detached(context.arguments)  # which the function may change
             values[name] = context
         if convert:
             values |= {name: self._converted(name, value) for name, value in arguments.items() if name in self._hints}

@@ -19,7 +19,7 @@ from replanning.plan.messages import brief_repr, join_names, wrong_kinds
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, JsonValue, TaskId
-from replanning.run.run import PlanRun, TaskContext, require_async
+from replanning.run.run import PlanRun, TaskContext, require_async, require_exceptions
 
 Parameters = ParamSpec("Parameters")
 
@@ -122,6 +122,7 @@ class Session:
             ("passes", passes, tuple, "a tuple of classes of exceptions"),
         ):
             raise TypeError("; ".join(wrong))
+        require_exceptions(passes)
         if execute is not None:
             require_async("execute", execute)
         objects: list[object] = []
@@ -149,7 +150,7 @@ class Session:
                 raise LookupError(f"no function was given for the tool {name!r}")
             return await function.execute(values, context, convert=not same)
 
-        return await self.run.perform(task_id, work, passes=(*self._passes, *passes))
+        return await self.run._perform(task_id, work, (*self._passes, *passes), is_own=True)
 
     def is_timed(self, tool: str) -> bool:
         """Return whether a call of this tool is being executed that has a deadline."""

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from types import NoneType
 from typing import Final
 
 from pydantic import JsonValue
@@ -32,6 +33,7 @@ _PATTERN_FIELDS: Final = ("requires", "adds", "removes", "needs", "produces", "c
 _MAX_CYCLE_NAMES: Final = 10
 _TARGETS_PER_PASS: Final = 4096
 """Targets answered for in one pass: one bit each per node, so half a KiB per node."""
+_JSON_TYPES: Final = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
 _PARAMETER_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "path": (str, list, tuple),
@@ -42,6 +44,13 @@ _PARAMETER_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "object": (dict,),
     "any": (object,),
 }
+
+_SIMPLE_TYPES: Final[Mapping[str, frozenset[type]]] = {
+    **{name: frozenset({kind}) for name, kind in _JSON_TYPES.items()},
+    "number": frozenset({int, float}),
+    "any": frozenset({*_JSON_TYPES.values(), float, NoneType}),
+}
+"""Types of most values of parameters, without subclasses."""
 
 
 def check_plan(
@@ -131,6 +140,8 @@ def _check_graph(
 
 def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     """Return the problems of one task and its fallbacks, without its relations to other tasks."""
+    if _is_simple_call(task, scope):
+        return []
     problems = [
         f"{format_path(path[:2])}: {text}" if path and path[0] in ("fallbacks", "undo") else text
         for path, text in _check_bodies(_parsed_bodies(task), scope)
@@ -138,6 +149,19 @@ def check_task(task: TaskBody, scope: TaskScope) -> list[str]:
     if problems:
         scope.hints = NameSuggester()  # its bound is for one task
     return problems
+
+
+def _is_simple_call(task: TaskBody, scope: TaskScope) -> bool:
+    """Return whether a task only calls a tool, with values of the stated types: a quick look, as most calls are like that."""
+    tool = scope.tools.get(task.tool or "")
+    if tool is None or not tool.parameters or task.resources or task.fallbacks or task.undo or task.when:
+        return False
+    given, parameters = task.arguments, tool.parameters
+    required, taken = scope.demands(tool)
+    for name in given:
+        if type(given[name]) not in _SIMPLE_TYPES.get(parameters.get(name, ""), ()):
+            return False
+    return not taken and all(map(given.__contains__, required)) and not has_references(given)
 
 
 def result_references(task: Task, known: Container[str]) -> Iterator[tuple[JsonPath, str, str]]:

@@ -164,7 +164,17 @@ class Reference:
 
 def has_references(value: object) -> bool:
     """Return whether arguments may have references: a quick look, as most have none."""
-    return "${" in str(value)
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if "${" in item:
+                return True
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, (list, tuple)):
+            stack += item
+    return False
 
 
 def find_references(value: JsonValue, task_ids: Container[str] = ()) -> tuple[Reference, ...]:

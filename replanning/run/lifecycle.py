@@ -592,7 +592,7 @@ class Lifecycle:
     # Handing out tasks
 
     async def next_task(
-        self, left: deque[TaskOffer] | None = None, *, root: TaskEntry | None = None
+        self, left: deque[TaskOffer] | None = None, *, root: TaskEntry | None = None, copied: bool = True
     ) -> tuple[TaskEntry, Task] | None:
         """Wait for the next task and return it with its arguments resolved.
 
@@ -600,6 +600,7 @@ class Lifecycle:
             left: tasks that others have pulled and not started, for a puller that gets them if there are no others; the
                 one that is returned stays the first of them.
             root: the first task of a lineage that is reserved, of which alone a task is wanted.
+            copied: whether the one who gets the task may change its objects and arrays.
 
         Returns:
             None when the run has ended, or nothing of the lineage is left to be executed.
@@ -641,7 +642,7 @@ class Lifecycle:
                             and not self._evaluate_condition(entry)
                         ):
                             continue
-                        if (task := self._resolve_arguments(entry)) is not None:
+                        if (task := self._resolve_arguments(entry, copied=copied)) is not None:
                             return entry, task
                     except StoreError:
                         live.return_claim(entry)
@@ -826,21 +827,23 @@ class Lifecycle:
         self.commit(ConditionEvaluated(entry.id, value, error))
         return bool(value)
 
-    def _resolve_arguments(self, entry: TaskEntry) -> Task | None:
+    def _resolve_arguments(self, entry: TaskEntry, *, copied: bool) -> Task | None:
         """Return the task with its references replaced by values; None where they have none, and it has failed."""
         fields = entry.fields
-        copied: dict[str, object] = {}
+        if not copied and not has_references(fields["arguments"]):
+            return entry.task
+        changed: dict[str, object] = {}
         if fields["metadata"] or fields["resources"] or fields["fallbacks"] or fields["undo"]:
             for name in _COPIED_FIELDS:
                 value: object = fields[name]
                 if value or type(value) is dict:  # also empty objects, which can be filled
-                    copied[name] = detached(value) if value else {}
+                    changed[name] = detached(value) if value else {}
         declared = fields["arguments"]
         if not declared:
-            return entry.task.model_copy(update=copied) if copied else entry.task
+            return entry.task.model_copy(update=changed) if changed else entry.task
         if not has_references(declared):
-            copied["arguments"] = detached(declared)
-            return entry.task.model_copy(update=copied)
+            changed["arguments"] = detached(declared)
+            return entry.task.model_copy(update=changed)
         try:
             arguments = self.live.arguments(entry)
         except ExpressionError as error:
@@ -859,7 +862,7 @@ class Lifecycle:
                 text = f"with the arguments filled in, {harm}; state whether the tool {tool.name!r} is `dangerous`"
                 self.failed(self.start(entry), Failure("ArgumentError", text, kind="refused"))
                 return None
-        return entry.task.model_copy(update={**copied, "arguments": arguments})
+        return entry.task.model_copy(update={**changed, "arguments": arguments})
 
     # Attempts
 

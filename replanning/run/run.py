@@ -298,7 +298,13 @@ class PlanRun:
             UnknownTask: there never was such a task.
         """
         require_async("work", work)
-        _require_exceptions(passes)
+        require_exceptions(passes)
+        return await self._perform(task_id, work, passes)
+
+    async def _perform(
+        self, task_id: str, work: Work, passes: tuple[type[BaseException], ...], *, is_own: bool = False
+    ) -> object:
+        """Do the same as `perform`; `is_own` for work that changes nothing of the task, which is not copied then."""
         life = self._lifecycle
         root = life.live.entry(life.live.entry(TaskId(task_id)).root)
         performed = _Performance(self, work, passes)
@@ -307,7 +313,7 @@ class PlanRun:
         last: Exception | None = None
         life.reserve(root)
         try:
-            while not root.satisfied and (claimed := await life.next_task(root=root)) is not None:
+            while not root.satisfied and (claimed := await life.next_task(root=root, copied=not is_own)) is not None:
                 last = await performed.attempt(*claimed, outputs)
                 if claimed[1].tool == root.task.tool:
                     error = last
@@ -652,7 +658,12 @@ class PlanRun:
             raise NotRunning(f"the run is {self._lifecycle.end.status}; {consequence}")
 
 
-def _require_exceptions(passes: object) -> None:
+def require_exceptions(passes: object) -> None:
+    """Refuse what is no tuple of classes of exceptions.
+
+    Raises:
+        TypeError: it is something else.
+    """
     if not isinstance(passes, tuple) or not all(isinstance(e, type) and issubclass(e, BaseException) for e in passes):
         raise TypeError(f"passes: expected a tuple of classes of exceptions, got {brief_repr(passes)}")
 
