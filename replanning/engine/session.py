@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import FunctionType, NoneType
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
 
 from pydantic_core import from_json, to_json, to_jsonable_python
 
@@ -19,7 +20,7 @@ from replanning.plan.messages import brief_repr, join_names, wrong_kinds
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
 from replanning.plan.types import MAX_NAME_CHARS, JsonObject, JsonValue, TaskId
-from replanning.run.run import PlanRun, TaskContext, require_async, require_exceptions
+from replanning.run.run import Performance, PlanRun, TaskContext, require_async, require_exceptions
 
 Parameters = ParamSpec("Parameters")
 
@@ -125,12 +126,11 @@ class Session:
         require_exceptions(passes)
         if execute is not None:
             require_async("execute", execute)
-        objects: list[object] = []
-        journaled = self._journaled(arguments, objects)
+        given = self._given(tool, arguments)
         life, digest = self.run._lifecycle, key and _digest(key)
         while (task_id := self._by_key.get(digest)) is None or not (once or life.is_unsettled(task_id)):
             try:
-                task_id = self._add(tool, journaled, digest)
+                task_id = self._add(tool, given.journaled, digest)
             except RecordNotSerializable:
                 raise
             except StoreError:
@@ -138,24 +138,39 @@ class Session:
             else:
                 break
         else:
-            self._require_same_call(task_id, key, tool, journaled)
+            self._require_same_call(task_id, key, tool, given.journaled)
+        return await Call(self, task_id, given, passes).finish(execute)
 
-        async def work(task: Task, context: TaskContext) -> object:
-            same = context.arguments == journaled
-            values = arguments if same else _restore(context.arguments, objects)
-            name = task.tool or tool
-            if execute is not None:
-                return await execute(name, values)
-            if (function := self._tools.functions.get(name)) is None:
-                raise LookupError(f"no function was given for the tool {name!r}")
-            return await function.execute(values, context, convert=not same)
+    def begin(
+        self, tool: str, arguments: Mapping[str, object], *, key: str = "", passes: tuple[type[BaseException], ...] = ()
+    ) -> Call | None:
+        """Make a call as `invoke` does, for a thread that executes the tool without awaiting anything.
 
-        return await self.run._perform(task_id, work, (*self._passes, *passes), is_own=True)
+        Returns:
+            The call, also where its tool cannot be executed at once; None if nothing was done.
+        """
+        digest = key and _digest(key)
+        if digest in self._by_key:
+            return None
+        given = self._given(tool, arguments)
+        try:
+            task_id = self._add(tool, given.journaled, digest)
+        except RecordNotSerializable:
+            raise
+        except StoreError:
+            return None
+        call = Call(self, task_id, given, passes)
+        call.is_begun = call.begin()
+        return call
 
     def is_timed(self, tool: str) -> bool:
         """Return whether a call of this tool is being executed that has a deadline."""
         running = self.run._lifecycle.running.values()
         return any(entry.deadline is not None and entry.fields["tool"] == tool for entry, _ in running)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Take the thread of a block for that of the session, whose event loop must not run anything meanwhile."""
+        return self.run._lifecycle.loop.entered()
 
     def _add(self, name: str, arguments: JsonObject, digest: str) -> TaskId:
         live, function = self.run.live, self._tools.functions.get(name)
@@ -207,10 +222,12 @@ class Session:
                 f" call of {tool!r} with {brief_repr(given)}: use another key"
             )
 
+    def _given(self, tool: str, arguments: Mapping[str, object]) -> _Arguments:
+        objects: list[object] = []
+        return _Arguments(tool, arguments, self._journaled(arguments, objects) if arguments else {}, objects)
+
     def _journaled(self, arguments: Mapping[str, object], objects: list[object]) -> JsonObject:
         """Return arguments as the journal records them; values that are not JSON are appended to the objects."""
-        if not arguments:
-            return {}
 
         def reference(value: object) -> JsonObject:
             objects.append(value)
@@ -251,6 +268,62 @@ class Session:
         if live.missing_facts:
             reason += f"; of the goal these facts do not hold: {', '.join(live.missing_facts)}"
         life.finish(status, reason, tuple(e.id for e in live if e.state in WAITING or e.state is TaskState.RUNNING))
+
+
+class _Arguments(NamedTuple):
+    """Arguments for a tool: as they were given, as the journal has them, and those parts that are not JSON."""
+
+    tool: str
+    values: Mapping[str, object]
+    journaled: JsonObject
+    objects: Sequence[object]
+
+
+class Call(Performance):
+    """A call of a tool: the attempts at its task, and at those that replace it.
+
+    Args:
+        session: the session.
+        task: the task, which is reserved for this call.
+        arguments: of its tool.
+        passes: exceptions that are control flow rather than failures, in addition to those of the session.
+
+    Attributes:
+        is_begun: whether the first attempt was begun.
+    """
+
+    __slots__ = ("_arguments", "_functions", "is_begun")
+
+    def __init__(
+        self, session: Session, task: TaskId, arguments: _Arguments, passes: tuple[type[BaseException], ...]
+    ) -> None:
+        super().__init__(session.run, task, (*session._passes, *passes))
+        self._functions = session._tools.functions
+        self._arguments = arguments
+        self.is_begun = False
+
+    async def finish(self, execute: Execute | None) -> object:
+        """Execute what is left of the call, and return its result, or that of what replaced it.
+
+        Args:
+            execute: executes its tool, and any tool that replaces it; by default the functions of the session.
+
+        Raises:
+            Exception: as `PlanRun.perform`.
+        """
+
+        async def work(task: Task, context: TaskContext) -> object:
+            given = self._arguments
+            same = context.arguments == given.journaled
+            values = given.values if same else _restore(context.arguments, given.objects)
+            name = task.tool or given.tool
+            if execute is not None:
+                return await execute(name, values)
+            if (function := self._functions.get(name)) is None:
+                raise LookupError(f"no function was given for the tool {name!r}")
+            return await function.execute(values, context, convert=not same)
+
+        return await self.perform(work, is_own=True)
 
 
 def _digest(key: str) -> str:

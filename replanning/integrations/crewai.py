@@ -195,7 +195,7 @@ class _Attachment:
             return result
 
         try:
-            return session.call(lambda hand_over: session.session.invoke(called, arguments, execute=hand_over), execute)
+            return session.invoke(called, arguments, execute)
         except CallSkipped as skipped:
             told = str(skipped)
             return ToolFailure(message=told) if tool.result_as_answer else told  # a failure is never the final answer

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
+import selectors
+import signal
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
-from threading import Lock, get_ident
-from typing import Any, Final, TypeVar, cast
+from threading import Lock, RLock, current_thread, get_ident, main_thread
+from types import FrameType
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
 from urllib.parse import quote
 
 import anyio
@@ -19,16 +23,20 @@ from opentelemetry import context as otel
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
-from replanning.engine.session import Execute, Session
+from replanning.engine.session import Call, Execute, Session
 from replanning.errors import CallFailed, CallSkipped, NeedsHuman, NoResult, NotRunning, StaleAnswer, UnknownQuestion
 from replanning.plan.messages import did_you_mean, require_instance
 
 ResultT = TypeVar("ResultT")
 
+ArgumentsT = TypeVarTuple("ArgumentsT")
+
 Capabilities = Mapping[str, str | Mapping[str, object]]
 """By the name of a tool, its capability, or the fields that `replanning.tool` takes."""
 
 _JSON_TYPES: Final = frozenset({"string", "integer", "number", "boolean", "array", "object"})
+
+_LEFT: Final = "the session has ended"
 
 UNFINISHED: Final = ("running", "paused", "needs_human")
 """How a run stands that can be resumed."""
@@ -291,6 +299,71 @@ class SessionTask:
             await self.leave(pause_reason)
 
 
+class _UnlockedSelector(selectors.DefaultSelector):
+    """Selector that lets go of a lock while it waits."""
+
+    def __init__(self, lock: Lock) -> None:
+        super().__init__()
+        self._held = lock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until a file is ready, or the timeout is over."""
+        self._held.release()
+        try:
+            return super().select(timeout)
+        finally:
+            self._held.acquire()
+
+
+class _SharedLoop(asyncio.SelectorEventLoop):
+    """Event loop that runs nothing while another thread is in the block `with loop:`, which may use what belongs to it.
+
+    To have the loop do the same, that thread would have to wake it up and to wait, which takes longer than most of it.
+    """
+
+    def __init__(self) -> None:
+        self._held = Lock()  # by the thread that uses what belongs to the loop
+        self._has_guest = False
+        self._outer: asyncio.AbstractEventLoop | None = None
+        super().__init__(_UnlockedSelector(self._held))
+
+    def run_forever(self) -> None:
+        """Run until the loop is stopped."""
+        with self._held:
+            super().run_forever()
+
+    def call_soon(
+        self, callback: Callable[[*ArgumentsT], object], *args: *ArgumentsT, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call back in the next turn, for which the loop wakes up where another thread uses it."""
+        call_soon = super().call_soon_threadsafe if self._has_guest else super().call_soon
+        return call_soon(callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*ArgumentsT], object], *args: *ArgumentsT, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call back at a time, for which the loop wakes up where another thread uses it."""
+        timer = super().call_at(when, callback, *args, context=context)
+        if self._has_guest:
+            super().call_soon_threadsafe(lambda: None)
+        return timer
+
+    def __enter__(self) -> None:
+        self._held.acquire()
+        self._outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        self._has_guest = True
+
+    def __exit__(self, *_: object) -> None:
+        self._has_guest = False
+        asyncio._set_running_loop(self._outer)
+        self._held.release()
+
+
+Rest = Callable[[Execute, Call | None], Coroutine[Any, Any, ResultT]]
+"""Awaits what is left of a call, or makes it if it was not made: given what `Session.invoke` takes as `execute`, and the call."""
+
+
 class SessionThread:
     """Session whose event loop runs in a thread of its own, for frameworks that execute tools in other threads.
 
@@ -301,9 +374,12 @@ class SessionThread:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._thread = get_ident()
-        self._loop = asyncio.get_running_loop()
-        self._lock = Lock()
+        self._loop = cast("_SharedLoop", asyncio.get_running_loop())
+        self._lock = RLock()
         self._closed = False
+        self._user: int | None = None  # another thread that uses the session now
+        self._handles_interrupts = self._defers_interrupts = False
+        self._interrupt: Callable[[], None] | None = None
 
     @classmethod
     @contextmanager
@@ -314,15 +390,120 @@ class SessionThread:
             opened: the session that `ReplanningEngine.session` returns.
         """
         with (
-            anyio.from_thread.start_blocking_portal(name="replanning") as portal,
+            anyio.from_thread.start_blocking_portal(
+                name="replanning", backend_options={"loop_factory": _SharedLoop}
+            ) as portal,
             portal.wrap_async_context_manager(opened) as session,
         ):
             thread = portal.call(cls, session)
             try:
-                yield thread
+                with thread._handling_interrupts():
+                    yield thread
             finally:
                 with thread._lock:
                     thread._closed = True
+
+    @contextmanager
+    def _handling_interrupts(self) -> Iterator[None]:
+        """In the main thread, have Ctrl-C wait while this thread uses the session."""
+        before = signal.getsignal(signal.SIGINT)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._defers_interrupts:
+                self._interrupt = partial(handle, number, frame)
+            elif callable(before):
+                before(number, frame)
+
+        self._handles_interrupts = current_thread() is main_thread()
+        if self._handles_interrupts and callable(before):
+            signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            self._handles_interrupts = False
+            if current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is handle:
+                signal.signal(signal.SIGINT, before)
+
+    def _is_usable(self) -> bool:
+        """Return whether this thread may use the session itself."""
+        is_safe = self._handles_interrupts or current_thread() is not main_thread()
+        return is_safe and get_ident() not in (self._thread, self._user) and not self._loop.get_debug()
+
+    def _use(self, function: Callable[[], ResultT]) -> ResultT:
+        """Call a function that uses the session in this thread, while the thread of the session waits.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed meanwhile; the function was called all the same.
+            NotRunning: the block was left.
+        """
+        is_main = current_thread() is main_thread()
+        if is_main:
+            self._defers_interrupts = True
+        try:
+            with self._lock:
+                if self._closed:
+                    raise NotRunning(_LEFT)
+                with self._loop, self.session.entered():
+                    self._user = get_ident()
+                    try:
+                        return function()
+                    finally:
+                        self._user = None
+        finally:
+            if is_main:
+                self._defers_interrupts = False
+                interrupt, self._interrupt = self._interrupt, None
+                if interrupt is not None:
+                    interrupt()
+
+    def invoke(
+        self,
+        tool: str,
+        arguments: Mapping[str, object],
+        execute: Callable[[str, Mapping[str, object]], object],
+        *,
+        key: str = "",
+        passes: tuple[type[BaseException], ...] = (),
+        rest: Rest[Any] | None = None,
+    ) -> object:
+        """Call a tool by its name, and execute it, or what replaces it, in this thread.
+
+        Args:
+            tool: the name of the tool.
+            arguments: of the tool.
+            execute: executes a tool.
+            key: as `Session.invoke` takes it.
+            passes: as `Session.invoke` takes it.
+            rest: what to do in the thread of the session if the tool cannot be executed at once, or has failed; by default
+                what `Session.invoke` does.
+
+        Raises:
+            Exception: as `Session.invoke`, or `rest`.
+            NotRunning: the block was left.
+            RuntimeError: this is the thread of the session, which cannot wait for itself.
+        """
+        call: Call | None = None
+
+        def begin() -> None:
+            nonlocal call
+            call = self.session.begin(tool, arguments, key=key, passes=passes)
+
+        async def finish(hand_over: Execute, call: Call | None) -> object:
+            if call is not None:
+                return await call.finish(hand_over)
+            return await self.session.invoke(tool, arguments, execute=hand_over, key=key, passes=passes)
+
+        if self._is_usable():
+            try:
+                self._use(begin)
+                output = execute(tool, arguments) if call is not None and call.is_begun else None
+            except BaseException as error:
+                if call is None or not call.is_begun or not self._use(partial(call.fail, error)):
+                    raise
+            else:
+                if call is not None and call.is_begun and self._use(partial(call.succeed, output)):
+                    return output
+        return self.call(lambda hand_over: (rest or finish)(hand_over, call), execute)
 
     def post(self, function: Callable[[], object]) -> None:
         """Have a function called in the thread of the session, without waiting for it.
@@ -332,7 +513,7 @@ class SessionThread:
         """
         with self._lock:  # the event loop ends after what it was given
             if self._closed:
-                raise NotRunning("the session has ended")
+                raise NotRunning(_LEFT)
             self._loop.call_soon_threadsafe(function)
 
     def call(
@@ -353,7 +534,7 @@ class SessionThread:
             NotRunning: the block was left.
             RuntimeError: this is the thread of the session, which cannot wait for itself.
         """
-        if get_ident() == self._thread:
+        if get_ident() in (self._thread, self._user):
             raise RuntimeError("this is called from the thread of the session, which cannot wait for itself")
         inbox = SimpleQueue[Callable[[], None] | None]()  # what this thread has to execute; None at the end
         loop = self._loop

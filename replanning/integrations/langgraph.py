@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from replanning.engine.engine import ReplanningEngine
 from replanning.engine.functions import FunctionTool
-from replanning.engine.session import Execute, Session
+from replanning.engine.session import Call, Execute, Session
 from replanning.errors import CallSkipped, ChangeRejected, NeedsHuman, ReplanningError, StaleAnswer, UnknownQuestion
 from replanning.integrations.frameworks import (
     ReportedFailure,
@@ -49,6 +49,8 @@ try:
     from langchain.agents.middleware import AgentMiddleware
 except ImportError:  # a ToolNode can be given the methods of the middleware without langchain
     AgentMiddleware = object
+
+_PASSES: Final = (GraphBubbleUp,)
 
 _KEY: Final = "__replanning"
 """Key in the configuration for the run of the graph; keys that begin with `__` are not stored in checkpoints."""
@@ -157,22 +159,39 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
         """Note that this run will be resumed."""
         self.pause_reason = "the graph was interrupted"
 
-    async def call(self, name: str, arguments: Mapping[str, object], execute: Execute, call_id: str = "") -> object:
+    async def call(
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        execute: Execute,
+        call_id: str = "",
+        *,
+        begun: Call | None = None,
+    ) -> object:
         """Call a node, or a tool, for which the model has an id, and put questions to a person through an interrupt.
 
         A node that is skipped returns None, and a tool that is skipped a message that says why.
+
+        Args:
+            name: of the node or tool.
+            arguments: of the tool.
+            execute: executes a node or tool.
+            call_id: the id that the model has for the call of a tool.
+            begun: the call, if it was made already.
 
         Raises:
             GraphBubbleUp: control flow of the graph.
             Exception: of the node or the tool; no alternative is left.
         """
-        info = get_runtime().execution_info
-        key = f"{info.task_id}/{info.node_attempt}/{call_id}"
+        info, key = get_runtime().execution_info, _call_key(call_id)
         answered = False
         while True:
             try:
+                if begun is not None:
+                    call, begun = begun, None
+                    return await call.finish(execute)
                 return await self.session.invoke(
-                    name, arguments, execute=execute, key=key, once=answered, passes=(GraphBubbleUp,)
+                    name, arguments, execute=execute, key=key, once=answered, passes=_PASSES
                 )
             except ReportedFailure as error:
                 return error.result
@@ -216,7 +235,14 @@ class _Run(GraphCallbackHandler):  # type: ignore[misc]  # its types are not fol
             raise RuntimeError(
                 f"{name!r} is executed synchronously in a graph that runs asynchronously, which cannot be waited for"
             )
-        return self.thread.call(lambda hand_over: self.call(name, arguments, hand_over, call_id), execute)
+        return self.thread.invoke(
+            name,
+            arguments,
+            execute,
+            key=_call_key(call_id),
+            passes=_PASSES,
+            rest=lambda hand_over, begun: self.call(name, arguments, hand_over, call_id, begun=begun),
+        )
 
     def in_event_loop(self, function: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         """Return a function for the thread of the graph that executes an async function in that of the session."""
@@ -318,6 +344,12 @@ class _Node(Runnable):  # type: ignore[misc]  # its types are not followed
             return await self._bodies[name].ainvoke(input, config, **options)
 
         return await _run_of(config).call(self.name, {}, execute)
+
+
+def _call_key(call_id: str) -> str:
+    """Return a key of a call of the node that is being executed, or of a tool that it calls."""
+    info = get_runtime().execution_info
+    return f"{info.task_id}/{info.node_attempt}/{call_id}"
 
 
 def _run_of(config: Any) -> _Run:

@@ -677,6 +677,13 @@ class Lifecycle:
                 raise
         return None
 
+    def starts_at_once(self, root: TaskEntry) -> bool:
+        """Return whether a task can be started as it is, without a condition, references and a deadline, and nothing stops that."""
+        fields, tool = root.fields, self.live.tools.get(root.fields["tool"] or "")
+        timeout = fields["timeout"] or (None if tool is None else tool.timeout)
+        plain = timeout is None and fields["when"] is None and not has_references(fields["arguments"])
+        return plain and self.end is None and self.store_available and not self.stopping
+
     def _is_settled(self, root: TaskEntry) -> bool:
         """Return whether a lineage is done or given up, or waits for the answer of a person whom nobody asks."""
         if root.satisfied:

@@ -7,12 +7,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Token
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Never, Self
 
 import anyio
+from opentelemetry.context import Context
 
 from replanning.changes import (
     AddTask,
@@ -299,55 +301,7 @@ class PlanRun:
         """
         require_async("work", work)
         require_exceptions(passes)
-        return await self._perform(task_id, work, passes)
-
-    async def _perform(
-        self, task_id: str, work: Work, passes: tuple[type[BaseException], ...], *, is_own: bool = False
-    ) -> object:
-        """Do the same as `perform`; `is_own` for work that changes nothing of the task, which is not copied then."""
-        life = self._lifecycle
-        root = life.live.entry(life.live.entry(TaskId(task_id)).root)
-        performed = _Performance(self, work, passes)
-        outputs = dict[TaskId, object]()
-        error: Exception | None = None  # of the tool of the task
-        last: Exception | None = None
-        life.reserve(root)
-        try:
-            while not root.satisfied and (claimed := await life.next_task(root=root, copied=not is_own)) is not None:
-                last = await performed.attempt(*claimed, outputs)
-                if claimed[1].tool == root.task.tool:
-                    error = last
-            if root.satisfied:
-                return self._performed_output(root, outputs)
-            if questions := life.questions_about(root):
-                asked = join_names(questions, 5)
-                text = f"a person must answer {asked} before task {task_id!r} can go on; perform it again after that"
-                raise NeedsHuman(text, questions, root.id) from error or last
-            given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
-            end = life.end
-            if not given_up or life.ledger.pause is not None or (end is not None and end.status == "paused"):
-                stopping = life.stopping if end is None else f"the run is {end.status} ({end.reason})"
-                raise NotRunning(f"task {task_id!r} cannot be performed: {stopping}") from error or last
-            if error is not None:
-                raise error
-            reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
-            raise CallFailed(f"there is no way on for task {task_id!r}: {'; '.join(reasons)}") from last
-        finally:
-            life.unreserve(root)
-
-    def _performed_output(self, root: TaskEntry, outputs: Mapping[TaskId, object]) -> object:
-        """Return the output of a lineage as the work returned it, or else the recorded output."""
-        leaf = root
-        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.sinks) == 1:
-            leaf = leaf.sinks[0]
-        if leaf.state is TaskState.DONE and leaf.id in outputs:
-            return outputs[leaf.id]
-        if leaf.state is TaskState.SKIPPED:
-            raise CallSkipped(f"task {root.id!r} was skipped{leaf.reason and f': {leaf.reason}'}")
-        try:
-            return detached(self.live.results.output_of(root.id))
-        except NoResult as error:
-            raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from error
+        return await Performance(self, TaskId(task_id), passes).perform(work)
 
     @in_loop_thread
     def started(self, task_id: str) -> AttemptId:
@@ -837,59 +791,195 @@ def require_async(name: str, given: object) -> None:
         )
 
 
-class _Performance:
-    """Attempts at the tasks of one lineage, in the async task of whoever calls `PlanRun.perform`.
+class Performance:
+    """Attempts at the tasks of one lineage, which whoever calls `PlanRun.perform` executes; they are reserved for it.
 
     Args:
         run: the run.
-        work: executes a task.
+        task_id: a task of the lineage.
         passes: exceptions that are control flow rather than failures.
+
+    Attributes:
+        root: the first task of the lineage.
+        id: the id of the last attempt.
+        task: its task.
+        outputs: the outputs of tasks that succeeded.
+        error: what the tool of the first task raised last, if it failed.
+        last: what the last attempt raised, if it failed.
+
+    Raises:
+        NotRunning: somebody else performs the lineage.
+        UnknownTask: there never was such a task.
     """
 
-    __slots__ = ("_cancelled", "_lifecycle", "_passes", "_run", "_scope", "_work", "id", "task")
+    __slots__ = (
+        "_asked",
+        "_cancelled",
+        "_lifecycle",
+        "_passes",
+        "_run",
+        "_scope",
+        "_token",
+        "error",
+        "id",
+        "last",
+        "outputs",
+        "root",
+        "task",
+    )
 
-    def __init__(self, run: PlanRun, work: Work, passes: tuple[type[BaseException], ...]) -> None:
+    def __init__(self, run: PlanRun, task_id: TaskId, passes: tuple[type[BaseException], ...]) -> None:
+        live = run.live
         self._run = run
         self._lifecycle = run._lifecycle
-        self._work = work
         self._passes = passes
-        self._scope: anyio.CancelScope
+        self._asked = task_id
+        self._scope: anyio.CancelScope | None = None
+        self._token: Token[Context] | None = None
+        self._cancelled = False
+        self.root = live.entry(live.entry(task_id).root)
         self.id = _NOT_STARTED
         self.task: Task
+        self.outputs: dict[TaskId, object] = {}
+        self.error: Exception | None = None
+        self.last: Exception | None = None
+        self._lifecycle.reserve(self.root)
 
     def cancel(self) -> None:
-        """Stop the work; nothing that it still reports is accepted."""
+        """Stop the work, unless a thread executes it; nothing that it still reports is accepted."""
         self._cancelled = True
-        self._scope.cancel()
+        if self._scope is not None:
+            self._scope.cancel()
 
-    async def attempt(self, entry: TaskEntry, task: Task, outputs: dict[TaskId, object]) -> Exception | None:
-        """Execute a task that was claimed, and add its output to `outputs`; return the exception if the work failed with one.
+    async def perform(self, work: Work, *, is_own: bool = False) -> object:
+        """Execute what is left of the lineage, see `PlanRun.perform`.
+
+        Args:
+            work: executes a task.
+            is_own: whether the work changes nothing of its task, which is not copied then.
+        """
+        life, root = self._lifecycle, self.root
+        try:
+            while not root.satisfied and (claimed := await life.next_task(root=root, copied=not is_own)) is not None:
+                await self._attempt(*claimed, work)
+            if root.satisfied:
+                return self._output()
+            error, last = self.error, self.last
+            if questions := life.questions_about(root):
+                asked = join_names(questions, 5)
+                text = (
+                    f"a person must answer {asked} before task {self._asked!r} can go on; perform it again after that"
+                )
+                raise NeedsHuman(text, questions, root.id) from error or last
+            given_up = [entry for entry in life.needed_for(root).values() if entry.state in GIVEN_UP]
+            end = life.end
+            if not given_up or life.ledger.pause is not None or (end is not None and end.status == "paused"):
+                stopping = life.stopping if end is None else f"the run is {end.status} ({end.reason})"
+                raise NotRunning(f"task {self._asked!r} cannot be performed: {stopping}") from error or last
+            if error is not None:
+                raise error
+            reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
+            raise CallFailed(f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}") from last
+        finally:
+            life.unreserve(root)
+
+    def _output(self) -> object:
+        """Return the output of a lineage as the work returned it, or else the recorded output."""
+        root, outputs = self.root, self.outputs
+        leaf = root
+        while leaf.state is TaskState.REPLACED_BY_REPLAN and len(leaf.sinks) == 1:
+            leaf = leaf.sinks[0]
+        if leaf.state is TaskState.DONE and leaf.id in outputs:
+            return outputs[leaf.id]
+        if leaf.state is TaskState.SKIPPED:
+            raise CallSkipped(f"task {root.id!r} was skipped{leaf.reason and f': {leaf.reason}'}")
+        try:
+            return detached(self._lifecycle.live.results.output_of(root.id))
+        except NoResult as error:
+            raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from error
+
+    async def _attempt(self, entry: TaskEntry, task: Task, work: Work) -> None:
+        """Execute a task that was claimed.
 
         Raises:
             BaseException: the work was interrupted, or raised one of the exceptions that pass.
         """
-        life, self.task, self._cancelled = self._lifecycle, task, False
+        life = self._lifecycle
+        self._prepare(task)
         if not life.start_now(entry, self) and not await life.start_pulled(self):
-            return None
-        token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
+            return
+        self._token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
         try:
             try:
                 with self._scope:
-                    output = outputs[task.id] = await self._work(task, TaskContext(self._run, task, self.id))
+                    output = self.outputs[task.id] = await work(task, TaskContext(self._run, task, self.id))
             finally:
-                if token is not None:
-                    life.spans.detach(token)
-                if self._cancelled:
-                    life.body_ended(self.id)
+                self._stopped()
         except BaseException as error:
-            if not _is_failure(error) or isinstance(error, self._passes):
-                life.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+            if not self._report_failure(error):
                 raise
-            life.failed(self.id, error)
-            return error if isinstance(error, Exception) else None
+            return
         if not self._cancelled:
             life.succeeded(self.id, output, keep_if_possible=True)
-        return None
+
+    def begin(self) -> bool:
+        """Begin an attempt at the first task, which the caller executes without awaiting anything; false if it has to.
+
+        `succeed` or `fail` must follow.
+        """
+        life, root = self._lifecycle, self.root
+        if (
+            not life.starts_at_once(root)
+            or (entry := life.live.claim_next(life.live.ready_queue.reserved[root.id])) is None
+        ):
+            return False
+        self._prepare(root.task)
+        if not life.start_now(entry, self):
+            life.requeue(TaskOffer(entry, entry.claim))
+            return False
+        self._token = life.spans.attach_attempt(self.id)
+        return True
+
+    def succeed(self, output: object) -> bool:
+        """Take the output of the attempt that was begun; return whether the lineage is done with it."""
+        self._stopped()
+        if not self._cancelled:
+            self.outputs[self.task.id] = output
+            self._lifecycle.succeeded(self.id, output, keep_if_possible=True)
+        if self.root.state is not TaskState.DONE:
+            return False
+        self._lifecycle.unreserve(self.root)
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """Take the exception with which the attempt that was begun ended; return whether it is a failure, and no control flow."""
+        self._stopped()
+        is_failure = self._report_failure(error)
+        if not is_failure:
+            self._lifecycle.unreserve(self.root)
+        return is_failure
+
+    def _prepare(self, task: Task) -> None:
+        self.task, self._cancelled, self._scope, self.last = task, False, None, None
+        if task.tool == self.root.task.tool:
+            self.error = None
+
+    def _stopped(self) -> None:
+        if self._token is not None:
+            self._lifecycle.spans.detach(self._token)
+        if self._cancelled:
+            self._lifecycle.body_ended(self.id)
+
+    def _report_failure(self, error: BaseException) -> bool:
+        """Report an exception of the work; return whether it is a failure."""
+        if not _is_failure(error) or isinstance(error, self._passes):
+            self._lifecycle.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+            return False
+        self._lifecycle.failed(self.id, error)
+        self.last = error if isinstance(error, Exception) else None
+        if self.task.tool == self.root.task.tool:
+            self.error = self.last
+        return True
 
 
 class Attempt:

@@ -2,8 +2,10 @@
 
 import importlib
 import re
+import signal
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,11 +14,14 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry, Task
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry, Task, TaskState
 from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, NotRunning
 from replanning.integrations.frameworks import SessionThread, describe_tools, thread_run, tool_fields
-from replanning.plan.types import TaskId
+from replanning.journal import AttemptStarted, AttemptSucceeded, CallMade, Lease, MemoryStore, Record
+from replanning.plan import JsonValue
+from replanning.plan.types import RunId, TaskId
+from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
 from tests.support.runs import make_engine
 
@@ -99,7 +104,7 @@ Executed = Callable[[str, Mapping[str, object]], object]
 
 def search_in(thread: SessionThread, execute: Executed) -> object:
     """Call the tool `search` from this thread."""
-    return thread.call(lambda hand_over: thread.session.invoke("search", {}, execute=hand_over), execute)
+    return thread.invoke("search", {}, execute)
 
 
 def searching(**fields: object) -> Any:
@@ -219,7 +224,7 @@ def test_calls_after_the_end() -> None:
     woken.set()
     other.join(20)
     call(thread)
-    assert [type(error) for error in errors] == [CallFailed, NotRunning]
+    assert [type(error) for error in errors] == [NotRunning, NotRunning]
 
 
 def test_calls_from_the_thread_of_the_session() -> None:
@@ -231,3 +236,142 @@ def test_calls_from_the_thread_of_the_session() -> None:
 
         with pytest.raises(RuntimeError, match="cannot wait for itself"):
             thread.call(call)
+
+
+class InterruptingStore(MemoryStore):
+    """Store during whose first record of one kind Ctrl-C is pressed."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self._kinds = [kind]
+
+    def append(self, lease: Lease, record: Record) -> None:
+        """Keep the record."""
+        super().append(lease, record)
+        if type(record.body) in self._kinds:
+            self._kinds.clear()
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
+def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
+    """Ctrl-C while this thread records a call takes effect after that: the journal is whole, and the run is paused."""
+    store = InterruptingStore(kind)
+    engine = make_engine("repair", store=store)
+    described = describe_tools({"search": {"idempotent": True}}, None)
+    with pytest.raises(KeyboardInterrupt), SessionThread.open(engine.session("search", tools=described)) as thread:
+        search_in(thread, lambda name, _: name)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    [run] = store.runs()
+    assert run.status == "paused"
+    with SessionThread.open(engine.session("search", tools=described, run_id=run.run)) as thread:
+        [call] = thread.session.run.live
+        assert call.state is (TaskState.DONE if kind is AttemptSucceeded else TaskState.READY)
+        assert search_in(thread, lambda name, _: name) == "search"
+
+
+def test_other_handlers_of_ctrl_c() -> None:
+    """A handler that the program has for Ctrl-C is called once a call is recorded, and stays in place."""
+    pressed = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        engine = make_engine("repair", store=InterruptingStore(AttemptStarted))
+        own = signal.getsignal(signal.SIGINT)
+        with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+            assert search_in(thread, lambda name, _: [name, *pressed]) == ["search", signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_calls_of_many_threads() -> None:
+    """Many threads call tools of one session at once, of which some fail: each gets its result, and all is recorded."""
+
+    def search(number: int) -> object:
+        def execute(name: str, _: Mapping[str, object]) -> object:
+            if name == "search" and number % 7 == 0:
+                raise PermissionError("no key")
+            return [name, number]
+
+        return search_in(thread, execute)
+
+    store = MemoryStore()
+    described = describe_tools({name: {"capability": "web"} for name in ("search", "archive")}, None)
+    engine = make_engine("repair", store=store)
+    with (
+        SessionThread.open(engine.session("search", tools=described)) as thread,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        found = list(pool.map(search, range(300)))
+    assert found == [["search" if number % 7 else "archive", number] for number in range(300)]
+    [run] = store.runs()
+    assert run.status == "succeeded"
+    assert sum(isinstance(record.body, AttemptSucceeded) for record in store.read(run.run)) == 300
+
+
+def test_records_of_calls_are_delivered() -> None:
+    """Exporters get the records of a call while its tool is executed, although the thread of the session slept."""
+    started = threading.Event()
+
+    class Notice(Exporter):
+        name = "notice"
+
+        async def export(self, run: RunId, record: Record) -> None:
+            if isinstance(record.body, AttemptStarted):
+                started.set()
+
+    engine = ReplanningEngine(exporters=[Notice()])
+    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+        assert search_in(thread, lambda *_: started.wait(20)) is True
+
+
+def test_reports_while_a_call_is_recorded() -> None:
+    """What is called while this thread records a call may report to the run."""
+    threads = list[SessionThread]()
+
+    def codec(output: object) -> JsonValue:
+        threads[0].session.run.observe(["found"])
+        return str(output)
+
+    engine = ReplanningEngine(codec=codec)
+    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+        threads.append(thread)
+        assert search_in(thread, lambda name, _: name) == "search"
+        assert "found" in thread.session.run.live.facts
+
+
+def test_pause_during_a_call() -> None:
+    """A pause that another thread asks for lets the tool that is executed finish, and refuses the next call."""
+
+    def pausing(name: str, _: Mapping[str, object]) -> object:
+        other = threading.Thread(target=thread.session.run.pause, args=("enough",))
+        other.start()
+        other.join(20)
+        return name
+
+    with searching() as thread:
+        assert search_in(thread, pausing) == "search"
+        with pytest.raises(NotRunning, match="enough"):
+            search_in(thread, lambda name, _: name)
+
+
+def test_cancelled_during_a_call() -> None:
+    """The output of a tool whose task was cancelled meanwhile is not accepted."""
+
+    def cancelled(name: str, _: Mapping[str, object]) -> object:
+        other = threading.Thread(target=thread.session.run.cancel_task, args=("search-1",))
+        other.start()
+        other.join(20)
+        return name
+
+    with searching() as thread:
+        with pytest.raises(CallFailed, match="'search-1' cancelled"):
+            search_in(thread, cancelled)
+        assert search_in(thread, lambda name, _: name) == "search"
+
+
+def test_debugged_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls also work while asyncio checks that only one thread uses an event loop."""
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+    with searching() as thread:
+        assert search_in(thread, lambda name, _: name) == "search"
