@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -149,17 +150,33 @@ def langchain(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: 
     return lambda: agent.ainvoke({"messages": [("user", "go")]}, {"recursion_limit": 3 * calls + 5})
 
 
-def pydantic_ai(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
-    """Tools of an agent."""
+def pydantic_ai(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False) -> Run:
+    """Tools of an agent; the hook wraps them, and the run, as every capability that executes tools has to."""
     from pydantic_ai import Agent
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
     from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
     from pydantic_ai.models.function import FunctionModel
+    from pydantic_ai.toolsets import WrapperToolset
 
     from replanning.integrations.pydantic_ai import Replanned
 
+    class Hook(AbstractCapability[Any]):  # type: ignore[misc]  # its types are not followed
+        def get_ordering(self) -> Any:
+            return CapabilityOrdering(position="innermost")
+
+        async def for_run(self, ctx: Any) -> Any:
+            return copy(self)
+
+        def get_wrapper_toolset(self, toolset: Any) -> Any:
+            return WrapperToolset(toolset)
+
+        async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
+            return await handler()
+
     answers = iter([*(ToolCallPart(work.name, work.arguments(n)) for n in range(calls)), TextPart("done")])
     model = FunctionModel(lambda messages, info: ModelResponse([next(answers)]))
-    agent = Agent(model, tools=[work.function], capabilities=[Replanned(engine=engine)] if engine else [])
+    attached = [Replanned(engine=engine)] if engine else [Hook()] if hook else []
+    agent = Agent(model, tools=[work.function], capabilities=attached)
     return lambda: agent.run("go")
 
 
@@ -197,13 +214,15 @@ def agent_framework(work: Work, calls: int, engine: ReplanningEngine | None) -> 
     return lambda: agent.run("go")
 
 
-def google_adk(work: Work, calls: int, engine: ReplanningEngine | None) -> Run:
-    """Tools of an agent."""
+def google_adk(work: Work, calls: int, engine: ReplanningEngine | None, *, hook: bool = False) -> Run:
+    """Tools of an agent; the hook is a plugin without callbacks of its own."""
+    from google.adk.plugins import BasePlugin
+
     from tests.integrations.test_google_adk import Chat, agent, attached, call, text
 
     answers = [[call(work.name, **work.arguments(n))] for n in range(calls)]
     root = agent(*answers, [text("done")], tools=[work.function])
-    chat = Chat(root, *([attached(engine, {})] if engine else []))
+    chat = Chat(root, *([attached(engine, {})] if engine else [BasePlugin("hook")] if hook else []))
     return lambda: chat.send(text("go"))
 
 
@@ -275,7 +294,11 @@ SUBJECTS: dict[str, tuple[str, Subject]] = {
 }
 """By name, the package that is needed, and what is measured."""
 
-HOOKED: dict[str, Subject] = {"LangChain": partial(langchain, hook=True)}
+HOOKED: dict[str, Subject] = {
+    "LangChain": partial(langchain, hook=True),
+    "pydantic-ai": partial(pydantic_ai, hook=True),
+    "Google ADK": partial(google_adk, hook=True),
+}
 """By name, the same without the engine, but with a hook that does nothing; for frameworks where that takes time by itself."""
 
 

@@ -195,6 +195,8 @@ async def invoke_approved(
     Raises:
         Exception: as `Session.invoke`; NeedsHuman for a question that the approval does not answer.
     """
+    if not (approved or (once and resumed)):
+        return await session.invoke(tool, arguments, execute=execute, key=key, once=once, passes=passes)
     seen = {question.id for question in engine.pending(session.run.id)} if approved else set[str]()
     executed = False
 
