@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FunctionType, NoneType
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, overload
@@ -302,7 +302,7 @@ class Call(Performance):
         self._arguments = arguments
         self.is_begun = False
 
-    async def finish(self, execute: Execute | None) -> object:
+    def finish(self, execute: Execute | None) -> Coroutine[Any, Any, object]:
         """Execute what is left of the call, and return its result, or that of what replaced it.
 
         Args:
@@ -323,7 +323,7 @@ class Call(Performance):
                 raise LookupError(f"no function was given for the tool {name!r}")
             return await function.execute(values, context, convert=not same)
 
-        return await self.perform(work, is_own=True)
+        return self.perform(work, is_own=True)
 
 
 def _digest(key: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import suppress
 from contextvars import Token
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Final, Never, Self
 
@@ -612,13 +612,22 @@ class PlanRun:
             raise NotRunning(f"the run is {self._lifecycle.end.status}; {consequence}")
 
 
+@lru_cache(maxsize=64)
+def _are_exceptions(kinds: tuple[object, ...]) -> bool:
+    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+
+
 def require_exceptions(passes: object) -> None:
     """Refuse what is no tuple of classes of exceptions.
 
     Raises:
         TypeError: it is something else.
     """
-    if not isinstance(passes, tuple) or not all(isinstance(e, type) and issubclass(e, BaseException) for e in passes):
+    try:
+        fits = isinstance(passes, tuple) and _are_exceptions(passes)
+    except TypeError:  # it cannot be hashed, and is no class
+        fits = False
+    if not fits:
         raise TypeError(f"passes: expected a tuple of classes of exceptions, got {brief_repr(passes)}")
 
 
