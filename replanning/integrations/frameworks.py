@@ -495,17 +495,24 @@ class SessionThread:
                 return await call.finish(hand_over)
             return await self.session.invoke(tool, arguments, execute=hand_over, key=key, passes=passes)
 
-        if self._is_usable():
-            try:
+        try:
+            if self._is_usable():
                 self._use(begin)
-                output = execute(tool, arguments) if call is not None and call.is_begun else None
-            except BaseException as error:
-                if call is None or not call.is_begun or not self._use(partial(call.fail, error)):
-                    raise
-            else:
-                if call is not None and call.is_begun and self._use(partial(call.succeed, output)):
-                    return output
-        return self.call(lambda hand_over: (rest or finish)(hand_over, call), execute)
+            if call is not None and call.is_begun:
+                try:
+                    output = execute(tool, arguments)
+                except BaseException as error:
+                    if not self._use(partial(call.fail, error)):
+                        raise
+                else:
+                    if self._use(partial(call.succeed, output)):
+                        return output
+            return self.call(lambda hand_over: (rest or finish)(hand_over, call), execute)
+        except BaseException as error:
+            if call is not None:
+                with suppress(NotRunning):
+                    self._use(partial(call.leave, error))
+            raise
 
     def post(self, function: Callable[[], object]) -> None:
         """Have a function called in the thread of the session, without waiting for it.

@@ -824,6 +824,7 @@ class Performance:
     __slots__ = (
         "_asked",
         "_cancelled",
+        "_is_reserved",
         "_lifecycle",
         "_passes",
         "_run",
@@ -853,6 +854,7 @@ class Performance:
         self.error: Exception | None = None
         self.last: Exception | None = None
         self._lifecycle.reserve(self.root)
+        self._is_reserved = True
 
     def cancel(self) -> None:
         """Stop the work, unless a thread executes it; nothing that it still reports is accepted."""
@@ -890,7 +892,7 @@ class Performance:
             reasons = [f"{entry.id!r} {entry.state.lower()} ({entry.failure or entry.reason})" for entry in given_up]
             raise CallFailed(f"there is no way on for task {self._asked!r}: {'; '.join(reasons)}") from last
         finally:
-            life.unreserve(root)
+            self._release()
 
     def _output(self) -> object:
         """Return the output of a lineage as the work returned it, or else the recorded output."""
@@ -934,7 +936,7 @@ class Performance:
     def begin(self) -> bool:
         """Begin an attempt at the first task, which the caller executes without awaiting anything; false if it has to.
 
-        `succeed` or `fail` must follow.
+        `succeed`, `fail` or `leave` must follow.
         """
         life, root = self._lifecycle, self.root
         if (
@@ -955,18 +957,27 @@ class Performance:
         if not self._cancelled:
             self.outputs[self.task.id] = output
             self._lifecycle.succeeded(self.id, output, keep_if_possible=True)
-        if self.root.state is not TaskState.DONE:
-            return False
-        self._lifecycle.unreserve(self.root)
-        return True
+        is_done = self.root.state is TaskState.DONE
+        if is_done:
+            self._release()
+        return is_done
 
     def fail(self, error: BaseException) -> bool:
         """Take the exception with which the attempt that was begun ended; return whether it is a failure, and no control flow."""
         self._stopped()
-        is_failure = self._report_failure(error)
-        if not is_failure:
+        return self._report_failure(error)
+
+    def leave(self, error: BaseException) -> None:
+        """Perform nothing more, because an exception leaves the caller; others may perform the lineage."""
+        if self.id in self._lifecycle.running:
+            self._stopped()
+            self._lifecycle.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+        self._release()
+
+    def _release(self) -> None:
+        if self._is_reserved:
+            self._is_reserved = False
             self._lifecycle.unreserve(self.root)
-        return is_failure
 
     def _prepare(self, task: Task) -> None:
         self.task, self._cancelled, self._scope, self.last = task, False, None, None

@@ -18,7 +18,7 @@ from replanning import Alternative, ReplanningEngine, ReplanRequest, Retry, Task
 from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, NotRunning
 from replanning.integrations.frameworks import SessionThread, describe_tools, thread_run, tool_fields
-from replanning.journal import AttemptStarted, AttemptSucceeded, CallMade, Lease, MemoryStore, Record
+from replanning.journal import AttemptFailed, AttemptStarted, AttemptSucceeded, CallMade, Lease, MemoryStore, Record
 from replanning.plan import JsonValue
 from replanning.plan.types import RunId, TaskId
 from replanning.telemetry import Exporter
@@ -251,6 +251,26 @@ class InterruptingStore(MemoryStore):
         if type(record.body) in self._kinds:
             self._kinds.clear()
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded, AttemptFailed])
+def test_calls_after_ctrl_c(kind: type) -> None:
+    """A program that goes on after Ctrl-C can make the call again, by its key."""
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        if kind is AttemptFailed:
+            raise PermissionError("no key")
+        return name
+
+    engine = make_engine("repair", store=InterruptingStore(kind))
+    described = describe_tools(
+        {name: {"capability": "web", "idempotent": True} for name in ("search", "archive")}, None
+    )
+    with SessionThread.open(engine.session("search", tools=described)) as thread:
+        with pytest.raises(KeyboardInterrupt):
+            thread.invoke("search", {}, execute, key="a")
+        found = "archive" if kind is AttemptFailed else "search"
+        assert thread.invoke("search", {}, lambda name, _: name, key="a") == found
 
 
 @pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
