@@ -20,13 +20,13 @@ from replanning.engine.engine import ReplanningEngine
 from replanning.errors import CallSkipped, NeedsHuman, NotRunning, StoreError, TransientError
 from replanning.integrations.frameworks import (
     ReportedFailure,
-    SessionThread,
     describe_tools,
     missing_framework,
     reported_result,
     thread_run,
     tool_fields,
 )
+from replanning.integrations.session_thread import SessionThread
 from replanning.live.states import TaskState
 from replanning.plan.messages import checked
 from replanning.plan.tasks import Task

@@ -21,13 +21,13 @@ from replanning.errors import CallSkipped, ChangeRejected, NeedsHuman, Replannin
 from replanning.integrations.frameworks import (
     ReportedFailure,
     SessionTask,
-    SessionThread,
     describe_tools,
     missing_framework,
     shown_questions,
     thread_run,
     tool_fields,
 )
+from replanning.integrations.session_thread import SessionThread
 from replanning.plan.messages import checked
 
 try:

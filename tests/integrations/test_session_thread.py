@@ -1,0 +1,323 @@
+"""Sessions in threads of their own: calls from other threads, which record them, and what interrupts them."""
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Task, TaskState
+from replanning.changes import ReplaceTask
+from replanning.errors import CallFailed, NotRunning
+from replanning.integrations.frameworks import describe_tools
+from replanning.integrations.session_thread import SessionThread
+from replanning.journal import AttemptFailed, AttemptStarted, AttemptSucceeded, CallMade, Lease, MemoryStore, Record
+from replanning.plan import JsonValue
+from replanning.plan.types import RunId, TaskId
+from replanning.telemetry import Exporter
+from tests.support.runs import make_engine
+
+SEEN: ContextVar[list[str]] = ContextVar("seen")
+
+Executed = Callable[[str, Mapping[str, object]], object]
+
+
+def search_in(thread: SessionThread, execute: Executed) -> object:
+    """Call the tool `search` from this thread."""
+    return thread.invoke("search", {}, execute)
+
+
+def searching(**fields: object) -> Any:
+    """A thread with a session that has two tools of one capability."""
+    described = describe_tools({name: {"capability": "web", **fields} for name in ("search", "archive")}, None)
+    return SessionThread.open(make_engine("repair").session("search", tools=described))
+
+
+def test_calls_from_threads() -> None:
+    """Tools, also those that stand in, are executed in the thread of the call, with its context variables."""
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        SEEN.set([*SEEN.get([]), name])
+        if name == "search":
+            raise PermissionError("no key")
+        return threading.get_ident()
+
+    with searching() as thread:
+        assert search_in(thread, execute) == threading.get_ident()
+    assert SEEN.get() == ["search", "archive"]
+
+
+def test_tools_with_a_timeout_are_left_behind() -> None:
+    """A tool that hangs is replaced after its timeout, while it still hangs in a thread of its own."""
+    woken = threading.Event()
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        return woken.wait(20) and "too late" if name == "search" else name
+
+    with searching(timeout=0.05, idempotent=True) as thread:
+        assert search_in(thread, execute) == "archive"
+        woken.set()
+
+
+@pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
+def test_interrupted_calls(fields: dict[str, object]) -> None:
+    """An exception that ends the program leaves the call, but not the thread of the session."""
+
+    def leave(name: str, _: Mapping[str, object]) -> object:
+        raise KeyboardInterrupt
+
+    with searching(**fields) as thread:
+        with pytest.raises(KeyboardInterrupt):
+            search_in(thread, leave)
+        assert search_in(thread, lambda name, _: name) == "search"
+
+
+def test_cancelled_before_it_began() -> None:
+    """A tool whose call was cancelled while the thread of the call was busy with another one is not executed."""
+    begun, woken, executed = threading.Event(), threading.Event(), list[str]()
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        begun.set()
+        executed.append(name)
+        return woken.wait(20)
+
+    async def both(hand_over: Any) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(hand_over, "search", {})
+            await anyio.to_thread.run_sync(begun.wait, 20)
+            async with anyio.create_task_group() as other:
+                other.start_soon(hand_over, "archive", {})
+                await anyio.lowlevel.checkpoint()
+                other.cancel_scope.cancel()
+            woken.set()
+
+    with searching() as thread:
+        thread.call(both, execute)
+    assert executed == ["search"]
+
+
+def test_timeouts_of_tasks() -> None:
+    """A tool that hangs is left behind after the timeout that its task states, too."""
+    woken = threading.Event()
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        if name == "search":
+            raise PermissionError("no key")
+        return woken.wait(20) and "too late"
+
+    class Archive:
+        name = "archive"
+
+        async def propose(self, request: ReplanRequest) -> list[Alternative]:
+            failed = request.triggers[0].tasks[0]
+            tasks = (Task(id=TaskId("instead"), tool="archive", timeout=0.05),)
+            changes = (ReplaceTask(task_id=failed, tasks=tasks),) if failed != "instead" else ()
+            return [Alternative(changes=changes, reason="the archive may have it", confidence=1.0)] if changes else []
+
+    described = describe_tools({"search": {}, "archive": {}}, None)
+    with (
+        SessionThread.open(ReplanningEngine([Archive()]).session("search", tools=described)) as thread,
+        pytest.raises(PermissionError),
+    ):
+        search_in(thread, execute)
+    woken.set()
+
+
+def test_calls_after_the_end() -> None:
+    """A call that was not done when its session was left says so, as do later calls; none of them waits for ever."""
+    begun, woken, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def hang(name: str, _: Mapping[str, object]) -> object:
+        begun.set()
+        return woken.wait(20)
+
+    def call(thread: SessionThread) -> None:
+        try:
+            search_in(thread, hang)
+        except (CallFailed, NotRunning) as error:
+            errors.append(error)
+
+    with searching() as thread:
+        other = threading.Thread(target=call, args=(thread,))
+        other.start()
+        assert begun.wait(20)
+    woken.set()
+    other.join(20)
+    call(thread)
+    assert [type(error) for error in errors] == [NotRunning, NotRunning]
+
+
+def test_calls_from_the_thread_of_the_session() -> None:
+    """The thread of a session cannot wait for itself, and says so."""
+    with searching() as thread:
+
+        async def call(_: object) -> object:
+            return search_in(thread, lambda name, _: name)
+
+        with pytest.raises(RuntimeError, match="cannot wait for itself"):
+            thread.call(call)
+
+
+class InterruptingStore(MemoryStore):
+    """Store during whose first record of one kind Ctrl-C is pressed."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self._kinds = [kind]
+
+    def append(self, lease: Lease, record: Record) -> None:
+        """Keep the record."""
+        super().append(lease, record)
+        if type(record.body) in self._kinds:
+            self._kinds.clear()
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded, AttemptFailed])
+def test_calls_after_ctrl_c(kind: type) -> None:
+    """A program that goes on after Ctrl-C can make the call again, by its key."""
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        if kind is AttemptFailed:
+            raise PermissionError("no key")
+        return name
+
+    engine = make_engine("repair", store=InterruptingStore(kind))
+    described = describe_tools(
+        {name: {"capability": "web", "idempotent": True} for name in ("search", "archive")}, None
+    )
+    with SessionThread.open(engine.session("search", tools=described)) as thread:
+        with pytest.raises(KeyboardInterrupt):
+            thread.invoke("search", {}, execute, key="a")
+        found = "archive" if kind is AttemptFailed else "search"
+        assert thread.invoke("search", {}, lambda name, _: name, key="a") == found
+
+
+@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
+def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
+    """Ctrl-C while this thread records a call takes effect after that: the journal is whole, and the run is paused."""
+    store = InterruptingStore(kind)
+    engine = make_engine("repair", store=store)
+    described = describe_tools({"search": {"idempotent": True}}, None)
+    with pytest.raises(KeyboardInterrupt), SessionThread.open(engine.session("search", tools=described)) as thread:
+        search_in(thread, lambda name, _: name)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    [run] = store.runs()
+    assert run.status == "paused"
+    with SessionThread.open(engine.session("search", tools=described, run_id=run.run)) as thread:
+        [call] = thread.session.run.live
+        assert call.state is (TaskState.DONE if kind is AttemptSucceeded else TaskState.READY)
+        assert search_in(thread, lambda name, _: name) == "search"
+
+
+def test_other_handlers_of_ctrl_c() -> None:
+    """A handler that the program has for Ctrl-C is called once a call is recorded, and stays in place."""
+    pressed = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        engine = make_engine("repair", store=InterruptingStore(AttemptStarted))
+        own = signal.getsignal(signal.SIGINT)
+        with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+            assert search_in(thread, lambda name, _: [name, *pressed]) == ["search", signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_calls_of_many_threads() -> None:
+    """Many threads call tools of one session at once, of which some fail: each gets its result, and all is recorded."""
+
+    def search(number: int) -> object:
+        def execute(name: str, _: Mapping[str, object]) -> object:
+            if name == "search" and number % 7 == 0:
+                raise PermissionError("no key")
+            return [name, number]
+
+        return search_in(thread, execute)
+
+    store = MemoryStore()
+    described = describe_tools({name: {"capability": "web"} for name in ("search", "archive")}, None)
+    engine = make_engine("repair", store=store)
+    with (
+        SessionThread.open(engine.session("search", tools=described)) as thread,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        found = list(pool.map(search, range(300)))
+    assert found == [["search" if number % 7 else "archive", number] for number in range(300)]
+    [run] = store.runs()
+    assert run.status == "succeeded"
+    assert sum(isinstance(record.body, AttemptSucceeded) for record in store.read(run.run)) == 300
+
+
+def test_records_of_calls_are_delivered() -> None:
+    """Exporters get the records of a call while its tool is executed, although the thread of the session slept."""
+    started = threading.Event()
+
+    class Notice(Exporter):
+        name = "notice"
+
+        async def export(self, run: RunId, record: Record) -> None:
+            if isinstance(record.body, AttemptStarted):
+                started.set()
+
+    engine = ReplanningEngine(exporters=[Notice()])
+    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+        assert search_in(thread, lambda *_: started.wait(20)) is True
+
+
+def test_reports_while_a_call_is_recorded() -> None:
+    """What is called while this thread records a call may report to the run."""
+    threads = list[SessionThread]()
+
+    def codec(output: object) -> JsonValue:
+        threads[0].session.run.observe(["found"])
+        return str(output)
+
+    engine = ReplanningEngine(codec=codec)
+    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+        threads.append(thread)
+        assert search_in(thread, lambda name, _: name) == "search"
+        assert "found" in thread.session.run.live.facts
+
+
+def test_pause_during_a_call() -> None:
+    """A pause that another thread asks for lets the tool that is executed finish, and refuses the next call."""
+
+    def pausing(name: str, _: Mapping[str, object]) -> object:
+        other = threading.Thread(target=thread.session.run.pause, args=("enough",))
+        other.start()
+        other.join(20)
+        return name
+
+    with searching() as thread:
+        assert search_in(thread, pausing) == "search"
+        with pytest.raises(NotRunning, match="enough"):
+            search_in(thread, lambda name, _: name)
+
+
+def test_cancelled_during_a_call() -> None:
+    """The output of a tool whose task was cancelled meanwhile is not accepted."""
+
+    def cancelled(name: str, _: Mapping[str, object]) -> object:
+        other = threading.Thread(target=thread.session.run.cancel_task, args=("search-1",))
+        other.start()
+        other.join(20)
+        return name
+
+    with searching() as thread:
+        with pytest.raises(CallFailed, match="'search-1' cancelled"):
+            search_in(thread, cancelled)
+        assert search_in(thread, lambda name, _: name) == "search"
+
+
+def test_debugged_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls also work while asyncio checks that only one thread uses an event loop."""
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
+    with searching() as thread:
+        assert search_in(thread, lambda name, _: name) == "search"
