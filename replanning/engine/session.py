@@ -160,7 +160,12 @@ class Session:
         except StoreError:
             return None
         call = Call(self, task_id, given, passes)
-        call.is_begun = call.begin()
+        task = call.root.task
+        try:  # it may have been changed by what is notified of the call
+            call.is_begun = task.arguments == given.journaled and task.tool in (tool, None) and call.begin()
+        except BaseException:
+            call.leave()
+            raise
         return call
 
     def is_timed(self, tool: str) -> bool:

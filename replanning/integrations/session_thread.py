@@ -7,10 +7,11 @@ and to end it. Only what has to be awaited, such as what follows a failure, is d
 from __future__ import annotations
 
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
+import gc
 import selectors
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
@@ -31,6 +32,10 @@ ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
 _LEFT: Final = "the session has ended"
+
+_DEFERRED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGVTALRM,
+                            signal.SIGUSR1, signal.SIGUSR2)  # fmt: skip
+"""Signals for which programs have handlers that raise."""
 
 
 class _UnlockedSelector(selectors.DefaultSelector):
@@ -94,6 +99,51 @@ class _SharedLoop(asyncio.SelectorEventLoop):
         self._held.release()
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect no garbage in this block, where a finalizer that reports to the run would wait for ever."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _SignalsDeferred:
+    """Block in the main thread, for whose end the handlers of signals wait: one that raises would cut the block off."""
+
+    def __init__(self) -> None:
+        self._came = list[signal.Signals]()
+        self._handlers = dict[signal.Signals, Any]()
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._came.append(signal.Signals(number))
+
+    def __enter__(self) -> None:
+        try:
+            for number in _DEFERRED_SIGNALS:
+                if callable(handler := signal.getsignal(number)):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+        except BaseException:  # of a handler that was not replaced yet
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            while self._handlers:
+                number, handler = self._handlers.popitem()
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
+            while self._came:
+                signal.raise_signal(self._came.pop(0))
+        except BaseException:  # of a handler
+            self.__exit__()
+            raise
+
+
 Rest = Callable[[Execute, Call | None], Coroutine[Any, Any, ResultT]]
 """Awaits what is left of a call, or makes it if it was not made: given what `Session.invoke` takes as `execute`, and the call."""
 
@@ -109,11 +159,10 @@ class SessionThread:
         self.session = session
         self._thread = get_ident()
         self._loop = cast("_SharedLoop", asyncio.get_running_loop())
-        self._lock = RLock()
+        self._lock = RLock()  # held by one calling thread at a time, which may wait for the loop
+        self._posting = RLock()  # held for a moment only, so that the thread of the loop may wait for it
         self._closed = False
         self._user: int | None = None  # another thread that uses the session now
-        self._handles_interrupts = self._defers_interrupts = False
-        self._interrupt: Callable[[], None] | None = None
 
     @classmethod
     @contextmanager
@@ -131,64 +180,36 @@ class SessionThread:
         ):
             thread = portal.call(cls, session)
             try:
-                with thread._handling_interrupts():
-                    yield thread
+                yield thread
             finally:
-                with thread._lock:
+                with thread._lock, thread._posting:
                     thread._closed = True
-
-    @contextmanager
-    def _handling_interrupts(self) -> Iterator[None]:
-        """In the main thread, have Ctrl-C wait while this thread uses the session."""
-        before = signal.getsignal(signal.SIGINT)
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._defers_interrupts:
-                self._interrupt = partial(handle, number, frame)
-            elif callable(before):
-                before(number, frame)
-
-        self._handles_interrupts = current_thread() is main_thread()
-        if self._handles_interrupts and callable(before):
-            signal.signal(signal.SIGINT, handle)
-        try:
-            yield
-        finally:
-            self._handles_interrupts = False
-            if current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is handle:
-                signal.signal(signal.SIGINT, before)
 
     def _is_usable(self) -> bool:
         """Return whether this thread may use the session itself."""
-        is_safe = self._handles_interrupts or current_thread() is not main_thread()
-        return is_safe and get_ident() not in (self._thread, self._user) and not self._loop.get_debug()
+        return get_ident() not in (self._thread, self._user) and not self._loop.get_debug()
 
     def _use(self, function: Callable[[], ResultT]) -> ResultT:
         """Call a function that uses the session in this thread, while the thread of the session waits.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile; the function was called all the same.
+            BaseException: what the handler of a signal raises, such as KeyboardInterrupt: the signal came meanwhile, and the
+                function was called all the same.
             NotRunning: the block was left.
         """
-        is_main = current_thread() is main_thread()
-        if is_main:
-            self._defers_interrupts = True
-        try:
-            with self._lock:
-                if self._closed:
-                    raise NotRunning(_LEFT)
-                with self._loop, self.session.entered():
-                    self._user = get_ident()
-                    try:
-                        return function()
-                    finally:
-                        self._user = None
-        finally:
-            if is_main:
-                self._defers_interrupts = False
-                interrupt, self._interrupt = self._interrupt, None
-                if interrupt is not None:
-                    interrupt()
+        with (
+            _SignalsDeferred() if current_thread() is main_thread() else nullcontext(),
+            self._lock,
+            _without_garbage_collection(),
+        ):
+            if self._closed:
+                raise NotRunning(_LEFT)
+            with self._loop, self.session.entered():
+                self._user = get_ident()
+                try:
+                    return function()
+                finally:
+                    self._user = None
 
     def invoke(
         self,
@@ -240,10 +261,11 @@ class SessionThread:
                     if self._use(partial(call.succeed, output)):
                         return output
             return self.call(lambda hand_over: (rest or finish)(hand_over, call), execute)
-        except BaseException as error:
+        except BaseException:
             if call is not None:
+                call.detach()
                 with suppress(NotRunning):
-                    self._use(partial(call.leave, error))
+                    self.post(call.leave)
             raise
 
     def post(self, function: Callable[[], object]) -> None:
@@ -252,7 +274,7 @@ class SessionThread:
         Raises:
             NotRunning: the block was left.
         """
-        with self._lock:  # the event loop ends after what it was given
+        with self._posting:  # the event loop ends after what it was given
             if self._closed:
                 raise NotRunning(_LEFT)
             self._loop.call_soon_threadsafe(function)
@@ -342,8 +364,8 @@ class SessionThread:
             task = loop.create_task(run())
             task.add_done_callback(end_call)  # for when it is cancelled, perhaps before it begins
 
-        self.post(begin)
         try:
+            self.post(begin)
             while (work := inbox.get()) is not None:
                 work()
         except BaseException:  # it ends the program, but not the thread of the session

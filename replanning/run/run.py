@@ -824,6 +824,7 @@ class Performance:
     __slots__ = (
         "_asked",
         "_cancelled",
+        "_is_awaited",
         "_is_reserved",
         "_lifecycle",
         "_passes",
@@ -855,6 +856,7 @@ class Performance:
         self.last: Exception | None = None
         self._lifecycle.reserve(self.root)
         self._is_reserved = True
+        self._is_awaited = False
 
     def cancel(self) -> None:
         """Stop the work, unless a thread executes it; nothing that it still reports is accepted."""
@@ -870,6 +872,9 @@ class Performance:
             is_own: whether the work changes nothing of its task, which is not copied then.
         """
         life, root = self._lifecycle, self.root
+        if not self._is_reserved:
+            life.reserve(root)
+        self._is_reserved = self._is_awaited = True
         try:
             while not root.satisfied and (claimed := await life.next_task(root=root, copied=not is_own)) is not None:
                 await self._attempt(*claimed, work)
@@ -967,11 +972,18 @@ class Performance:
         self._stopped()
         return self._report_failure(error)
 
-    def leave(self, error: BaseException) -> None:
-        """Perform nothing more, because an exception leaves the caller; others may perform the lineage."""
-        if self.id in self._lifecycle.running:
-            self._stopped()
-            self._lifecycle.interrupted(self.id, f"{type(error).__name__} in the worker", again=True)
+    def detach(self) -> None:
+        """Make the span current that was so before the attempt that was begun; in the thread that has begun it."""
+        token, self._token = self._token, None
+        if token is not None:
+            self._lifecycle.spans.detach(token)
+
+    def leave(self) -> None:
+        """Leave the lineage to others, because the call was cut off; `perform` does so itself, once it has begun."""
+        if self._is_awaited:
+            return
+        if self._lifecycle.running.get(self.id, (None, None))[1] is self:
+            self._lifecycle.interrupted(self.id, "the call was cut off", again=True)
         self._release()
 
     def _release(self) -> None:
@@ -985,8 +997,7 @@ class Performance:
             self.error = None
 
     def _stopped(self) -> None:
-        if self._token is not None:
-            self._lifecycle.spans.detach(self._token)
+        self.detach()
         if self._cancelled:
             self._lifecycle.body_ended(self.id)
 

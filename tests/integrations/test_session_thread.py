@@ -1,5 +1,7 @@
 """Sessions in threads of their own: calls from other threads, which record them, and what interrupts them."""
 
+import gc
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from replanning import Alternative, ReplanningEngine, ReplanRequest, Task, TaskState
+from replanning import Alternative, PlanRun, ReplanningEngine, ReplanRequest, Task, TaskState
 from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, NotRunning
 from replanning.integrations.frameworks import describe_tools
@@ -165,38 +167,19 @@ def test_calls_from_the_thread_of_the_session() -> None:
 
 
 class InterruptingStore(MemoryStore):
-    """Store during whose first record of one kind Ctrl-C is pressed."""
+    """Store during whose first record of one kind a signal comes, such as Ctrl-C."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type, number: int = signal.SIGINT) -> None:
         super().__init__()
         self._kinds = [kind]
+        self._number = number
 
     def append(self, lease: Lease, record: Record) -> None:
         """Keep the record."""
         super().append(lease, record)
         if type(record.body) in self._kinds:
             self._kinds.clear()
-            signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded, AttemptFailed])
-def test_calls_after_ctrl_c(kind: type) -> None:
-    """A program that goes on after Ctrl-C can make the call again, by its key."""
-
-    def execute(name: str, _: Mapping[str, object]) -> object:
-        if kind is AttemptFailed:
-            raise PermissionError("no key")
-        return name
-
-    engine = make_engine("repair", store=InterruptingStore(kind))
-    described = describe_tools(
-        {name: {"capability": "web", "idempotent": True} for name in ("search", "archive")}, None
-    )
-    with SessionThread.open(engine.session("search", tools=described)) as thread:
-        with pytest.raises(KeyboardInterrupt):
-            thread.invoke("search", {}, execute, key="a")
-        found = "archive" if kind is AttemptFailed else "search"
-        assert thread.invoke("search", {}, lambda name, _: name, key="a") == found
+            os.kill(os.getpid(), self._number)
 
 
 @pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
@@ -321,3 +304,92 @@ def test_debugged_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
     with searching() as thread:
         assert search_in(thread, lambda name, _: name) == "search"
+
+
+@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptFailed, AttemptSucceeded])
+def test_calls_after_ctrl_c(kind: type) -> None:
+    """A program that goes on after KeyboardInterrupt may make the same call again, whatever was being recorded."""
+    failures = [ConnectionError("offline")] if kind is AttemptFailed else []
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        if failures:
+            raise failures.pop()
+        return name
+
+    engine = make_engine("repair", store=InterruptingStore(kind))
+    described = describe_tools({"search": {"idempotent": True}}, None)
+    with SessionThread.open(engine.session("search", tools=described)) as thread:
+        with pytest.raises(KeyboardInterrupt):
+            thread.invoke("search", {}, execute, key="same")
+        assert thread.invoke("search", {}, execute, key="same") == "search"
+
+
+@pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
+def test_other_signals_while_a_call_is_recorded(kind: type) -> None:
+    """The handler of any signal waits until a call is recorded, as one that ends the program at SIGTERM."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(3)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        store = InterruptingStore(kind, signal.SIGTERM)
+        described = describe_tools({"search": {"idempotent": True}}, None)
+        opened = make_engine("repair", store=store).session("search", tools=described)
+        with pytest.raises(SystemExit), SessionThread.open(opened) as thread:
+            search_in(thread, lambda name, _: name)
+        assert signal.getsignal(signal.SIGTERM) is leave
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    [run] = store.runs()
+    assert run.status == "paused"
+
+
+def test_handlers_while_a_tool_is_executed() -> None:
+    """While a tool is executed the program has its own handlers, so that sessions may end in any order and thread."""
+    with searching() as thread:
+        assert search_in(thread, lambda *_: signal.getsignal(signal.SIGINT) is signal.default_int_handler) is True
+
+
+def test_other_threads_while_a_call_is_recorded() -> None:
+    """While one thread records a call, another one can give the thread of the session something to do."""
+    threads = list[SessionThread]()
+
+    def codec(_: object) -> JsonValue:
+        other = threading.Thread(target=threads[0].post, args=(lambda: None,), daemon=True)
+        other.start()
+        other.join(20)
+        return "waits" if other.is_alive() else "posted"
+
+    engine = ReplanningEngine(codec=codec)
+    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
+        threads.append(thread)
+        search_in(thread, lambda name, _: [name])
+        assert thread.session.run.live.results["search-1"] == "posted"
+
+
+def test_finalizers_that_report() -> None:
+    """A finalizer may report to the run, whenever garbage is collected while calls are recorded."""
+
+    class Reporter:
+        def __init__(self, run: PlanRun) -> None:
+            self.run, self.itself = run, self
+
+        def __del__(self) -> None:
+            self.run.observe(["collected"])
+
+    def call() -> None:
+        for _ in range(20):
+            Reporter(thread.session.run)
+            search_in(thread, lambda name, _: name)
+
+    before = gc.get_threshold()
+    with searching() as thread:
+        caller = threading.Thread(target=call, daemon=True)
+        gc.set_threshold(1)
+        try:
+            caller.start()
+            caller.join(20)
+        finally:
+            gc.set_threshold(*before)
+        assert not caller.is_alive()
