@@ -14,7 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from replanning import Alternative, PlanRun, ReplanningEngine, ReplanRequest, Task, TaskState
+from replanning import Alternative, ReplanningEngine, ReplanRequest, Task, TaskState
 from replanning.changes import ReplaceTask
 from replanning.errors import CallFailed, NotRunning
 from replanning.integrations.frameworks import describe_tools
@@ -368,28 +368,28 @@ def test_other_threads_while_a_call_is_recorded() -> None:
         assert thread.session.run.live.results["search-1"] == "posted"
 
 
-def test_finalizers_that_report() -> None:
-    """A finalizer may report to the run, whenever garbage is collected while calls are recorded."""
+def test_finalizers_wait() -> None:
+    """No finalizer is called while a call is recorded: one that reports to the run would wait for this thread."""
+    finalized = list[str]()
 
-    class Reporter:
-        def __init__(self, run: PlanRun) -> None:
-            self.run, self.itself = run, self
+    class Finalized:
+        def __init__(self) -> None:
+            self.itself = self
 
         def __del__(self) -> None:
-            self.run.observe(["collected"])
+            finalized.append("called")
 
-    def call() -> None:
-        for _ in range(20):
-            Reporter(thread.session.run)
-            search_in(thread, lambda name, _: name)
+    def codec(_: object) -> JsonValue:
+        Finalized()
+        return [[*finalized] for _ in range(100)]  # enough for the garbage to be collected
 
+    engine = ReplanningEngine(codec=codec)
     before = gc.get_threshold()
-    with searching() as thread:
-        caller = threading.Thread(target=call, daemon=True)
+    with SessionThread.open(engine.session("search", tools=describe_tools({"search": {}}, None))) as thread:
         gc.set_threshold(1)
         try:
-            caller.start()
-            caller.join(20)
+            search_in(thread, lambda name, _: [name])
         finally:
             gc.set_threshold(*before)
-        assert not caller.is_alive()
+        assert thread.session.run.live.results["search-1"] == [[]] * 100
+    assert gc.isenabled()
