@@ -23,7 +23,6 @@ from functools import cache, partial
 from itertools import count
 from typing import Any, Final, cast
 
-import tenacity
 from pydantic_core import to_json
 
 from replanning.changes import Alternative
@@ -54,12 +53,7 @@ from replanning.version import __version__
 
 try:
     from temporalio import activity, workflow
-    from temporalio.client import (
-        Client,
-        WorkflowHandle,
-        WorkflowUpdateFailedError,
-        WorkflowUpdateRPCTimeoutOrCancelledError,
-    )
+    from temporalio.client import Client, WorkflowHandle, WorkflowUpdateFailedError
     from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
     from temporalio.exceptions import ActivityError, ApplicationError, ApplicationErrorCategory, CancelledError
     from temporalio.exceptions import TimeoutError as TimedOut
@@ -85,11 +79,8 @@ _MAX_PAYLOAD_BYTES: Final = 1_900_000
 _MAX_TEXT_BYTES: Final = 500_000_000
 """Most bytes of what is compressed, so that a few of them cannot fill the memory of a worker."""
 
-_REQUEST_ATTEMPTS: Final = 5
-"""Each takes up to ten seconds, or a timeout."""
-
-_TIMED_OUT: Final = "Timeout expired"
-"""What the SDK says of a request that it has given up; its status is that of a request that the server has cancelled."""
+_UPDATE_ATTEMPTS: Final = 5
+"""Each takes up to ten seconds."""
 
 _MAX_UPDATES_AT_ONCE: Final = 8
 """The server takes ten; when there are more, it gives up those that it has."""
@@ -588,12 +579,10 @@ class TemporalRun:
     async def records(self, after: int = 0) -> list[Record]:
         """Return the journal as it is now, from record `after` + 1 on."""
         found: list[Record] = []
-        async for attempt in _attempts(_was_cancelled):
-            with attempt:
-                while page := await self.handle.query(
-                    "journal", after + len(found), result_type=bytes, rpc_timeout=self._timeout
-                ):
-                    found += [record for record in _decoded(page) if record.seq > after + len(found)]
+        while page := await self.handle.query(
+            "journal", after + len(found), result_type=bytes, rpc_timeout=self._timeout
+        ):
+            found += [record for record in _decoded(page) if record.seq > after + len(found)]
         return found
 
     async def answer(
@@ -627,37 +616,20 @@ class TemporalRun:
         await self._update("pause", reason, by)
 
     async def _update(self, name: str, *args: object) -> None:
-        """Send an update, and again under the same id if it may not have arrived."""
+        """Send an update, and again under the same id if it did not arrive: its worker was lost, or the workflow continued."""
         sent = uuid.uuid4().hex
-        async for attempt in _attempts(_may_not_have_arrived):
-            with attempt:
+        for left in reversed(range(_UPDATE_ATTEMPTS)):
+            try:
                 async with self._sending:
                     await self.handle.execute_update(name, args=args, id=sent, rpc_timeout=self._timeout)
-
-
-def _attempts(passing: Callable[[BaseException], bool]) -> tenacity.AsyncRetrying:
-    """Return the attempts at a request, of which each but the last may fail with an error that passes."""
-    return tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(passing),
-        stop=tenacity.stop_after_attempt(_REQUEST_ATTEMPTS),
-        wait=tenacity.wait_incrementing(0, 0.5),
-        reraise=True,
-    )
-
-
-def _was_cancelled(error: BaseException) -> bool:
-    """Return whether the server has cancelled a request, because the worker that was answering was killed."""
-    if isinstance(error, WorkflowUpdateRPCTimeoutOrCancelledError) and error.__cause__ is not None:
-        error = error.__cause__  # may also be that the caller was cancelled
-    return isinstance(error, RPCError) and error.status == RPCStatusCode.CANCELLED and error.message != _TIMED_OUT
-
-
-def _may_not_have_arrived(error: BaseException) -> bool:
-    """Return whether an update failed because its worker or the server was lost, or the workflow continued."""
-    if isinstance(error, WorkflowUpdateFailedError):
-        return getattr(error.cause, "type", "") == _SEND_AGAIN
-    lost = RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED
-    return _was_cancelled(error) or (isinstance(error, RPCError) and error.status in lost)
+            except RPCError as error:
+                if not left or error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED):
+                    raise
+            except WorkflowUpdateFailedError as error:
+                if not left or getattr(error.cause, "type", "") != _SEND_AGAIN:
+                    raise
+            else:
+                return
 
 
 class _Clock:

@@ -35,18 +35,8 @@ from replanning.llm.completions import Completion, LLMCall
 
 pytest.importorskip("temporalio", reason="the Temporal SDK is not installed")
 
-from temporalio.api.common.v1 import Payloads
-from temporalio.api.enums.v1 import EventType, UpdateWorkflowExecutionLifecycleStage
-from temporalio.api.update.v1 import Outcome
-from temporalio.api.workflowservice.v1 import QueryWorkflowResponse, UpdateWorkflowExecutionResponse
-from temporalio.client import (
-    Client,
-    WorkflowFailureError,
-    WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
-)
-from temporalio.converter import DataConverter
-from temporalio.service import ConnectConfig, RPCError, RPCStatusCode, ServiceClient
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.worker import Replayer, Worker
 
 from replanning.integrations import temporal
@@ -388,63 +378,6 @@ async def test_an_update_that_is_sent_again(address: str) -> None:
         assert (await run.result())["status"] == "succeeded"
         changes = [record.body.changes for record in await run.records() if isinstance(record.body, ContextUpdated)]
     assert changes == [{"region": "eu"}, {"region": "us"}]
-
-
-class CancellingService(ServiceClient):  # type: ignore[misc] # its types may not be installed
-    """Service of a server that cancels the first query and the first update.
-
-    Args:
-        message: what it says then.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(ConnectConfig(target_host="nowhere"))
-        self.requests: list[Any] = []
-        self._message = message
-
-    async def _rpc_call(self, rpc: str, req: Any, resp_type: Any, **_: Any) -> Any:
-        first = not any(isinstance(each, type(req)) for each in self.requests)
-        self.requests.append(req)
-        if first:
-            raise RPCError(self._message, RPCStatusCode.CANCELLED, b"")
-        nothing = Payloads(payloads=await DataConverter.default.encode([b""]))
-        if resp_type is QueryWorkflowResponse:
-            return QueryWorkflowResponse(query_result=nothing)
-        completed = UpdateWorkflowExecutionLifecycleStage.UPDATE_WORKFLOW_EXECUTION_LIFECYCLE_STAGE_COMPLETED
-        return UpdateWorkflowExecutionResponse(stage=completed, outcome=Outcome(success=nothing))
-
-    @property
-    def worker_service_client(self) -> Any:
-        """Return nothing: no worker has it."""
-
-    def update_rpc_metadata(self, metadata: Any) -> None:
-        """Do nothing."""
-
-    def update_api_key(self, api_key: str | None) -> None:
-        """Do nothing."""
-
-
-async def test_requests_that_the_server_cancels() -> None:
-    """A query and an update that the server cancels because their worker was killed are asked again, the update with its id."""
-    service = CancellingService("context canceled")
-    run = TemporalOrchestrator(Client(service), task_queue=QUEUE).run("run-1")
-    assert await run.records() == []
-    await run.pause()
-    queried, queried_again, sent, sent_again = service.requests
-    assert queried_again == queried
-    assert sent_again == sent
-    assert sent.request.meta.update_id
-
-
-async def test_requests_that_no_worker_answers() -> None:
-    """A query and an update that no worker answers in time are not asked again."""
-    service = CancellingService("Timeout expired")
-    run = TemporalOrchestrator(Client(service), task_queue=QUEUE).run("run-1")
-    with pytest.raises(RPCError, match="Timeout expired"):
-        await run.records()
-    with pytest.raises(WorkflowUpdateRPCTimeoutOrCancelledError):
-        await run.pause()
-    assert len(service.requests) == 2
 
 
 async def test_two_namespaces() -> None:

@@ -215,12 +215,13 @@ class ServerPlay(Play):
 
 
 async def patiently(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Call again what failed because the server was killed, or because so many workers were that Temporal takes no requests."""
+    """Call again what failed because the server was killed, or because so many workers were, one perhaps while it answered."""
+    passing = RPCStatusCode.UNAVAILABLE, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED
     while True:
         try:
             return await call()
         except RPCError as error:
-            if error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.FAILED_PRECONDITION):
+            if error.status not in passing:
                 raise
 
 
