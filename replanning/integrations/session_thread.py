@@ -6,6 +6,7 @@ and to end it. Only what has to be awaited, such as what follows a failure, is d
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # `signal` makes numbers members of an enumeration, which takes ten times as long
 import asyncio  # noqa: TID251 # some frameworks run on asyncio alone
 import gc
 import selectors
@@ -33,9 +34,7 @@ ArgumentsT = TypeVarTuple("ArgumentsT")
 
 _LEFT: Final = "the session has ended"
 
-_DEFERRED_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGVTALRM,
-                            signal.SIGUSR1, signal.SIGUSR2)  # fmt: skip
-"""Signals for which programs have handlers that raise."""
+_SIGNALS: Final = sorted(map(int, signal.valid_signals()))
 
 
 class _UnlockedSelector(selectors.DefaultSelector):
@@ -115,18 +114,18 @@ class _SignalsDeferred:
     """Block in the main thread, for whose end the handlers of signals wait: one that raises would cut the block off."""
 
     def __init__(self) -> None:
-        self._came = list[signal.Signals]()
-        self._handlers = dict[signal.Signals, Any]()
+        self._came = list[int]()
+        self._handlers = dict[int, Any]()
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._came.append(signal.Signals(number))
+        self._came.append(number)
 
     def __enter__(self) -> None:
         try:
-            for number in _DEFERRED_SIGNALS:
-                if callable(handler := signal.getsignal(number)):
+            for number in _SIGNALS:
+                if callable(handler := _signal.getsignal(number)):
                     self._handlers[number] = handler
-                    signal.signal(number, self._note)
+                    _signal.signal(number, self._note)
         except BaseException:  # of a handler that was not replaced yet
             self.__exit__()
             raise
@@ -135,8 +134,8 @@ class _SignalsDeferred:
         try:
             while self._handlers:
                 number, handler = self._handlers.popitem()
-                if signal.getsignal(number) == self._note:
-                    signal.signal(number, handler)
+                if _signal.getsignal(number) == self._note:
+                    _signal.signal(number, handler)
             while self._came:
                 signal.raise_signal(self._came.pop(0))
         except BaseException:  # of a handler
