@@ -300,6 +300,11 @@ def test_plain_value(value: object, limit: int) -> None:
         assert size <= limit
 
 
+def test_text_of_a_class_of_users() -> None:
+    """Secrets are taken out of texts of classes of users as well."""
+    assert REDACT.value({"a": Word(f"Authorization: Bearer {BEARER}")}) == {"a": f"Authorization: Bearer {MASK}"}
+
+
 def test_plain_value_of_every_type() -> None:
     """A value of all types of JSON is taken at first sight, and one with itself among its parts is not."""
     value = {"a": [1, -1.5, True, None, "text", ()], "b": {"c": f"Authorization: Bearer {BEARER}"}}
