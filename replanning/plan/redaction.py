@@ -80,30 +80,30 @@ class _NotPlain(Exception):
     """A value may be no JSON, or may be too large."""
 
 
-class _Room:
-    """How large a value may still be; without a limit, it is JSON of any size.
+class _Limits:
+    """Size and depth that are left while a value is walked; a value that is known to be JSON has no limits.
 
     Args:
-        bytes: of its JSON text.
-        levels: of its arrays and objects.
+        size: bytes of JSON text.
+        levels: nested arrays and objects.
     """
 
-    __slots__ = ("_bytes", "_is_limited", "levels")
+    __slots__ = ("_is_limited", "_size", "levels")
 
-    def __init__(self, bytes: float = math.inf, levels: float = math.inf) -> None:  # noqa: A002 # what it counts
-        self._bytes = bytes
+    def __init__(self, size: float = math.inf, levels: float = math.inf) -> None:
+        self._size = size
         self.levels = levels
         self._is_limited = levels < math.inf
 
-    def take(self, bytes: int, levels: int = 0) -> None:  # noqa: A002 # what it counts
+    def take(self, size: int, levels: int = 0) -> None:
         """Count a part of the value.
 
         Raises:
             _NotPlain: it is too large.
         """
-        self._bytes -= bytes
+        self._size -= size
         self.levels -= levels
-        if self._bytes < 0 or self.levels < 0:
+        if self._size < 0 or self.levels < 0:
             raise _NotPlain
 
     def other(self, value: object) -> object:
@@ -184,7 +184,7 @@ class Redactor:
             RecordNotSerializable: it is nested too deeply for JSON.
         """
         try:
-            clean: JsonValue = self._redact_value(value, _Room())
+            clean: JsonValue = self._redact_value(value, _Limits())
         except RecursionError:
             raise RecordNotSerializable("a value is nested too deeply to be kept as JSON") from None
         return clean
@@ -195,10 +195,10 @@ class Redactor:
         Returns:
             None if it may be no JSON, have more than `max_bytes` bytes, or be nested too deeply: a closer look tells.
         """
-        room = _Room(max_bytes, _MAX_PLAIN_DEPTH)
+        limits = _Limits(max_bytes, _MAX_PLAIN_DEPTH)
         try:
-            room.take(_MAX_ITEM_BYTES)
-            clean: JsonValue = self._redact_value(value, room)
+            limits.take(_MAX_ITEM_BYTES)
+            clean: JsonValue = self._redact_value(value, limits)
         except (_NotPlain, RuntimeError):  # of what another thread changes
             return None
         return clean
@@ -235,40 +235,40 @@ class Redactor:
             clean = part if value == part else value
         return cast("PartT", clean)
 
-    def _redact_value(self, value: Any, room: _Room) -> Any:
+    def _redact_value(self, value: Any, limits: _Limits) -> Any:
         kind, clean_texts = type(value), self._clean_texts
         if kind is str:
             if len(value) > _MAX_CACHED_CHARS:
-                room.take(_MAX_CHAR_BYTES * len(value))
+                limits.take(_MAX_CHAR_BYTES * len(value))
             return value if value in clean_texts else self.text(value)
         if kind in _TEXTLESS_TYPES:
             if (kind is float and value - value != 0) or (kind is int and value.bit_length() > _MAX_INT_BITS):
-                return room.other(value)
+                return limits.other(value)
             return value
         if kind is not dict and kind is not list and kind is not tuple:
-            value = room.other(value)
+            value = limits.other(value)
         if isinstance(value, dict):
-            room.take(2 * _MAX_ITEM_BYTES * len(value), 1)
+            limits.take(2 * _MAX_ITEM_BYTES * len(value), 1)
             found: dict[str, JsonValue] = {}
             for key, item in value.items():
-                if type(key) is not str and not isinstance(room.other(key), str):
+                if type(key) is not str and not isinstance(limits.other(key), str):
                     raise RecordNotSerializable(f"{key!r} cannot name a member of a JSON object, which a text does")
                 short = len(key) < _MIN_SECRET_CHARS and key.isascii()  # as most names are
-                name = clean = key if short or key in clean_texts else self._redact_value(key, room)
+                name = clean = key if short or key in clean_texts else self._redact_value(key, limits)
                 number = 1
                 while name in found:  # what differed in a secret alone
                     number += 1
                     name = f"{clean} {number}"
                 if (accepts := secret_predicate(key)) is not None:
-                    item = _mask_member(key, room.other(item), accepts)  # noqa: PLW2901 - the item as it may be recorded
+                    item = _mask_member(key, limits.other(item), accepts)  # noqa: PLW2901 - the item as it may be recorded
                 known = type(item) is str and item in clean_texts
-                found[name] = item if known else self._redact_value(item, room)
-            room.levels += 1
+                found[name] = item if known else self._redact_value(item, limits)
+            limits.levels += 1
             return found
         if isinstance(value, (list, tuple)):
-            room.take(_MAX_ITEM_BYTES * len(value), 1)
-            items = [self._redact_value(item, room) for item in value]
-            room.levels += 1
+            limits.take(_MAX_ITEM_BYTES * len(value), 1)
+            items = [self._redact_value(item, limits) for item in value]
+            limits.levels += 1
             return items
         return self.text(value) if isinstance(value, str) else value
 

@@ -269,13 +269,18 @@ def test_reports_while_a_call_is_recorded() -> None:
         assert "found" in thread.session.run.live.facts
 
 
+def call_elsewhere(function: Callable[..., object], *args: object) -> None:
+    """Call a function in another thread, and wait for it."""
+    other = threading.Thread(target=function, args=args)
+    other.start()
+    other.join(20)
+
+
 def test_pause_during_a_call() -> None:
     """A pause that another thread asks for lets the tool that is executed finish, and refuses the next call."""
 
     def pausing(name: str, _: Mapping[str, object]) -> object:
-        other = threading.Thread(target=thread.session.run.pause, args=("enough",))
-        other.start()
-        other.join(20)
+        call_elsewhere(thread.session.run.pause, "enough")
         return name
 
     with searching() as thread:
@@ -288,9 +293,7 @@ def test_cancelled_during_a_call() -> None:
     """The output of a tool whose task was cancelled meanwhile is not accepted."""
 
     def cancelled(name: str, _: Mapping[str, object]) -> object:
-        other = threading.Thread(target=thread.session.run.cancel_task, args=("search-1",))
-        other.start()
-        other.join(20)
+        call_elsewhere(thread.session.run.cancel_task, "search-1")
         return name
 
     with searching() as thread:
