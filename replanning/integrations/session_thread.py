@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import sniffio
 from opentelemetry import context as otel
 
 from replanning.engine.session import Call, Execute, Session
@@ -33,6 +34,8 @@ ResultT = TypeVar("ResultT")
 ArgumentsT = TypeVarTuple("ArgumentsT")
 
 _LEFT: Final = "the session has ended"
+
+_LIBRARY: Final = "asyncio"
 
 _SIGNALS: Final = sorted(map(int, signal.valid_signals()))
 
@@ -62,11 +65,14 @@ class _SharedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._held = Lock()  # by the thread that uses what belongs to the loop
         self._has_guest = False
-        self._outer: asyncio.AbstractEventLoop | None = None
+        self._outer: tuple[asyncio.AbstractEventLoop | None, str | None] = None, None
         super().__init__(_UnlockedSelector(self._held))
 
     def run_forever(self) -> None:
         """Run until the loop is stopped."""
+        sniffio.thread_local.name = (
+            _LIBRARY  # whatever the context of a task says, which may come from a program on Trio
+        )
         with self._held:
             super().run_forever()
 
@@ -88,13 +94,15 @@ class _SharedLoop(asyncio.SelectorEventLoop):
 
     def __enter__(self) -> None:
         self._held.acquire()
-        self._outer = asyncio._get_running_loop()
+        self._outer = asyncio._get_running_loop(), sniffio.thread_local.name
         asyncio._set_running_loop(self)
+        sniffio.thread_local.name = _LIBRARY
         self._has_guest = True
 
     def __exit__(self, *_: object) -> None:
         self._has_guest = False
-        asyncio._set_running_loop(self._outer)
+        loop, sniffio.thread_local.name = self._outer
+        asyncio._set_running_loop(loop)
         self._held.release()
 
 

@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+import sniffio
 
 from replanning import Alternative, ReplanningEngine, ReplanRequest, Task, TaskState
 from replanning.changes import ReplaceTask
@@ -65,6 +66,23 @@ def test_tools_with_a_timeout_are_left_behind() -> None:
     with searching(timeout=0.05, idempotent=True) as thread:
         assert search_in(thread, execute) == "archive"
         woken.set()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
+def test_calls_within_an_event_loop(backend: str, fields: dict[str, object]) -> None:
+    """A tool that fails is replaced in a synchronous call, whichever event loop its program runs on."""
+
+    def execute(name: str, _: Mapping[str, object]) -> object:
+        if name == "search":
+            raise ConnectionError("the service is down")
+        return name
+
+    async def call() -> object:
+        with searching(**fields) as thread:
+            return search_in(thread, execute), sniffio.current_async_library()
+
+    assert anyio.run(call, backend=backend) == ("archive", backend)
 
 
 @pytest.mark.parametrize("fields", [{}, {"timeout": 20}], ids=["", "with a timeout"])
