@@ -352,6 +352,10 @@ class SqliteStore(RunStore):
     def __repr__(self) -> str:
         return f"<SqliteStore {str(self._path)!r}>"
 
+    def __del__(self) -> None:  # engines that made their store are not closed; Python 3.13 warns of open connections
+        if (connection := self.__dict__.get("_connection")) is not None:
+            connection.close()
+
     @cached_property
     def _connection(self) -> sqlite3.Connection:
         new, wal, shm = (self._path.with_name(self._path.name + suffix) for suffix in ("-new", "-wal", "-shm"))

@@ -324,7 +324,7 @@ def test_good_id(store, run):
 @pytest.mark.parametrize("place", ["x" * 300, "x" * 300 + ".jsonl", "sqlite:" + "x" * 300, "d/" * 3000, "a\0b"])
 async def test_impossible_places(place):
     """A place that can be none is refused as such, by `open_store` and by an engine."""
-    with pytest.raises(StoreError, match=r"cannot be a store: (?:File name too long|embedded null byte)"):
+    with pytest.raises(StoreError, match=r"cannot be a store: (?:File name too long|.*embedded null)"):
         journal.open_store(place)
     with pytest.raises(StoreError, match="cannot be a store"):
         ReplanningEngine(store=place)
