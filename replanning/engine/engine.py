@@ -300,7 +300,7 @@ class ReplanningEngine:
             replanning: false to run it as if there were no engine; a new run.
 
         Raises:
-            PlanError: the tasks do not fit these tools.
+            PlanError: the tasks do not fit these tools, or a task or a tool of the plan has no function.
             RunOwned: another process is at this run.
             StoreError: it is a run of another plan, or the store does not take it.
             TypeError: this is no plan, the work is not an async function of a task and its context, or both work and
@@ -312,6 +312,7 @@ class ReplanningEngine:
         if work is None:
             functions = FunctionTools(tools)
             plan, work = functions.describe(plan), functions.work
+            functions.require_functions(plan)
         validate_work(work, max_concurrency)
         source = self.open(plan) if run_id is None else self.run_or_resume(plan, run_id=run_id)
         if not replanning:

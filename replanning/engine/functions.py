@@ -12,6 +12,7 @@ import anyio.to_thread
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from replanning.errors import PlanError, Problem
 from replanning.plan.document import Plan
 from replanning.plan.json_values import detached
 from replanning.plan.messages import require_instance, validation_problems, wrong_kinds
@@ -277,6 +278,27 @@ class FunctionTools:
         tools = (*plan.tools, *(spec for spec in self.specs if spec.name not in known))
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
         return Plan.model_validate({**fields, "tools": tools, "tasks": tasks})
+
+    def require_functions(self, plan: Plan) -> None:
+        """Refuse a plan with tasks or tools that none of these functions executes; the engine may use any of its tools.
+
+        Raises:
+            PlanError: names every one.
+        """
+        problems = [
+            Problem(
+                f"tools[{index}]", f"no function was given for the tool {spec.name!r}; give one, or leave the tool out"
+            )
+            for index, spec in enumerate(plan.tools)
+            if spec.name not in self.functions
+        ]
+        problems += [
+            Problem(f"tasks[{index}].tool", f"task {task.id!r} has no tool; name the one that executes it")
+            for index, task in enumerate(plan.tasks)
+            if task.tool is None
+        ]
+        if problems:
+            raise PlanError(problems)
 
     @property
     def work(self) -> Work:

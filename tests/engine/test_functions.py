@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from replanning import Plan, Task, TaskContext, ToolSpec, tool
 from replanning.engine.functions import FunctionTool
+from replanning.errors import PlanError
 from replanning.plan import JsonObject
 from replanning.testing import VirtualClock
 from tests.support.runs import make_engine, plan
@@ -135,5 +136,23 @@ async def test_json_for_functions(clock: VirtualClock) -> None:
     assert given == [Point(x=1), 1, {"y": 2}, Point(x=3)]
     failed = await make_engine(clock=clock).execute(document(0), tools=[take])
     assert "greater than 0" in failed.failures["a"].message
-    missing = await make_engine(clock=clock).execute(plan(Task(id="a")), tools=[take])
-    assert "no function was given for the tool None" in missing.failures["a"].message
+
+
+async def test_tools_without_functions(clock: VirtualClock) -> None:
+    """A plan that has tasks or tools without a function is refused before anything is executed; every one is named."""
+    executed: list[str] = []
+
+    def search() -> None:
+        executed.append("search")
+
+    stated = plan(
+        Task(id="a", tool="search"),
+        Task(id="b"),
+        Task(id="c", tool="print"),
+        tools=tuple(ToolSpec(name=name) for name in ("search", "print", "fax")),
+    )
+    with pytest.raises(PlanError) as refused:
+        await make_engine(clock=clock).execute(stated, tools=[search])
+    assert [problem.place for problem in refused.value.problems] == ["tools[1]", "tools[2]", "tasks[1].tool"]
+    assert "'fax'" in str(refused.value)
+    assert not executed
