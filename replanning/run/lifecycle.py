@@ -1102,6 +1102,9 @@ class Lifecycle:
         reason = f"nothing can run, and {', '.join(left)} still must"
         if stuck:
             reason = "; ".join(stuck[:5]) + (f"; and {len(stuck) - 5} more" if len(stuck) > 5 else "")
+            if parked := [e for e in live.parked.values() if live.entry(e.root).counts_as_unsatisfied]:
+                tasks = f"{parked[0].id!r}" + (f" and {len(parked) - 1} more" if len(parked) > 1 else "")
+                reason += f"; {tasks} cannot run: {live.lacks(parked[0])}"
         elif live.missing_facts:
             reason = f"everything ran, but of the goal these facts do not hold: {', '.join(live.missing_facts)}"
         self.finish("failed", reason)

@@ -44,6 +44,13 @@ def updates(engine: ReplanningEngine, run: str) -> list[tuple[bool | None, float
     return [(b.available, b.retry_at, b.reason) for b in bodies(engine.store, run, ResourceUpdated)]
 
 
+async def test_tasks_that_never_ran(clock: VirtualClock) -> None:
+    """The reason of a failed run also says which tasks never ran, and what they lack."""
+    result = await make_engine("repair", clock=clock).execute(pages(9), site(clock, 1e9), max_concurrency=1)
+    assert result.reason.startswith("'p1' failed (host 1 is down); ")
+    assert result.reason.endswith("; 'p7' and 2 more cannot run: its tool 'fetch' is unavailable")
+
+
 async def test_others_see_that_a_tool_is_down(clock: VirtualClock) -> None:
     """After five failures of one cause the waiting tasks get another tool before they fail, in one revision."""
     engine = make_engine("repair", clock=clock, cooldown=30)
