@@ -17,6 +17,7 @@ from typing import Final
 from replanning.exporters._forge import MAX_COMMENT_CHARS, Marker
 from replanning.history.wording import format_duration, format_time, format_usage
 from replanning.journal import (
+    AttemptStarted,
     AttemptSucceeded,
     CallMade,
     PlanningNoted,
@@ -516,8 +517,10 @@ class RunNotices:
         self._is_complete = self._is_complete and record.seq == self.seq + 1
         self.seq, body = record.seq, record.body
         self._progress.fold(record)
-        self.checklist_changed |= isinstance(body, AttemptSucceeded | CallMade | PlanRevised) or (
-            isinstance(body, PlanningNoted) and body.type == "plan"
+        self.checklist_changed |= (
+            isinstance(body, AttemptSucceeded | CallMade | PlanRevised)
+            or (isinstance(body, AttemptStarted) and body.call is not None)
+            or (isinstance(body, PlanningNoted) and body.type == "plan")
         )
         if isinstance(body, RunEnded | RunResumed):  # other records may follow the end, such as a failure to post it
             self.end_status = body.status if isinstance(body, RunEnded) else ""

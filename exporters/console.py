@@ -10,6 +10,7 @@ from replanning.errors import Problem, SettingsError
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
+    AttemptStarted,
     AttemptTimedOut,
     CallMade,
     DecisionMade,
@@ -102,8 +103,10 @@ def _describe_body(body: RecordBody) -> str:
             return f"{body.replan} {usable} of {len(body.candidates)} usable"
         case DecisionMade():
             return f"{body.replan} {body.decision} ({body.rule}): {body.reason}"
-        case CallMade():
-            return f"{body.call.id} {body.call.tool or body.call.name}"
+        case CallMade(call=call):
+            return f"{call.id} {call.tool or call.name}"
+        case AttemptStarted(call=call) if call is not None:
+            return f"{body.attempt} {call.tool or call.name}"
         case PlanRevised():
             return f"{body.number}: {', '.join(change.kind for change in body.changes[:10])}: {body.reason}"
         case GoalChanged():

@@ -16,8 +16,10 @@ settings.register_profile("deep", derandomize=True, deadline=None, database=None
 settings.register_profile("explore", max_examples=2_000, deadline=None)
 settings.load_profile("quick")
 
-# The tests may have been started with nohup; the programs that they start must receive a hangup all the same.
+# The tests may have been started with nohup, or in the background of a script, where both signals are ignored: the tests that
+# send one would wait for ever.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BOTH_LOOPS = {"engine", "run"}
 """Folders whose quick tests run on trio as well: their code depends on how the event loop schedules."""

@@ -19,7 +19,7 @@ from replanning.plan.json_values import as_object, is_redacted, map_strings
 from replanning.plan.messages import brief_repr, join_names, wrong_kinds
 from replanning.plan.references import has_references
 from replanning.plan.tasks import Task
-from replanning.plan.types import MAX_NAME_CHARS, JsonObject, JsonValue, TaskId
+from replanning.plan.types import MAX_NAME_CHARS, AttemptId, JsonObject, JsonValue, TaskId
 from replanning.run.run import Performance, PlanRun, TaskContext, require_async, require_exceptions
 
 Parameters = ParamSpec("Parameters")
@@ -126,11 +126,11 @@ class Session:
         require_exceptions(passes)
         if execute is not None:
             require_async("execute", execute)
-        given = self._given(tool, arguments)
+        given, begun = self._given(tool, arguments), None
         life, digest = self.run._lifecycle, key and _digest(key)
         while (task_id := self._by_key.get(digest)) is None or not (once or life.is_unsettled(task_id)):
             try:
-                task_id = self._add(tool, given.journaled, digest)
+                task_id, begun = self._add(tool, given.journaled, digest)
             except RecordNotSerializable:
                 raise
             except StoreError:
@@ -139,7 +139,7 @@ class Session:
                 break
         else:
             self._require_same_call(task_id, key, tool, given.journaled)
-        return await Call(self, task_id, given, passes).finish(execute)
+        return await Call(self, task_id, given, passes, begun).finish(execute)
 
     def begin(
         self, tool: str, arguments: Mapping[str, object], *, key: str = "", passes: tuple[type[BaseException], ...] = ()
@@ -154,18 +154,14 @@ class Session:
             return None
         given = self._given(tool, arguments)
         try:
-            task_id = self._add(tool, given.journaled, digest)
+            task_id, begun = self._add(tool, given.journaled, digest, may_time_out=False)
         except RecordNotSerializable:
             raise
         except StoreError:
             return None
-        call = Call(self, task_id, given, passes)
-        task = call.root.task
-        try:  # it may have been changed by what is notified of the call
-            call.is_begun = task.arguments == given.journaled and task.tool in (tool, None) and call.begin()
-        except BaseException:
-            call.leave()
-            raise
+        call = Call(self, task_id, given, passes, begun)
+        if call.is_begun:
+            call.attach()
         return call
 
     def is_timed(self, tool: str) -> bool:
@@ -177,7 +173,9 @@ class Session:
         """Take the thread of a block for that of the session, whose event loop must not run anything meanwhile."""
         return self.run._lifecycle.loop.entered()
 
-    def _add(self, name: str, arguments: JsonObject, digest: str) -> TaskId:
+    def _add(
+        self, name: str, arguments: JsonObject, digest: str, *, may_time_out: bool = True
+    ) -> tuple[TaskId, AttemptId | None]:
         live, function = self.run.live, self._tools.functions.get(name)
         number = len(live) + 1
         while (task_id := TaskId(f"{name[: MAX_NAME_CHARS - _NUMBER_CHARS]}-{number}")) in live:
@@ -197,12 +195,13 @@ class Session:
                 self._models[name, function is None] = model
         task = model.model_copy(update={"id": task_id, "arguments": arguments, "metadata": {_CALL_KEY: digest}})
         try:
-            self.run._lifecycle.add_call(task)
+            begun = self.run._lifecycle.add_call(task, may_time_out=may_time_out)
         except ChangeRejected:  # unknown, or it does not take these arguments: executing it says so
-            self.run._lifecycle.add_call(task.model_copy(update={"tool": None, "name": name}))
+            task = task.model_copy(update={"tool": None, "name": name})
+            begun = self.run._lifecycle.add_call(task, may_time_out=may_time_out)
         if digest:
             self._by_key[digest] = task_id
-        return task_id
+        return task_id, begun
 
     def _require_same_call(self, task_id: TaskId, key: str, tool: str, arguments: JsonObject) -> None:
         """Refuse a key that is used for two calls; arguments are not compared where a secret was removed from them.
@@ -292,20 +291,22 @@ class Call(Performance):
         task: the task, which is reserved for this call.
         arguments: of its tool.
         passes: exceptions that are control flow rather than failures, in addition to those of the session.
-
-    Attributes:
-        is_begun: whether the first attempt was begun.
+        begun: the first attempt, if it was started.
     """
 
-    __slots__ = ("_arguments", "_functions", "is_begun")
+    __slots__ = ("_arguments", "_functions")
 
     def __init__(
-        self, session: Session, task: TaskId, arguments: _Arguments, passes: tuple[type[BaseException], ...]
+        self,
+        session: Session,
+        task: TaskId,
+        arguments: _Arguments,
+        passes: tuple[type[BaseException], ...],
+        begun: AttemptId | None,
     ) -> None:
-        super().__init__(session.run, task, (*session._passes, *passes))
+        super().__init__(session.run, task, (*session._passes, *passes), begun)
         self._functions = session._tools.functions
         self._arguments = arguments
-        self.is_begun = False
 
     def finish(self, execute: Execute | None) -> Coroutine[Any, Any, object]:
         """Execute what is left of the call, and return its result, or that of what replaced it.

@@ -127,13 +127,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch."""
+    """An attempt at a task began; `number` counts from 1, `deadline` is in seconds since the epoch.
+
+    `call` is the task itself where this adds it to the plan: a call of an agent whose first attempt began at once.
+    """
 
     kind: ClassVar = "attempt-started"
     attempt: AttemptId
     task: TaskId
     number: int
     deadline: float | None = None
+    call: Task | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,13 +359,16 @@ class _MutableAttemptSucceeded:
     __slots__ = AttemptSucceeded.__slots__
 
 
-def new_attempt_started(attempt: AttemptId, task: TaskId, number: int, deadline: float | None) -> AttemptStarted:
-    """Return `AttemptStarted(attempt, task, number, deadline)`, faster."""
+def new_attempt_started(
+    attempt: AttemptId, task: TaskId, number: int, deadline: float | None, call: Task | None = None
+) -> AttemptStarted:
+    """Return `AttemptStarted(attempt, task, number, deadline, call)`, faster."""
     body: Any = _MutableAttemptStarted()
     body.attempt = attempt
     body.task = task
     body.number = number
     body.deadline = deadline
+    body.call = call
     body.__class__ = AttemptStarted
     started: AttemptStarted = body
     return started
@@ -601,7 +608,7 @@ class DecisionMade:
 
 @dataclass(frozen=True, slots=True)
 class CallMade:
-    """An agent has called a tool: the call is a task that was added, without a revision of the plan."""
+    """An agent has called a tool, which cannot start at once: the call is a task that was added, without a revision."""
 
     kind: ClassVar = "call-made"
     call: Task

@@ -1072,8 +1072,9 @@ class TaskGraph:
         """Queue the tasks of a lineage apart, for somebody who executes it alone and is called when one was added."""
         queue = self.ready_queue.reserved[root.id] = ReadyQueue(on_push)
         for entry in self.leaves(root) if root.replaced_by else (root,):
-            self.ready_queue.withdraw(entry)
-            queue.push(entry)
+            if entry.state is _READY:
+                self.ready_queue.withdraw(entry)
+                queue.push(entry)
 
     def unreserve(self, root: TaskEntry) -> None:
         """Queue the tasks of a lineage with all others again."""

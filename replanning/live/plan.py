@@ -42,7 +42,7 @@ from replanning.live.states import TaskEvent, TaskState, transition
 from replanning.plan.checks import TaskScope
 from replanning.plan.document import Plan
 from replanning.plan.references import resolve_references
-from replanning.plan.tasks import ToolSpec
+from replanning.plan.tasks import Task, ToolSpec
 from replanning.plan.types import TaskId
 
 _START, _SUCCEED = TaskEvent.START, TaskEvent.SUCCEED
@@ -235,18 +235,25 @@ class LivePlan(TaskGraph):
             handler(self, body, at)
 
     def _on_call_made(self, body: CallMade, at: float) -> None:
-        task = body.call
+        entry = self._insert_call(body.call)
+        self.counts[_PENDING] += 1
+        self.make_ready(entry)
+
+    def _insert_call(self, task: Task) -> TaskEntry:
         if task.id in self.entries or task.depends_on:
             raise ChangeRejected(
                 [Problem("task", f"{task.id!r} is not new, or depends on other tasks, and is no call")]
             )
-        entry = self.insert(task, None)
-        self.counts[_PENDING] += 1
-        self.make_ready(entry)
+        return self.insert(task, None)
 
     def _on_attempt_started(self, body: AttemptStarted, at: float) -> None:
-        entry = self.entries.get(body.task) or self.entry(body.task)
-        self.transition(entry, _START)
+        if body.call is None:
+            entry = self.entries.get(body.task) or self.entry(body.task)
+            self.transition(entry, _START)
+        else:
+            entry = self._insert_call(body.call)
+            entry.state = _RUNNING
+            self.counts[_RUNNING] += 1
         if self.counts[_RUNNING] == 1:
             self._busy_since = at
         name = entry.fields["tool"]

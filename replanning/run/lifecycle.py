@@ -499,8 +499,15 @@ class Lifecycle:
             self.timer.notify_deadline(due)
         return parent + 1
 
-    def add_call(self, task: Task) -> None:
-        """Add a task that an agent calls now.
+    def add_call(self, task: Task, *, may_time_out: bool = True) -> AttemptId | None:
+        """Add a task that an agent calls now, and start an attempt at it unless something stands in its way.
+
+        Args:
+            task: the task; it depends on no other, and has no condition.
+            may_time_out: whether an attempt that has a deadline may start, because it can be cancelled.
+
+        Returns:
+            The attempt, of which the caller sets the body; None if the task has to wait.
 
         Raises:
             ChangeRejected: its tool is unknown, or does not take these arguments.
@@ -509,9 +516,27 @@ class Lifecycle:
         """
         if self.end is not None:
             raise NotRunning(f"the run is {self.end.status}: {self.end.reason}")
-        if problems := check_task(task, self.live.scope):
+        live = self.live
+        if problems := check_task(task, live.scope):
             raise ChangeRejected([Problem("", problem) for problem in problems])
-        self.commit(CallMade(task))
+        tool = live.tools.get(task.tool or "")
+        timeout = None if tool is None else tool.timeout
+        if (
+            self._claims_since_checkpoint >= CLAIMS_PER_CHECKPOINT
+            or self.stopping
+            or live.pool.limited
+            or live.closed_world
+            or live.breakers
+            or not (tool is None or tool.available)
+            or not (timeout is None or may_time_out)
+            or has_references(task.arguments)
+        ):
+            self.commit(CallMade(task))
+            return None
+        self._claims_since_checkpoint += 1
+        attempt_id = AttemptId(f"{task.id}#1")
+        self._commit_start(attempt_id, task.id, 1, timeout, task)
+        return attempt_id
 
     # A failing store
 
@@ -676,13 +701,6 @@ class Lifecycle:
                     self._waiters.remove(event)
                 raise
         return None
-
-    def starts_at_once(self, root: TaskEntry) -> bool:
-        """Return whether a task can be started as it is, without a condition, references and a deadline, and nothing stops that."""
-        fields, tool = root.fields, self.live.tools.get(root.fields["tool"] or "")
-        timeout = fields["timeout"] or (None if tool is None else tool.timeout)
-        plain = timeout is None and fields["when"] is None and not has_references(fields["arguments"])
-        return plain and self.end is None and self.store_available and not self.stopping
 
     def _is_settled(self, root: TaskEntry) -> bool:
         """Return whether a lineage is done or given up, or waits for the answer of a person whom nobody asks."""
@@ -886,15 +904,20 @@ class Lifecycle:
         if timeout is None and name is not None:
             tool = self.live.tools.get(name)
             timeout = tool.timeout if tool is not None else None
-        deadline = None if timeout is None else self.clock.now() + timeout
         history = self.live.context_history
         if history.version and (version := history.version_at_claim(entry.claim)) != history.version and entry.claim:
             entry.reads = dict.fromkeys(context_keys(entry.task), version)  # its references were replaced then
-        self.commit(new_attempt_started(attempt_id, entry.id, number, deadline))
+        self._commit_start(attempt_id, entry.id, number, timeout)
         self.running[attempt_id] = entry, body
+        return attempt_id
+
+    def _commit_start(
+        self, attempt_id: AttemptId, task_id: TaskId, number: int, timeout: float | None, call: Task | None = None
+    ) -> None:
+        deadline = None if timeout is None else self.clock.now() + timeout
+        self.commit(new_attempt_started(attempt_id, task_id, number, deadline, call))
         if deadline is not None and deadline < self.timer.next_wakeup:
             self.timer.notify_deadline(deadline)
-        return attempt_id
 
     def start_now(self, entry: TaskEntry, body: AttemptBody) -> bool:
         """Start the attempt of a task that was claimed just now; false while the store fails."""
@@ -1307,14 +1330,13 @@ class OutcomeCollector:
         self._outcomes: list[ToolOutcome] = []
         self._observes_attempts = False
         life.observers[PlanRevised].append(self._on_revised)
-        life.observers.setdefault(CallMade, []).append(self._on_call_made)
         life.observers[OutcomeRecorded].append(self._on_recorded)
         self._observe_attempts()
 
     def _observe_attempts(self) -> None:
         """Observe the ends of attempts, where there is a tool or an alternative whose outcome they tell."""
         life = self._lifecycle
-        needed = life.live.dependency_index.resource_users or life.ledger.pending_outcomes
+        needed = life.open_ended or life.live.dependency_index.resource_users or life.ledger.pending_outcomes
         if needed and not self._observes_attempts:
             self._observes_attempts = True
             for kind in ATTEMPT_ENDS:
@@ -1326,10 +1348,6 @@ class OutcomeCollector:
             self._settle(self._lifecycle.live.entry(record.body.task), record.at)
         elif isinstance(record.body, PlanRevised):
             self._on_revised(record)
-
-    def _on_call_made(self, record: Record) -> None:
-        if not self._observes_attempts:
-            self._observe_attempts()
 
     def _on_revised(self, record: Record) -> None:
         self._observe_attempts()

@@ -807,8 +807,10 @@ class Performance:
         run: the run.
         task_id: a task of the lineage.
         passes: exceptions that are control flow rather than failures.
+        begun: an attempt at this task that was started, whose body this is.
 
     Attributes:
+        is_begun: whether an attempt was started and its work is still to be executed.
         root: the first task of the lineage.
         id: the id of the last attempt.
         task: its task.
@@ -833,13 +835,20 @@ class Performance:
         "_token",
         "error",
         "id",
+        "is_begun",
         "last",
         "outputs",
         "root",
         "task",
     )
 
-    def __init__(self, run: PlanRun, task_id: TaskId, passes: tuple[type[BaseException], ...]) -> None:
+    def __init__(
+        self,
+        run: PlanRun,
+        task_id: TaskId,
+        passes: tuple[type[BaseException], ...],
+        begun: AttemptId | None = None,
+    ) -> None:
         live = run.live
         self._run = run
         self._lifecycle = run._lifecycle
@@ -857,6 +866,11 @@ class Performance:
         self._lifecycle.reserve(self.root)
         self._is_reserved = True
         self._is_awaited = False
+        self.is_begun = begun is not None
+        if begun is not None:
+            self._prepare(self.root.task)
+            self.id = begun
+            self._lifecycle.running[begun] = self.root, self
 
     def cancel(self) -> None:
         """Stop the work, unless a thread executes it; nothing that it still reports is accepted."""
@@ -876,6 +890,8 @@ class Performance:
             life.reserve(root)
         self._is_reserved = self._is_awaited = True
         try:
+            if self.is_begun:
+                await self._execute(self.task, work)
             while not root.satisfied and (claimed := await life.next_task(root=root, copied=not is_own)) is not None:
                 await self._attempt(*claimed, work)
             if root.satisfied:
@@ -915,15 +931,19 @@ class Performance:
             raise CallFailed(f"task {root.id!r} was done before, and its output was not kept: {error}") from error
 
     async def _attempt(self, entry: TaskEntry, task: Task, work: Work) -> None:
-        """Execute a task that was claimed.
+        """Start an attempt at a task that was claimed, and execute it."""
+        self._prepare(task)
+        if self._lifecycle.start_now(entry, self) or await self._lifecycle.start_pulled(self):
+            await self._execute(task, work)
+
+    async def _execute(self, task: Task, work: Work) -> None:
+        """Execute the attempt that was started.
 
         Raises:
             BaseException: the work was interrupted, or raised one of the exceptions that pass.
         """
         life = self._lifecycle
-        self._prepare(task)
-        if not life.start_now(entry, self) and not await life.start_pulled(self):
-            return
+        self.is_begun = False
         self._token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
         try:
             try:
@@ -938,26 +958,15 @@ class Performance:
         if not self._cancelled:
             life.succeeded(self.id, output, keep_if_possible=True)
 
-    def begin(self) -> bool:
-        """Begin an attempt at the first task, which the caller executes without awaiting anything; false if it has to.
+    def attach(self) -> None:
+        """Make the span of the attempt that was started current, for a caller that executes it without awaiting anything.
 
         `succeed`, `fail` or `leave` must follow.
         """
-        life, root = self._lifecycle, self.root
-        if (
-            not life.starts_at_once(root)
-            or (entry := life.live.claim_next(life.live.ready_queue.reserved[root.id])) is None
-        ):
-            return False
-        self._prepare(root.task)
-        if not life.start_now(entry, self):
-            life.requeue(TaskOffer(entry, entry.claim))
-            return False
-        self._token = life.spans.attach_attempt(self.id)
-        return True
+        self._token = self._lifecycle.spans.attach_attempt(self.id)
 
     def succeed(self, output: object) -> bool:
-        """Take the output of the attempt that was begun; return whether the lineage is done with it."""
+        """Take the output of the attempt that the caller has executed; return whether the lineage is done with it."""
         self._stopped()
         if not self._cancelled:
             self.outputs[self.task.id] = output
@@ -968,12 +977,12 @@ class Performance:
         return is_done
 
     def fail(self, error: BaseException) -> bool:
-        """Take the exception with which the attempt that was begun ended; return whether it is a failure, and no control flow."""
+        """Take the exception with which the attempt ended that the caller has executed; return whether it is a failure, and no control flow."""
         self._stopped()
         return self._report_failure(error)
 
     def detach(self) -> None:
-        """Make the span current that was so before the attempt that was begun; in the thread that has begun it."""
+        """Make the span current that was so before `attach`, in the same thread."""
         token, self._token = self._token, None
         if token is not None:
             self._lifecycle.spans.detach(token)
@@ -997,6 +1006,7 @@ class Performance:
             self.error = None
 
     def _stopped(self) -> None:
+        self.is_begun = False
         self.detach()
         if self._cancelled:
             self._lifecycle.body_ended(self.id)

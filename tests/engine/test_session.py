@@ -497,16 +497,23 @@ async def test_left_to_be_resumed(clock: VirtualClock) -> None:
 
 
 async def test_calls_are_no_replans(clock: VirtualClock) -> None:
-    """Calls are on record, and are neither revisions of the plan nor replans nor edits."""
+    """Calls are on record, and are neither revisions of the plan nor replans nor edits; one that starts has one record."""
     engine = engine_of(clock)
     async with engine.session("echo", tools=[echo]) as session:
-        for number in range(3):
-            await session.call(echo, number)
+        for value in (0, 1, "${HOME}"):
+            await session.call(echo, value)
     assert session.run.result.revisions == ()
     assert session.run.live.revision == 0
     assert not engine.history(session.run.id).edits
-    assert len(bodies(engine.store, session.run.id, CallMade)) == 3
-    assert len(bodies(engine.store, session.run.id, AttemptStarted)) == 3
+    started = bodies(engine.store, session.run.id, AttemptStarted)
+    [waited] = bodies(engine.store, session.run.id, CallMade)
+    calls = [body.call for body in (*started[:2], waited)]
+    assert [call and (call.id, call.arguments) for call in calls] == [
+        ("echo-1", {"value": 0}),
+        ("echo-2", {"value": 1}),
+        ("echo-3", {"value": "$${HOME}"}),
+    ]
+    assert [(body.task, body.call) for body in started[2:]] == [("echo-3", None)]
 
 
 async def test_functions_instead_of_work(clock: VirtualClock) -> None:
@@ -547,7 +554,7 @@ async def test_ids_of_calls(clock: VirtualClock) -> None:
 
     class Small(MemoryStore):
         def append(self, lease: Lease, record: Record) -> None:
-            if isinstance(record.body, CallMade) and record.body.call.id == "echo-5":
+            if isinstance(record.body, AttemptStarted) and record.body.task == "echo-5":
                 raise RecordNotSerializable("it is too large")
             super().append(lease, record)
 

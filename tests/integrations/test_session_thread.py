@@ -31,9 +31,14 @@ SEEN: ContextVar[list[str]] = ContextVar("seen")
 Executed = Callable[[str, Mapping[str, object]], object]
 
 
-def search_in(thread: SessionThread, execute: Executed) -> object:
-    """Call the tool `search` from this thread."""
-    return thread.invoke("search", {}, execute)
+def search_in(thread: SessionThread, execute: Executed, kind: type = AttemptStarted) -> object:
+    """Call the tool `search` from this thread, so that this kind of record is made of it."""
+    return thread.invoke("search", arguments_for(kind), execute)
+
+
+def arguments_for(kind: type) -> dict[str, object]:
+    """Arguments of a call of which this kind of record is made: where some look like a reference, it has one of its own."""
+    return {"query": "${HOME}"} if kind is CallMade else {}
 
 
 def searching(**fields: object) -> Any:
@@ -207,14 +212,14 @@ def test_ctrl_c_while_a_call_is_recorded(kind: type) -> None:
     engine = make_engine("repair", store=store)
     described = describe_tools({"search": {"idempotent": True}}, None)
     with pytest.raises(KeyboardInterrupt), SessionThread.open(engine.session("search", tools=described)) as thread:
-        search_in(thread, lambda name, _: name)
+        search_in(thread, lambda name, _: name, kind)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     [run] = store.runs()
     assert run.status == "paused"
     with SessionThread.open(engine.session("search", tools=described, run_id=run.run)) as thread:
         [call] = thread.session.run.live
         assert call.state is (TaskState.DONE if kind is AttemptSucceeded else TaskState.READY)
-        assert search_in(thread, lambda name, _: name) == "search"
+        assert search_in(thread, lambda name, _: name, kind) == "search"
 
 
 def test_other_handlers_of_ctrl_c() -> None:
@@ -341,8 +346,8 @@ def test_calls_after_ctrl_c(kind: type) -> None:
     described = describe_tools({"search": {"idempotent": True}}, None)
     with SessionThread.open(engine.session("search", tools=described)) as thread:
         with pytest.raises(KeyboardInterrupt):
-            thread.invoke("search", {}, execute, key="same")
-        assert thread.invoke("search", {}, execute, key="same") == "search"
+            thread.invoke("search", arguments_for(kind), execute, key="same")
+        assert thread.invoke("search", arguments_for(kind), execute, key="same") == "search"
 
 
 @pytest.mark.parametrize("kind", [CallMade, AttemptStarted, AttemptSucceeded])
@@ -358,7 +363,7 @@ def test_other_signals_while_a_call_is_recorded(kind: type) -> None:
         described = describe_tools({"search": {"idempotent": True}}, None)
         opened = make_engine("repair", store=store).session("search", tools=described)
         with pytest.raises(SystemExit), SessionThread.open(opened) as thread:
-            search_in(thread, lambda name, _: name)
+            search_in(thread, lambda name, _: name, kind)
         assert signal.getsignal(signal.SIGTERM) is leave
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -249,14 +249,17 @@ def test_replay() -> None:
 
 
 def test_call() -> None:
-    """A call is ready at once, without a revision; one with the id of another task, or with dependencies, is refused."""
+    """A call is ready or runs at once, without a revision; with the id of another task, or dependencies, it is refused."""
     run = chain("a", "b")
     run.fold(journal.CallMade(task("search-3")))
-    assert (run.states()["search-3"], run.live.revision) == ("READY", 0)
+    run.fold(journal.AttemptStarted("search-4#1", "search-4", 1, None, task("search-4")))
+    states = run.states()
+    assert (states["search-3"], states["search-4"], run.live.revision) == ("READY", "RUNNING", 0)
     before = full_state(run.live)
-    for wrong in (task("a"), task("search-4", "a")):
-        with pytest.raises(ChangeRejected, match="is no call"):
-            run.fold(journal.CallMade(wrong))
+    for wrong in (task("a"), task("search-5", "a")):
+        for body in (journal.CallMade(wrong), journal.AttemptStarted(f"{wrong.id}#1", wrong.id, 1, None, wrong)):
+            with pytest.raises(ChangeRejected, match="is no call"):
+                run.fold(body)
     assert full_state(run.live) == before
     assert replayable_state(run.replayed()) == replayable_state(run.live)
 

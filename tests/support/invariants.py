@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -321,9 +321,13 @@ class _InvariantChecker:
             not self.model.ended or isinstance(body, ALLOWED_AFTER_END), f"{body.kind} follows the end of the run"
         )
         self._at = record.at
+        parts: list[journal.RecordBody] = [body]
+        if isinstance(body, journal.AttemptStarted) and body.call is not None:
+            parts = [journal.CallMade(body.call), replace(body, call=None)]  # it is short for both
         try:
-            self._check_body(body, record.at)
-            self.model.apply(record)
+            for part in parts:
+                self._check_body(part, record.at)
+                self.model.apply(record._replace(body=part))
         except KeyError as error:
             self._require(False, f"{body.kind} names {error}, which nothing before it brought into the run")
         if isinstance(body, journal.RunEnded):
