@@ -299,7 +299,10 @@ def _read_yaml(text: str) -> JsonValue:
                 key = value
     except yaml.MarkedYAMLError as error:
         why = ", ".join(filter(None, (error.context, error.problem)))
-        problems.append(Problem(_mark_position(error.problem_mark), f"this is not YAML: {why}"))
+        # The parser reads ahead, and newer versions of libyaml have a limit of their own, of 1,000 levels.
+        deep = "maximum nesting depth" in why
+        message = f"nested more than {MAX_PLAN_DEPTH} deep" if deep else f"this is not YAML: {why}"
+        problems.append(Problem(_mark_position(error.problem_mark), message))
     except yaml.reader.ReaderError as error:
         where = _line_and_column(text, error.position)
         problems.append(Problem(where, f"the character {chr(error.character)!r} is not allowed"))
