@@ -507,7 +507,7 @@ class Lifecycle:
             may_time_out: whether an attempt that has a deadline may start, because it can be cancelled.
 
         Returns:
-            The attempt, of which the caller sets the body; None if the task has to wait.
+            The attempt, of which the caller sets the body; None if the task has to wait, or was cancelled.
 
         Raises:
             ChangeRejected: its tool is unknown, or does not take these arguments.
@@ -536,7 +536,7 @@ class Lifecycle:
         self._claims_since_checkpoint += 1
         attempt_id = AttemptId(f"{task.id}#1")
         self._commit_start(attempt_id, task.id, 1, timeout, task)
-        return attempt_id
+        return attempt_id if self._is_current(live.entries[task.id], attempt_id) else None
 
     # A failing store
 
@@ -908,8 +908,15 @@ class Lifecycle:
         if history.version and (version := history.version_at_claim(entry.claim)) != history.version and entry.claim:
             entry.reads = dict.fromkeys(context_keys(entry.task), version)  # its references were replaced then
         self._commit_start(attempt_id, entry.id, number, timeout)
-        self.running[attempt_id] = entry, body
+        if self._is_current(entry, attempt_id):
+            self.running[attempt_id] = entry, body
+        elif body is not None:
+            body.cancel()
         return attempt_id
+
+    def _is_current(self, entry: TaskEntry, attempt_id: AttemptId) -> bool:
+        """Return whether an attempt that was started just now goes on: whoever observes its start may have cancelled it."""
+        return entry.attempt == attempt_id and self.end is None
 
     def _commit_start(
         self, attempt_id: AttemptId, task_id: TaskId, number: int, timeout: float | None, call: Task | None = None

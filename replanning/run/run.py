@@ -944,6 +944,8 @@ class Performance:
         """
         life = self._lifecycle
         self.is_begun = False
+        if self._cancelled:
+            return
         self._token, self._scope = life.spans.attach_attempt(self.id), life.scope_type()
         try:
             try:
@@ -1210,7 +1212,7 @@ class Worker:
             with self._scope:
                 while not self._cancelled and (claimed := await life.next_task()) is not None:
                     entry, self.task = claimed
-                    if not life.start_now(entry, self) and not await life.start_pulled(self):
+                    if not (life.start_now(entry, self) or await life.start_pulled(self)) or self._cancelled:
                         continue
                     token = spans.attach_attempt(self.id)
                     try:

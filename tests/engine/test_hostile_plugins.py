@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -17,6 +18,7 @@ from replanning import (
     PlanEvaluation,
     PlanEvaluator,
     PlanMonitor,
+    PlanRun,
     ReplanningEngine,
     ReplanRequest,
     Task,
@@ -24,9 +26,12 @@ from replanning import (
 )
 from replanning.changes import SkipTask
 from replanning.decision import Answer, Question
+from replanning.errors import CallFailed
 from replanning.journal import (
     AlternativesConsidered,
     AttemptFailed,
+    AttemptStarted,
+    AttemptSucceeded,
     ErrorContained,
     InboxMessage,
     MemoryStore,
@@ -41,6 +46,7 @@ from replanning.live import PlanView
 from replanning.plan import JsonValue
 from replanning.telemetry import Exporter
 from replanning.testing import VirtualClock
+from tests.support.invariants import invariant_violations
 from tests.support.runs import alternative, bodies, environment, failing, make_engine, plan
 
 PLAN = plan(Task(id="a"))
@@ -353,3 +359,70 @@ def test_interrupt_while_a_part_runs(part: str, backend: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         anyio.run(main, backend=backend)
     assert [info.status for info in store.runs()] == ["paused"]
+
+
+class Canceller(Raising):
+    """A detector that cancels the tasks of a run, or aborts it, the moment an attempt starts."""
+
+    observes: tuple[type[RecordBody], ...] = (AttemptStarted,)
+    run: PlanRun
+
+    def detect(self, observation: Any, view: PlanView) -> Any:
+        """Cancel the task whose attempt has started."""
+        if observation.task.startswith("a"):
+            self.run.cancel_task(observation.task)
+        return []
+
+
+async def a() -> None:
+    """Fail the test: a task that was cancelled is not executed."""
+    raise AssertionError("it was executed")
+
+
+async def b() -> str:
+    """Say so."""
+    return "b"
+
+
+async def test_cancelled_at_its_start() -> None:
+    """A task that is cancelled the moment its attempt starts is not executed, and its run goes on with a sound journal."""
+    detector = Canceller()
+    engine = ReplanningEngine(["repair"], monitor=PlanMonitor([detector]))
+
+    async def pulled(run: PlanRun) -> None:
+        async for task in run.ready():
+            async with run.attempt(task):
+                await anyio.lowlevel.checkpoint()
+                assert task.id == "b"
+
+    async def performed(run: PlanRun) -> None:
+        async def work(task: Task, context: TaskContext) -> None:
+            assert task.id == "b"
+
+        with pytest.raises(CallFailed, match="'a' cancelled"):
+            await run.perform("a", work)
+        await run.perform("b", work)
+
+    for execute in (pulled, performed):
+        async with engine.open(plan(Task(id="a", optional=True), Task(id="b"))) as detector.run:
+            await execute(detector.run)
+        assert detector.run.result.ok
+        assert invariant_violations(list(detector.run.records())) == []
+
+
+async def test_calls_cancelled_at_their_start() -> None:
+    """So it is for a call of a session, also where a thread executes it."""
+    detector = Canceller()
+    engine = ReplanningEngine(["repair"], monitor=PlanMonitor([detector]))
+    async with engine.session("b", tools=[a, b]) as session:
+        detector.run = session.run
+        with pytest.raises(CallFailed, match="cancelled"):
+            await session.call(a)
+        call = session.begin("a", {})
+        assert call is not None
+        assert not call.is_begun
+        with pytest.raises(CallFailed, match="cancelled"):
+            await call.finish(None)
+        assert await session.call(b) == "b"
+    assert session.run.result.ok
+    assert [body.task for body in bodies(engine.store, session.run.id, AttemptSucceeded)] == ["b-3"]
