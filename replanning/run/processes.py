@@ -22,11 +22,11 @@ IDEMPOTENCY_KEY_VARIABLE: Final = "REPLANNING_IDEMPOTENCY_KEY"
 KILL_TIMEOUT_SECONDS: Final = 5.0
 """Seconds to wait for killed processes to exit; only the system itself can hold one up for longer."""
 
-_MAX_KILL_ROUNDS: Final = 20
-"""Scans for processes that others start while they are being killed."""
+_MAX_SCANS: Final = 200
+"""Scans for processes to kill, on a machine on which others never stop coming and going."""
 
 _EMPTY_SCANS_REQUIRED: Final = 3
-"""Scans without a hit after which none is left: a process that ends during a scan may have started another."""
+"""Scans without a find after which none is left: a process that ends during a scan may have started another."""
 
 _PROC_DIR: Final = Path("/proc")
 
@@ -104,22 +104,35 @@ def kill_processes_with_variable(mark: bytes) -> None:
     Args:
         mark: the variable, as `NAME=value`; no other process may have that value.
     """
-    in_vain = 0
-    for _ in range(_MAX_KILL_ROUNDS):
-        newest_first = sorted(_all_pids(), reverse=True)  # so that the youngest have the least time to start another
-        killed = [pid for pid in newest_first if mark in _process_environ(pid) and _kill_process(pid, mark)]
-        in_vain = 0 if killed else in_vain + 1
-        if in_vain == _EMPTY_SCANS_REQUIRED:
+    others = set[int]()  # without the mark, and looked at only once: the rest is looked at before it can flee
+    unreadable = set[int]()
+    empty_scans = 0
+    for _ in range(_MAX_SCANS):
+        found, gone = False, set[int]()
+        pids = set(_all_pids())
+        others &= pids
+        for pid in pids - others:
+            environ = _process_environ(pid)
+            if mark in environ:
+                found = True
+                _kill_process(pid, mark)
+            elif not environ:
+                gone.add(pid)
+                continue
+            others.add(pid)
+        # One that was gone before it was looked at may have held the mark, and started another.
+        empty_scans = 0 if found or gone - unreadable else empty_scans + 1
+        unreadable = gone
+        if empty_scans == _EMPTY_SCANS_REQUIRED:
             return
 
 
-def _kill_process(pid: int, mark: bytes) -> bool:
-    """Kill a process that holds a mark, and not one that got its id meanwhile; return whether one has exited."""
+def _kill_process(pid: int, mark: bytes) -> None:
+    """Kill a process that holds a mark, and not one that got its id meanwhile, and wait until it is gone."""
     with suppress(AttributeError, OSError), _descriptor(pid) as end:
         if mark in _process_environ(pid):
             signal.pidfd_send_signal(end, signal.SIGKILL)
-            return _wait_for_exit(end)
-    return False
+            _wait_for_exit(end)
 
 
 @contextmanager
@@ -131,11 +144,10 @@ def _descriptor(pid: int) -> Iterator[int]:
         os.close(end)
 
 
-def _wait_for_exit(descriptor: int) -> bool:
-    """Wait until a killed process is gone; return whether it is."""
+def _wait_for_exit(descriptor: int) -> None:
     waiting = select.poll()  # unlike `select`, for any number of open files
     waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(KILL_TIMEOUT_SECONDS * 1000))
+    waiting.poll(KILL_TIMEOUT_SECONDS * 1000)
 
 
 def _all_pids() -> Iterator[int]:

@@ -50,7 +50,8 @@ def test_executor() -> None:
     """The workers of a Dask cluster do the work of a plan, and a task that fails there is replaced."""
     pytest.importorskip("distributed", reason="distributed is not installed")
     said = run(EXAMPLES / "dask_executor.py", DASK_LOGGING__DISTRIBUTED="critical")
-    assert said == "succeeded 13\ndo 'second' with 'photograph', of the same capability 'read-page'\n"
+    # A cluster that is closed on a busy machine may have words of its own.
+    assert said.startswith("succeeded 13\ndo 'second' with 'photograph', of the same capability 'read-page'\n")
 
 
 @pytest.mark.parametrize(("name", "needed", "said"), ATTACHED)
