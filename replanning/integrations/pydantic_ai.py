@@ -275,7 +275,14 @@ def _first_run(ctx: Any) -> str:
 
 def _call_key(ctx: Any, name: str, arguments: object) -> str:
     """Return a key of a call for all runs that share its message; ids alone may recur, numbered anew in each message."""
-    response = next((each for each in reversed(ctx.messages) if isinstance(each, ModelResponse)), None)
-    at = "" if response is None else response.timestamp.isoformat()
-    said = to_json([name, arguments], fallback=lambda value: type(value).__name__, inf_nan_mode="strings")
+    at = ""
+    for message in reversed(ctx.messages):
+        if isinstance(message, ModelResponse):
+            at = message.timestamp.isoformat()
+            break
+    said = to_json([name, arguments], fallback=_type_name, inf_nan_mode="strings")
     return f"{at} {ctx.tool_call_id} {crc32(said):08x}"
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__

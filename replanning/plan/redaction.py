@@ -70,7 +70,10 @@ _MAX_CHAR_BYTES: Final = 6
 _MAX_ITEM_BYTES: Final = _MAX_CHAR_BYTES * _MAX_CACHED_CHARS + 4
 """Bytes of an item of an array, if it is no number but a short text, and of what separates it from the next one."""
 
-_MAX_INT_BITS: Final = 63
+_NUMBER_TYPES: Final = frozenset({int, float, bool})
+_MIN_NUMBER, _MAX_NUMBER = -(2**63), 2**63
+"""Numbers between them are JSON for every reader."""
+
 _MAX_PLAIN_DEPTH: Final = 64
 
 PartT = TypeVar("PartT")
@@ -242,7 +245,7 @@ class Redactor:
                 limits.take(_MAX_CHAR_BYTES * len(value))
             return value if value in clean_texts else self.text(value)
         if kind in _TEXTLESS_TYPES:
-            if (kind is float and value - value != 0) or (kind is int and value.bit_length() > _MAX_INT_BITS):
+            if (kind is float and value - value != 0) or (kind is int and not _MIN_NUMBER < value < _MAX_NUMBER):
                 return limits.other(value)
             return value
         if kind is not dict and kind is not list and kind is not tuple:
@@ -261,13 +264,21 @@ class Redactor:
                     name = f"{clean} {number}"
                 if (accepts := secret_predicate(key)) is not None:
                     item = _mask_member(key, limits.other(item), accepts)  # noqa: PLW2901 - the item as it may be recorded
-                known = type(item) is str and item in clean_texts
+                kind = type(item)  # no call for most items, which are clean as they are
+                known = (
+                    item in clean_texts if kind is str else kind in _NUMBER_TYPES and _MIN_NUMBER < item < _MAX_NUMBER
+                )
                 found[name] = item if known else self._redact_value(item, limits)
             limits.levels += 1
             return found
         if isinstance(value, (list, tuple)):
             limits.take(_MAX_ITEM_BYTES * len(value), 1)
-            items = [self._redact_value(item, limits) for item in value]
+            items = [
+                item
+                if type(item) in _NUMBER_TYPES and _MIN_NUMBER < item < _MAX_NUMBER
+                else self._redact_value(item, limits)
+                for item in value
+            ]
             limits.levels += 1
             return items
         return self.text(value) if isinstance(value, str) else value
