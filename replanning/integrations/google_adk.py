@@ -143,10 +143,10 @@ class Replanned(BasePlugin):  # type: ignore[misc] # its types may not be instal
                 tool.run_async = _Attached(tool)
 
     async def on_event_callback(self, *, invocation_context: Any, event: Any) -> None:
-        """Note whether the invocation waits for an answer."""
+        """Note whether the invocation waits for an answer, and its last event."""
         if run := self._runs.get(invocation_context.invocation_id):
             run.waits = run.waits or bool(event.long_running_tool_ids)
-            run.final = event.is_final_response()
+            run.last_event = event
 
     async def after_run_callback(self, *, invocation_context: Any) -> None:
         """End the session; it is left `paused` if the invocation waits for an answer."""
@@ -207,7 +207,8 @@ class _Run:
         self.context, self._owner = context, owner
         self._watched: asyncio.Task[Any] | None = None
         self._around: contextvars.Context | None = None
-        self.waits = self.final = False
+        self.waits = False
+        self.last_event: Any = None
         self.nested = _CALL.get() is not None
         self.tools: dict[str, dict[str, Any]] = {}
         self._fields: dict[str, dict[str, object]] = {}
@@ -270,7 +271,8 @@ class _Run:
 
     def _follow(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            reason = self._why("" if self.final else "it was cancelled")
+            is_final = self.last_event is not None and self.last_event.is_final_response()
+            reason = self._why("" if is_final else "it was cancelled")
             ended = task if self._task is None else self._task.leave(reason)
             ended.add_done_callback(lambda _: self._owner.forget(self))
 
@@ -321,8 +323,9 @@ class _Run:
             if executed > 1:  # what the tool that failed has asked of the framework does not count
                 for field, value in before.items():
                     setattr(context.actions, field, copy(value))
-            tools = ChainMap(self.tools.get(context.agent_name, {}), *self.tools.values())
-            other = tool if name == tool.name else tools[name]
+            other = tool
+            if name != tool.name:
+                other = ChainMap(self.tools.get(context.agent_name, {}), *self.tools.values())[name]
             if values is not arguments or other is not tool:
                 await self._confirm(other, dict(values), context, asked, tool)
             output = await other.run_async(
